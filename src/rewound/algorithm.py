@@ -1,0 +1,98 @@
+"""The paper's algorithm, stated once: what each level prunes to, starts from and trains.
+
+Everything that runs the method (the planner, a user's own loop, the integrations) consumes `levels`.
+Algorithm 1 of the paper is `levels(TECHNIQUES["lr-rewinding"], T, T, densities(compression))`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from rewound.errors import InputError
+from rewound.schedule import Schedule
+from rewound.technique import Technique
+
+KEEP = 0.8
+"""The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One prune + retrain iteration, with positions and lengths in the unit that t and T were given in."""
+
+    density: float
+    """Prune the previous level (before the first: the dense run's end) to this fraction of all prunable weights."""
+    weights_from: int | Literal["previous", "fresh"]
+    """Where the weights under the new mask come from; a number is a position in the original dense run (law 5)."""
+    schedule_from: int | None
+    """The position of the original schedule at which retraining starts; None where a rule draws its own."""
+    length: int
+    """How long to retrain."""
+
+
+def levels(technique: Technique, t: int, T: int, densities: Sequence[float]) -> Iterator[Level]:
+    """The levels of pruning to each of `densities` in turn, retraining each for t of the original T.
+
+    >>> from rewound.technique import TECHNIQUES
+    >>> list(levels(TECHNIQUES["weight-rewinding"], 30, 100, [0.2]))
+    [Level(density=0.2, weights_from=70, schedule_from=70, length=30)]
+    """
+    check_time(technique, t, T)
+    check_densities(densities)
+    weights_from: dict[str, int | Literal["previous", "fresh"]] = {
+        "final": "previous",
+        "rewound": T - t,
+        "fresh": "fresh",
+    }
+    schedule: dict[str, tuple[int, int]] = {"final": (T, t), "rewound": (T - t, t), "restarted": (0, T + t)}
+    start, length = (None, t) if callable(technique.lr) else schedule[technique.lr]
+    for density in densities:
+        yield Level(density, weights_from[technique.weights], start, length)
+
+
+def densities(compression: float, keep: float = KEEP) -> list[float]:
+    """The densities of iterative pruning: `keep` of all weights, `keep**2`, ..., the last exactly 1/compression.
+
+    >>> [round(density, 3) for density in densities(2)]
+    [0.8, 0.64, 0.512, 0.5]
+    """
+    if not 1 < compression < float("inf"):
+        raise InputError(f"compression must be above 1, not {compression}")
+    if not 0 < keep < 1:
+        raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
+    out, target = [], 1 / compression
+    while keep ** (len(out) + 1) > target * (1 + 1e-9):
+        out.append(keep ** (len(out) + 1))
+    return [*out, target]
+
+
+def check_time(technique: Technique, t: float, T: float, task: str = "the original run") -> None:
+    """Law 7: nothing can be rewound further than to its start."""
+    if not t > 0:
+        raise InputError(f"retraining time must be above 0, not {t:g}")
+    if technique.rewinds and t > T:
+        raise InputError(
+            f"cannot rewind {t:g} epochs: {task} trains for {T:g}; use at most {T:g}, or technique fine-tuning"
+        )
+
+
+def check_densities(densities: Sequence[float]) -> None:
+    """Law 2: a mask only shrinks along a run."""
+    if not densities:
+        raise InputError("no density to prune to")
+    for density in densities:
+        if not 0 < density <= 1:
+            raise InputError(f"density must be above 0 and at most 1, not {density:g}")
+    for before, after in pairwise(densities):
+        if after > before:
+            raise InputError(f"densities must not grow along a run, but {before:g} is followed by {after:g}")
+
+
+def check_final(technique: Technique, schedule: Schedule) -> None:
+    """Law 7: a schedule that ends near zero has no final rate worth retraining at."""
+    if technique.lr == "final" and schedule.final < schedule.peak / 2000:
+        raise InputError(
+            f"this schedule ends at {schedule.final:g}, too low to retrain at (peak {schedule.peak:g}); "
+            f"declare what holds after its end, for example final={schedule.peak / 100:g}"
+        )

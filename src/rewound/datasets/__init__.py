@@ -1,0 +1,1 @@
+"""Data sets, each prepared once into the cache and then loaded from there."""

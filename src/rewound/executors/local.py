@@ -1,0 +1,183 @@
+"""Workers on this machine: one process or several, sharing nothing but the store.
+
+Each worker walks the plan, takes the first node that is ready and unclaimed, and does it. Any number of them, started
+by one command or by several at once, share the work; no node is done twice.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rewound.errors import InputError
+from rewound.execution import Say, Worker, device_named, execute
+from rewound.planning import Node, Plan
+from rewound.store import Store
+
+_POLL = 0.1
+
+
+class Progress(NamedTuple):
+    """How far a plan is, in steps and in nodes."""
+
+    steps: float
+    nodes: int
+    failed: int
+
+
+class Options(NamedTuple):
+    """How to run a plan."""
+
+    jobs: int = 1
+    device: str = "cpu"
+    keep_all: bool = False
+
+
+def run(plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None) -> None:
+    """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
+    if options.jobs < 1:
+        raise InputError(f"jobs must be at least 1, not {options.jobs}")
+    device_named(options.device)
+    watch = _Watch(plan, store)
+    if options.jobs == 1:
+        worker = Worker(store, device_named(options.device), options.keep_all, say, lambda: tick(watch.progress()))
+        with _one_thread():
+            _work(plan, worker)
+    else:
+        _run_processes(plan, store, options, say, lambda: tick(watch.progress()))
+    tick(watch.progress())
+
+
+class _Watch:
+    """Looks at the store for what of a plan is done."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.store = store
+        self.open = {node.key: node for node in plan.nodes}
+        self.steps, self.nodes, self.failed = 0, 0, 0
+
+    def progress(self) -> Progress:
+        for node in list(self.open.values()):
+            if (result := self.store.result(node.key)) is not None:
+                del self.open[node.key]
+                self.steps += node.steps
+                self.nodes += 1
+                self.failed += "failed" in result
+        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in self.open)
+        return Progress(self.steps + under_way, self.nodes, self.failed)
+
+
+def _work(plan: Plan, worker: Worker) -> None:
+    """Take ready nodes until none is left."""
+    pending, status = list(plan.nodes), dict[str, bool]()
+    while pending:
+        ready = None
+        for node in pending:
+            if _succeeded(node.key, worker.store, status) is None and _is_ready(node, worker.store, status) and worker.store.claim(node.key):
+                ready = node
+                break
+        if ready is not None:
+            try:
+                if worker.store.result(ready.key) is None:  # it may have been finished just before the claim
+                    execute(ready, plan, worker)
+            finally:
+                worker.store.release(ready.key)
+        else:
+            time.sleep(_POLL)
+        worker.alive()
+        pending = [node for node in pending if _succeeded(node.key, worker.store, status) is None and not _is_hopeless(node, status)]
+
+
+def _succeeded(key: str, store: Store, status: dict[str, bool]) -> bool | None:
+    """Whether the node is done (True), failed (False) or open (None)."""
+    if key not in status and (result := store.result(key)) is not None:
+        status[key] = "failed" not in result
+    return status.get(key)
+
+
+def _is_ready(node: Node, store: Store, status: dict[str, bool]) -> bool:
+    return all(_succeeded(key, store, status) for key in node.needs)
+
+
+def _is_hopeless(node: Node, status: dict[str, bool]) -> bool:
+    """A node that needs a failed one will never be done, nor will what needs it."""
+    if any(status.get(key) is False for key in node.needs):
+        status[node.key] = False
+        return True
+    return False
+
+
+def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: Callable[[], None]) -> None:
+    context = multiprocessing.get_context("spawn")
+    messages = context.SimpleQueue()
+    workers: list[BaseProcess] = [
+        context.Process(target=_worker_process, args=(plan, store.root, options, messages, os.getpid()), daemon=True)
+        for _ in range(options.jobs)
+    ]
+    errors: list[str] = []
+
+    def listen() -> None:
+        while not messages.empty():
+            kind, text = messages.get()
+            errors.append(text) if kind == "error" else say(text)
+
+    try:
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers) and not errors:
+            listen()
+            tick()
+            time.sleep(_POLL)
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+        for worker in workers:
+            worker.join()
+    listen()
+    if errors:
+        raise InputError(errors[0])
+    if crashed := [worker for worker in workers if worker.exitcode]:
+        raise RuntimeError(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
+
+
+def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: int) -> None:  # type: ignore[no-untyped-def]  # SimpleQueue has no public type
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: _stop())
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            _stop()
+
+    try:
+        with _one_thread():
+            worker = Worker(Store(root), device_named(options.device), options.keep_all, lambda text: messages.put(("say", text)), alive)
+            _work(plan, worker)
+    except InputError as error:
+        messages.put(("error", str(error)))
+    except Exception:
+        traceback.print_exc()
+        raise
+
+
+def _stop() -> None:
+    raise SystemExit(0)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Law 1 holds bit for bit with one thread per worker; several workers then also do not fight for cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,167 @@
+"""What a state is: how it came to be. Its address is the hash of that.
+
+A history is built of three operations, each a frozen value with a `key`:
+
+    Start(recipe, seed)                      the initial weights of a trial (or a fresh draw of them)
+    Pruned(weights, source, pruner, kept)    the weights of one state under the mask pruned from another
+    Trained(parent, rates)                   trained along these realised learning rates
+
+Adjacent training under one mask is one operation with run-length-encoded rates, so an address depends neither on how
+the work was cut nor on which other runs exist. Technique names are labels of rows, not identity: two techniques that
+do the same work have the same address, and share the result.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from rewound.errors import InputError
+from rewound.pruner import Pruner
+from rewound.recipe import Recipe
+from rewound.schedule import Schedule, Segment, merged, sliced, total
+from rewound.technique import Facts, Rule
+
+
+def address(*parts: object) -> str:
+    """32 hexadecimal digits, a function of the parts' canonical JSON."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Start:
+    """W_0 of a trial; `fresh` is the other draw that reinitialization starts from."""
+
+    recipe: Recipe
+    seed: int
+    fresh: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        return address("start", self.recipe.identity(), self.seed, *(["fresh"] if self.fresh else []))
+
+    @property
+    def prunings(self) -> int:
+        return 0
+
+    @property
+    def steps(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The weights of one state under the mask that `pruner` makes of another (the previous level)."""
+
+    weights: "State"
+    source: "State"
+    pruner: Pruner
+    density: float
+    kept: int
+    salt: str = ""
+    """Joins the seed from here on, where techniques are to draw their own randomness."""
+
+    @cached_property
+    def key(self) -> str:
+        # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
+        pruner = [[name, value] for name, value in vars(self.pruner).items() if value != getattr(Pruner, name)]
+        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *([self.salt] if self.salt else []))
+
+    @property
+    def prunings(self) -> int:
+        return self.source.prunings + 1
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """Rates that a rule draws once the mask is known: addressed by the rule's name and what it is given."""
+
+    rule: Rule
+    path: str
+    schedule: Schedule
+    steps: int
+
+    def realised(self, facts: Facts) -> list[Segment]:
+        """The rates, now that the facts are known."""
+        drawn = self.rule(self.schedule, self.schedule.steps, self.steps, facts)
+        if drawn.steps != self.steps:
+            raise InputError(f"the rule {self.path} drew {drawn.steps} steps where {self.steps} were asked for")
+        return drawn.segments(0, self.steps)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A state reached by training: the only kind that is stored."""
+
+    parent: Start | Pruned
+    rates: tuple[Segment, ...] | Ruled
+
+    @cached_property
+    def key(self) -> str:
+        if isinstance(self.rates, Ruled):
+            schedule = [self.rates.schedule.steps, self.rates.schedule.pieces, self.rates.schedule.hold]
+            return address("trained", self.parent.key, self.rates.path, schedule, self.rates.steps)
+        return address("trained", self.parent.key, self.rates)
+
+    @property
+    def prunings(self) -> int:
+        return self.parent.prunings
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps since the last pruning."""
+        return self.rates.steps if isinstance(self.rates, Ruled) else total(self.rates)
+
+    def until(self, steps: int) -> "Trained":
+        """The state on the way to this one after that many steps."""
+        if isinstance(self.rates, Ruled):
+            raise ValueError("a ruled run is not shared in part")
+        return Trained(self.parent, tuple(sliced(self.rates, 0, steps)))
+
+
+State: TypeAlias = Start | Trained
+
+
+def trained(parent: State | Pruned, rates: Sequence[Segment]) -> Trained:
+    """`parent` trained on along `rates`: one operation with whatever training came before."""
+    if isinstance(parent, Trained):
+        if isinstance(parent.rates, Ruled):
+            raise ValueError("a ruled run is complete in itself")
+        return Trained(parent.parent, tuple(merged([*parent.rates, *rates])))
+    return Trained(parent, tuple(merged(list(rates))))
+
+
+def start_of(state: State | Pruned) -> Start:
+    """Where it all began."""
+    while not isinstance(state, Start):
+        state = state.parent if isinstance(state, Trained) else state.weights
+    return state
+
+
+def lineage(state: State) -> Iterator[Trained]:
+    """The levels that led to a state, the dense run first: each the source of the next one's mask."""
+    if isinstance(state, Trained):
+        if isinstance(state.parent, Pruned):
+            yield from lineage(state.parent.source)
+        yield state
+
+
+def described(state: State) -> list[str]:
+    """One line per operation, for a person."""
+    start = start_of(state)
+    lines = [f"start {start.recipe.label()} seed {start.seed}"]
+    for level in lineage(state):
+        if isinstance(level.parent, Pruned):
+            p = level.parent
+            w = "fresh weights" if isinstance(p.weights, Start) and p.weights.fresh else f"weights of {p.weights.key[:12]}"
+            if p.weights.key == p.source.key:
+                w = "its own weights"
+            lines.append(f"prune {p.pruner.score}/{p.pruner.scope} to {p.kept:,} weights ({p.density:.4g}), {w}")
+        rates = level.rates
+        how = rates.path if isinstance(rates, Ruled) else ", ".join(f"{n:,} at {rate:g}" for rate, n in rates[:6])
+        more = "" if isinstance(rates, Ruled) or len(rates) <= 6 else f", ... ({len(rates)} rates)"
+        lines.append(f"train {level.steps:,} steps: {how}{more} -> {level.key[:12]}")
+    return lines

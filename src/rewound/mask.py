@@ -1,0 +1,173 @@
+"""Which weights are kept: a mapping from parameter names to boolean tensors, beside the model and never inside it.
+
+`attached` is W (.) m for any training loop (law 3). Weights, gradients and optimizer slots are masked once when it
+starts, then gradients as they arrive, before any clipping. For optimizers that treat each element by itself, zero
+weight, gradient and slot stay zero; for all others the weights are masked again after every step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from rewound.errors import InputError
+
+# torch's optimizers whose update of an element depends on that element alone.
+_ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+class Mask(Mapping[str, Tensor]):
+    """Parameter name -> boolean tensor, True where the weight is kept.
+
+    >>> mask = Mask({"weight": torch.tensor([[True, False], [False, False]])})
+    >>> mask.density, mask.kept, mask.total
+    (0.25, 1, 4)
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dtype != torch.bool:
+                raise InputError(f"the mask of {name!r} must be of bool, not {tensor.dtype}")
+        self._tensors = dict(tensors)
+        self.total = sum(tensor.numel() for tensor in self._tensors.values())
+        self.kept = sum(int(tensor.count_nonzero()) for tensor in self._tensors.values())
+
+    @classmethod
+    def full(cls, weights: Mapping[str, Tensor]) -> "Mask":
+        """The mask that keeps everything."""
+        return cls({name: torch.ones_like(w, dtype=torch.bool) for name, w in weights.items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Mask({len(self)} tensors, {self.kept:,} of {self.total:,} weights kept, density {self.density:.4g})"
+
+    @property
+    def density(self) -> float:
+        """The fraction of weights kept."""
+        return self.kept / self.total if self.total else 1.0
+
+    def to(self, device: torch.device | str) -> "Mask":
+        """The same mask on another device."""
+        return Mask({name: tensor.to(device) for name, tensor in self.items()})
+
+    def apply(self, model: nn.Module) -> None:
+        """Set the pruned weights of `model` to exactly zero (also for an EMA copy made earlier)."""
+        with torch.no_grad():
+            for parameter, mask in self._pairs(model):
+                parameter.mul_(mask)
+
+    @contextmanager
+    def attached(self, model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[None]:
+        """Inside this context any loop trains W (.) m: pruned weights are exactly zero after every step.
+
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        >>> with Mask({"weight": torch.tensor([[True, False]])}).attached(layer, sgd):
+        ...     for _ in range(3):
+        ...         layer(torch.ones(1, 2)).sum().backward()
+        ...         sgd.step()
+        >>> layer.weight[0, 1].item()
+        0.0
+        """
+        pairs = self._pairs(model)
+        masks = {parameter: mask.to(parameter.dtype) for parameter, mask in pairs}
+        attachment = _Attachment(masks)
+        removals = [p.register_post_accumulate_grad_hook(attachment.gradient_arrived).remove for p in masks]
+        removals.append(register_optimizer_step_pre_hook(attachment.before_step).remove)
+        try:
+            attachment.mask_all(masks)
+            if optimizer is not None:
+                attachment.adopt(optimizer)
+            yield
+        finally:
+            for remove in (*removals, *attachment.removals):
+                remove()
+
+    def packed(self) -> dict[str, Tensor]:
+        """Eight weights to a byte, in index order; `unpacked` needs the shapes back."""
+        return {
+            name: torch.from_numpy(np.packbits(tensor.cpu().reshape(-1).numpy())) for name, tensor in self.items()
+        }
+
+    @classmethod
+    def unpacked(cls, packed: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> "Mask":
+        """The inverse of `packed`."""
+        out = {}
+        for name, bytes_ in packed.items():
+            count = int(np.prod(shapes[name]))
+            flat = np.unpackbits(bytes_.cpu().numpy(), count=count).astype(bool)
+            out[name] = torch.from_numpy(flat).reshape(shapes[name])
+        return cls(out)
+
+    def _pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+        """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
+        parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+        wrong = [name for name, mask in self.items() if getattr(parameters.get(name), "shape", None) != mask.shape]
+        if wrong:
+            listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            raise InputError(f"this mask is for another model: no parameter of the mask's name and shape for {listed}")
+        return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
+
+
+class _Attachment:
+    """The hooks of one `attached` context."""
+
+    def __init__(self, masks: dict[nn.Parameter, Tensor]) -> None:
+        self.masks = masks
+        self.adopted: set[int] = set()
+        self.removals: list[Callable[[], None]] = []
+
+    def mask_all(self, masks: Mapping[nn.Parameter, Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, mask in masks.items():
+                parameter.mul_(mask)
+                if parameter.grad is not None:
+                    parameter.grad.mul_(mask)
+
+    def gradient_arrived(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad.mul_(self.masks[parameter])  # type: ignore[index]  # hooks sit on our parameters alone
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Mask an optimizer's slots, once; keep masking what a coupling optimizer writes."""
+        if id(optimizer) in self.adopted:
+            return
+        self.adopted.add(id(optimizer))
+        owned = [p for group in optimizer.param_groups for p in group["params"] if p in self.masks]
+        for parameter in owned:
+            for slot in optimizer.state.get(parameter, {}).values():
+                if isinstance(slot, Tensor) and slot.shape == parameter.shape:
+                    slot.mul_(self.masks[parameter].to(slot.dtype))
+        if owned and type(optimizer).__name__ not in _ELEMENTWISE:
+            self.removals.append(optimizer.register_step_post_hook(lambda *_: self._after_step(owned)).remove)
+
+    def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        self.adopt(optimizer)
+
+    def _after_step(self, owned: list[nn.Parameter]) -> None:
+        with torch.no_grad():
+            for parameter in owned:
+                parameter.mul_(self.masks[parameter])
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what DataParallel and torch.compile put around it.
+
+    >>> plain_name("module._orig_mod.conv1.weight"), plain_name("encoder._orig_mod.weight")
+    ('conv1.weight', 'encoder.weight')
+    """
+    while name.startswith(_WRAPPERS):
+        name = name.split(".", 1)[1]
+    return name.replace("._orig_mod.", ".")

@@ -1,0 +1,62 @@
+"""How a name becomes a thing: a table first, then `package.module:name`.
+
+There is no registry to fill: a user's own recipe, score, scope, pattern or technique is named by where it can be
+imported from, and the package stays as it is.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from rewound.errors import InputError
+
+T = TypeVar("T")
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None = None) -> T:
+    """The entry `name` of `table`, else the object at `package.module:name`.
+
+    >>> lookup("fruit", "apple", {"apple": 1})
+    1
+    """
+    if name in table:
+        return table[name]
+    if ":" not in name:
+        raise InputError(unknown(kind, name, table))
+    found = imported(kind, name)
+    if expected is not None and not isinstance(found, expected):
+        raise InputError(f"{kind} {name!r} is a {type(found).__name__}, not a {expected.__name__}")
+    return found  # type: ignore[return-value]  # checked against `expected` where the caller can say what it is
+
+
+def imported(kind: str, name: str) -> object:
+    """The object at `package.module:name`."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot import {kind} {name!r}: {error}") from error
+    return found
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name nobody knows, with the nearest known ones.
+
+    >>> unknown("technique", "lr-rewind", ["fine-tuning", "lr-rewinding"])
+    "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'? (known: fine-tuning, lr-rewinding)"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
+
+
+def path_of(thing: object) -> str:
+    """The `package.module:name` under which `lookup` finds a class or function again."""
+    name = f"{getattr(thing, '__module__', None)}:{getattr(thing, '__qualname__', None)}"
+    if "<" in name or "None" in name:
+        raise InputError(f"{thing!r} has no importable name; define it at the top level of a module")
+    return name

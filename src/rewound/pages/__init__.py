@@ -1,0 +1,1 @@
+"""How results are shown: figures, a page, the terminal."""

@@ -1,0 +1,178 @@
+"""The paper's figures from a table of results: against compression, against retraining time, and of Algorithm 1."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from rewound.errors import InputError
+from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures
+from rewound.pages.look import Look, looks, ratios
+from rewound.pages.panel import compression_axis, delta_axis, draw_cells, epochs_axis, handles, window
+from rewound.results import Row
+
+_STYLE: Final[dict[Any, Any]] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # Verdana is as wide, where an SVG finds no DejaVu
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",  # text stays text: searchable, and light
+    "svg.hashsalt": "rewound",  # the same rows give the same bytes
+    "savefig.dpi": 160,
+}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    recipe: str
+    pruning: str
+    epochs: float
+    baseline: Baseline
+    cells: Sequence[Cell]
+    failed: int
+
+    @property
+    def ylabel(self) -> str:
+        return "Δ BLEU" if self.baseline.metric == "BLEU" else "Δ accuracy (points)"
+
+    @property
+    def spread(self) -> str:
+        counts = {len(cell.tests) for cell in self.cells}
+        trials = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+        text = "1 trial" if counts == {1} else f"median and min to max of {trials} trials"
+        return f"{text}; {self.failed} failed not drawn" if self.failed else text
+
+
+def draw(
+    rows: Iterable[Row],
+    out: Path,
+    formats: Sequence[str] = ("png", "svg"),
+    epochs: Mapping[str, float] | None = None,
+) -> list[Path]:
+    """Draw every figure the rows have data for into the folder `out`; returns the files.
+
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
+    """
+    rows = list(rows)
+    dense = baselines(rows)
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    longest: dict[str, float] = defaultdict(float)
+    for cell in cells(rows):
+        groups[cell.line.recipe, cell.line.pruning].append(cell)
+        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
+    if not groups:
+        raise InputError(f"nothing to draw: none of the {len(rows)} rows is a finished, retrained network")
+    longest |= epochs or {}
+    failed = failures(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with mpl.rc_context(_STYLE):
+        for (recipe, pruning), group in groups.items():
+            lost = sum(n for (line, _), n in failed.items() if (line.recipe, line.pruning) == (recipe, pruning))
+            for name, figure in _figures(_Subject(recipe, pruning, longest[recipe], dense[recipe], group, lost)):
+                stem = re.sub(r"[^\w.-]+", "-", f"{recipe}-{pruning}-{name}")
+                paths += [_save(figure, out / f"{stem}.{suffix}") for suffix in formats]
+    return paths
+
+
+def _figures(subject: _Subject) -> Iterator[tuple[str, Figure]]:
+    pruned = [cell for cell in subject.cells if cell.density < 1]
+    if pruned:
+        yield "best", _against_compression(subject, best_over_time(pruned), "Best retraining time, by validation")
+    one_shot = [cell for cell in subject.cells if not cell.line.iterative] or subject.cells
+    if len({cell.retrain_epochs for cell in one_shot}) > 1:
+        yield "times", _against_time(subject, one_shot)
+    full = at_full_time([cell for cell in pruned if cell.line.iterative], subject.epochs)
+    if any(cell.retrain_epochs == subject.epochs for cell in full):
+        times = {cell.line.technique: f"{cell.retrain_epochs:g}" for cell in full}
+        named = {name: replace(look, label=f"{look.label}, t = {times[name]}") for name, look in looks(times).items()}
+        yield "algorithm-1", _against_compression(subject, full, "Algorithm 1 and its rivals, retrained in full", named)
+
+
+def _against_compression(
+    subject: _Subject, shown: Sequence[Cell], what: str, named: dict[str, Look] | None = None
+) -> Figure:
+    modes = sorted({cell.line.iterative for cell in shown})
+    figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6), layout="constrained")
+    named, below = named or looks(cell.line.technique for cell in shown), False
+    limits = window(shown, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
+    panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    panels[0].set_ylabel(subject.ylabel)
+    for axes, iterative in zip(panels, modes, strict=True):
+        mine = [cell for cell in shown if cell.line.iterative == iterative]
+        axes.set_title("Iterative" if iterative else "One-shot")
+        axes.set_xlabel("Compression ratio")
+        delta_axis(axes, subject.baseline, limits)
+        compression_axis(axes, [cell.density for cell in mine], inches=figure.get_figwidth() / len(modes) - 0.6)
+        below |= draw_cells(axes, mine, lambda cell: cell.density, subject.baseline, named)
+    _finish(figure, subject, what, handles(named, subject.baseline, safe_zone=False, below=below))
+    return figure
+
+
+def _against_time(subject: _Subject, shown: Sequence[Cell]) -> Figure:
+    labels = ratios(sorted({cell.density for cell in shown}, reverse=True))
+    densities, columns = list(labels), _columns(len(labels))
+    lines = ceil(len(labels) / columns)
+    figure = Figure(figsize=(max(6, 2.5 * columns + 0.6), 2.3 * lines + 1.5), layout="constrained")
+    inches = figure.get_figwidth() / columns - 0.5
+    named, below = looks(cell.line.technique for cell in shown), False
+    for line, panels in enumerate(figure.subplots(lines, columns, sharey="row", squeeze=False)):
+        row = densities[line * columns : (line + 1) * columns]
+        limits = window(
+            [cell for cell in shown if cell.density in row],
+            lambda cell: (cell.density, cell.retrain_epochs),
+            subject.baseline,
+        )
+        panels[0].set_ylabel(subject.ylabel)
+        for axes, density in zip(panels, row, strict=False):
+            mine = [cell for cell in shown if cell.density == density]
+            axes.set_title(f"{labels[density]}, dense control" if density == 1 else labels[density])
+            delta_axis(axes, subject.baseline, limits)
+            epochs_axis(axes, [cell.retrain_epochs for cell in shown], subject.epochs, inches)
+            below |= draw_cells(axes, mine, lambda cell: cell.retrain_epochs, subject.baseline, named, size=0.8)
+            if density in densities[-columns:]:  # no panel below this one
+                axes.set_xlabel("Retraining epochs")
+        for axes in panels[len(row) :]:
+            axes.set_visible(False)
+    what = f"{'Iterative' if shown[0].line.iterative else 'One-shot'}, by retraining time"
+    _finish(figure, subject, what, handles(named, subject.baseline, safe_zone=True, below=below))
+    return figure
+
+
+def _columns(panels: int) -> int:
+    if panels <= 5:
+        return panels
+    return min((5, 4, 3) if panels < 10 else (5, 4), key=lambda columns: -panels % columns)  # least left empty
+
+
+def _finish(figure: Figure, subject: _Subject, what: str, legend: list[Line2D | Patch]) -> None:
+    # Title and legend keep to strips of fixed height, in inches, so that no panel can run into them.
+    width, height = figure.get_size_inches()
+    widest = 0.65 + 0.068 * max(len(str(handle.get_label())) for handle in legend)
+    columns = max(1, min(len(legend), int(width / widest)))
+    head, foot = 0.6 / height, (0.24 * ceil(len(legend) / columns) + 0.1) / height
+    title, subtitle = f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {subject.spread}"
+    big = min(12, width * 72 / (0.7 * len(title)))  # a bold letter is at most 0.7 of its size wide, on average
+    small = min(10, width * 72 / (0.53 * len(subtitle)))
+    figure.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=big, weight="bold")
+    figure.text(0.5, 1 - 0.35 / height, subtitle, ha="center", va="top", fontsize=small, color="#404040")
+    figure.legend(handles=legend, loc="lower center", ncols=columns, frameon=False, fontsize=9.5)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0.01, foot, 0.98, 1 - head - foot))
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path

@@ -1,0 +1,62 @@
+"""How techniques and compression ratios look wherever they are shown: as in the paper, in its legend order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a reader recognises one technique by."""
+
+    label: str
+    colour: str
+    marker: str
+    size: float
+    line: Literal["-", "--", "-.", ":", ""]
+    edge: str = "white"  # of the markers
+
+
+LOOKS: Final = {
+    "lr-rewinding": Look("Learning rate rewinding", "#e69f00", "o", 6, "-."),
+    "weight-rewinding": Look("Weight rewinding", "#56b4e9", "*", 10, ":"),
+    "fine-tuning": Look("Fine-tuning", "#009e73", "D", 5.5, "--"),
+    "low-lr-weight-rewinding": Look("Low-LR weight rewinding", "#f0e442", "h", 7, "-.", edge="#8c8200"),
+    "reinitialization": Look("Reinitializing", "#0072b2", "x", 7, "-.", edge="#0072b2"),
+}
+# For techniques the paper does not have: what it left of the palette, then greys.
+_OTHERS: Final = (
+    ("#d55e00", "s"),
+    ("#cc79a7", "^"),
+    ("#404040", "v"),
+    ("#7f7f7f", "P"),
+    ("#a6a6a6", "X"),
+)
+
+
+def looks(techniques: Iterable[str]) -> dict[str, Look]:
+    """The look of each technique, in legend order; unknown ones follow by name, in colours of their own.
+
+    >>> [look.label for look in looks({"mine", "fine-tuning", "lr-rewinding"}).values()]
+    ['Learning rate rewinding', 'Fine-tuning', 'mine']
+    """
+    techniques = set(techniques)
+    known = {name: look for name, look in LOOKS.items() if name in techniques}
+    for index, name in enumerate(sorted(techniques - known.keys())):
+        colour, marker = _OTHERS[index % len(_OTHERS)]
+        known[name] = Look(name, colour, marker, 6, "-")
+    return known
+
+
+def ratios(densities: Iterable[float]) -> dict[float, str]:
+    """Compression ratios as the paper writes them, with more digits where two would read the same.
+
+    >>> ratios([1, 0.1074]), ratios([0.9602, 0.9574])
+    ({1: '1.00×', 0.1074: '9.31×'}, {0.9602: '1.041×', 0.9574: '1.044×'})
+    """
+    densities = list(dict.fromkeys(densities))
+    for digits in range(2, 9):
+        labels = [f"{1 / density:.{digits}f}×" for density in densities]
+        if len(set(labels)) == len(labels):
+            break
+    return dict(zip(densities, labels, strict=True))

@@ -1,0 +1,151 @@
+"""One panel of a figure: deltas with their spread over the dense band, on axes that hide no point silently.
+
+A median below the axis is a triangle on its lower edge, in the colour of its technique.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation, Transform
+
+from rewound.findings import Baseline, Cell
+from rewound.pages.look import Look, ratios
+
+SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
+_FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits
+_DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
+_BAND: Final = "#dcdcdc"
+_SAFE: Final = "#f0f0f0"
+
+
+def draw_cells(
+    axes: Axes,
+    cells: Iterable[Cell],
+    x: Callable[[Cell], float],
+    baseline: Baseline,
+    looks: dict[str, Look],
+    size: float = 1,
+) -> bool:
+    """One line per technique through the medians, bars from min to max; whether some median is below the axis."""
+    cells = sorted(cells, key=x)
+    bottom, rows = axes.get_ylim()[0], 0
+    for index, (name, look) in enumerate(looks.items()):
+        mine = [cell for cell in cells if cell.line.technique == name]
+        at, medians = [x(cell) for cell in mine], [baseline.delta(cell.median) for cell in mine]
+        lows, highs = [baseline.delta(cell.low) for cell in mine], [baseline.delta(cell.high) for cell in mine]
+        seen = [(place, value) for place, value in zip(at, medians, strict=True) if value >= bottom]
+        below = [place for place, value in zip(at, medians, strict=True) if value < bottom]
+        bars = axes.vlines(at, lows, highs, color=look.colour, linewidth=1.2 * size)
+        line = axes.add_line(_line(look, at, medians, size))
+        line.set(marker="none")
+        marks = axes.add_line(_line(look, [place for place, _ in seen], [value for _, value in seen], size))
+        marks.set(linestyle="none", clip_on=False)  # a marker at the edge stays whole
+        edge = axes.add_line(_triangles(look, below, [bottom] * len(below)))
+        right = (index - (len(looks) - 1) / 2) * _DODGE * size
+        for artist in (bars, line, marks, edge):
+            up = 3 + 5 * rows if artist is edge else 0  # techniques below the axis stand above one another
+            artist.set(transform=_moved(axes, right, up), zorder=4 - index / 10, in_layout=False)
+        rows += bool(below)
+    return rows > 0
+
+
+def _moved(axes: Axes, right: float, up: float) -> Transform:
+    return axes.transData + ScaledTranslation(right / 72, up / 72, axes.figure.dpi_scale_trans)
+
+
+def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> None:
+    """The vertical axis: signed deltas around the zero line and the band of the dense runs."""
+    axes.set_ylim(window)
+    axes.axhspan(-baseline.spread, baseline.spread, color=_BAND, linewidth=0, zorder=0.5)
+    axes.axhline(0, color="#606060", linewidth=1, zorder=1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.5g}".replace("-", "−") if value else "0"))
+    axes.grid(axis="y", color="#e8e8e8", linewidth=0.7, zorder=0)
+    axes.set_axisbelow(True)
+
+
+def window(
+    cells: Iterable[Cell], x: Callable[[Cell], Hashable], baseline: Baseline, deepest: float = math.inf
+) -> tuple[float, float]:
+    """Limits that show everything down to the paper's floor, below it only the best technique at each x.
+
+    They follow the best one to `deepest` times the floor.
+    """
+    cells = list(cells)
+    best: dict[Hashable, float] = {}
+    for cell in cells:
+        best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
+    floor = _FLOORS[baseline.metric]
+    lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
+    bottom = max(lowest, deepest * floor, min(floor, *best.values()))
+    top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
+    margin = 0.06 * (top - bottom) or 1.0
+    return bottom - margin, top + margin
+
+
+def compression_axis(axes: Axes, densities: Iterable[float], inches: float) -> None:
+    """The paper's horizontal axis: density, logarithmic and reversed, labelled with the compression ratio."""
+    ticks = sorted(set(densities), reverse=True)
+    left, right = math.log(ticks[0]), math.log(ticks[-1])
+    margin = 0.06 * (left - right) or 0.1
+    axes.set_xscale("log")
+    axes.set_xlim(math.exp(left + margin), math.exp(right - margin))
+    width = left - right + 2 * margin
+    places = [(left + margin - math.log(density)) / width for density in ticks]
+    _ticks(axes, ticks, list(ratios(ticks).values()), places, inches)
+
+
+def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float) -> None:
+    """The retraining times, with the safe zone of rewinding shaded."""
+    ticks = sorted(set(times))
+    margin = 0.06 * (ticks[-1] - ticks[0]) or 1.0
+    left, right = ticks[0] - margin, ticks[-1] + margin
+    axes.set_xlim(left, right)
+    axes.axvspan(*(part * epochs for part in SAFE_ZONE), color=_SAFE, linewidth=0, zorder=0.4)
+    _ticks(axes, ticks, [f"{t:g}" for t in ticks], [(t - left) / (right - left) for t in ticks], inches)
+
+
+def handles(looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: bool) -> list[Line2D | Patch]:
+    """The legend of a figure: its techniques in the paper's order, then what else is drawn."""
+    legend: list[Line2D | Patch] = [_line(look) for look in looks.values()]
+    if baseline.n > 1:
+        legend.append(Patch(color=_BAND, linewidth=0, label="Dense runs, mean ± 1 sd"))
+    if safe_zone:
+        low, high = SAFE_ZONE
+        legend.append(Patch(facecolor=_SAFE, edgecolor="#cccccc", label=f"Rewinding safe zone, {low:g}T to {high:g}T"))
+    if below:
+        legend.append(_triangles(Look("Median below the axis", "#606060", "v", 7, "")))
+    return legend
+
+
+def _line(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), size: float = 1) -> Line2D:
+    line = Line2D(x, y, label=look.label, color=look.colour, linestyle=look.line, linewidth=1.8 * size)
+    line.set(marker=look.marker, markersize=look.size * size, markeredgecolor=look.edge)
+    line.set(markeredgewidth=(1.8 if look.marker == "x" else 0.6) * size)
+    return line
+
+
+def _triangles(look: Look, x: Sequence[float] = (), y: Sequence[float] = ()) -> Line2D:
+    line = Line2D(x, y, label=look.label, color=look.colour, linestyle="none", marker="v", markersize=5)
+    line.set(markeredgecolor=look.edge, markeredgewidth=0.5, clip_on=False)
+    return line
+
+
+def _ticks(axes: Axes, ticks: Sequence[float], labels: Sequence[str], places: Sequence[float], inches: float) -> None:
+    # A tick at every value, but a label only where it fits: always at both ends, else left to right.
+    room = [len(label) * 0.085 + 0.08 for label in labels]
+    shown = {0, len(ticks) - 1}
+    taken, end = (places[0] * inches + room[0] / 2, places[-1] * inches - room[-1] / 2)
+    for index in range(1, len(ticks) - 1):
+        middle = places[index] * inches
+        if middle - room[index] / 2 >= taken and middle + room[index] / 2 <= end:
+            shown.add(index)
+            taken = middle + room[index] / 2
+    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([label if index in shown else "" for index, label in enumerate(labels)])

@@ -1,0 +1,167 @@
+"""From the states asked for to the work that makes them: shared prefixes merged, parents first, cost known.
+
+All states under one mask form a tree of learning-rate sequences. It is cut wherever a state is asked for, or where two
+sequences part; each piece is a node, done once. Fine-tuning for 10 epochs is a piece of fine-tuning for 182, ten
+reinitialization runs are one, and LR rewinding within the final rate is fine-tuning: nothing in here knows that, it
+follows from the addresses.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rewound.history import Pruned, Ruled, Start, Trained, start_of
+from rewound.recipe import Recipe
+from rewound.schedule import Segment
+from rewound.targets import Target
+
+
+@dataclass(frozen=True)
+class Node:
+    """A chain of operations between two published states."""
+
+    state: Trained
+    """What it publishes."""
+    after: Trained | None
+    """The published state under the same mask that it continues; None: it starts at the pruning (or at W_0)."""
+    steps: int
+    """How many steps it trains."""
+    needs: tuple[str, ...]
+    """The keys of the published states it reads."""
+    asked: bool
+    """Whether a target asks for it (and it is evaluated), or it is only a branch point."""
+
+    @property
+    def key(self) -> str:
+        return self.state.key
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return start_of(self.state).recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Nodes in an order in which parents come first and long chains begin early."""
+
+    targets: tuple[Target, ...]
+    nodes: tuple[Node, ...]
+    readers: dict[str, tuple[str, ...]] = field(repr=False)
+    """For each key, the nodes that read its tensors."""
+
+    @property
+    def naive_epochs(self) -> float:
+        """Retraining epochs as if nothing were shared: every target by itself, with the levels before it once a run."""
+        return sum(target.search_epochs - _before(target) for target in self.targets)
+
+    def epochs(self, nodes: Iterable[Node] | None = None, *, dense: bool) -> float:
+        """Epochs of the given nodes (default: all), of dense training or of retraining."""
+        chosen = self.nodes if nodes is None else nodes
+        return sum(n.steps / n.recipe.steps_per_epoch for n in chosen if isinstance(n.state.parent, Start) is dense)
+
+
+def _before(target: Target) -> float:
+    """The retraining epochs of the levels before the target's own, which its run's other rows account for."""
+    levels = target.state.prunings
+    return target.search_epochs * (levels - 1) / levels if levels else 0.0
+
+
+def plan(targets: Sequence[Target]) -> Plan:
+    """The work that makes the targets."""
+    wanted = _with_ancestors(targets)
+    asked = {target.state.key for target in targets}
+    by_root: dict[str, list[Trained]] = defaultdict(list)
+    for state in wanted.values():
+        by_root[state.parent.key].append(state)
+    nodes = [node for states in by_root.values() for node in _cut(states, asked)]
+    return Plan(tuple(targets), tuple(_ordered(nodes)), _readers(nodes))
+
+
+def _with_ancestors(targets: Sequence[Target]) -> dict[str, Trained]:
+    wanted: dict[str, Trained] = {}
+    waiting = [target.state for target in targets]
+    while waiting:
+        state = waiting.pop()
+        if state.key in wanted:
+            continue
+        wanted[state.key] = state
+        if isinstance(state.parent, Pruned):
+            waiting += [s for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+    return wanted
+
+
+def _cut(states: list[Trained], asked: set[str]) -> list[Node]:
+    """The nodes of all states under one root: the tree of their rates, cut where they end or part."""
+    whole = [s for s in states if isinstance(s.rates, Ruled)]
+    nodes = [_node(s, None, asked) for s in whole]
+    # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
+    shared = sorted((s for s in states if not isinstance(s.rates, Ruled)), key=lambda s: s.rates)
+    path: list[Trained] = []  # the nodes from the root to the previous state
+    for state in shared:
+        common = _common(path[-1], state) if path else 0
+        split: Trained | None = None
+        while path and path[-1].steps > common:
+            split = path.pop()
+        if split is not None and common > (path[-1].steps if path else 0) and common < state.steps:
+            branch = state.until(common)
+            _insert(nodes, split, branch, path[-1] if path else None, asked)
+            path.append(branch)
+        nodes.append(_node(state, path[-1] if path else None, asked))
+        path.append(state)
+    return nodes
+
+
+def _insert(nodes: list[Node], split: Trained, branch: Trained, before: Trained | None, asked: set[str]) -> None:
+    """Cut the node that leads to `split` in two at `branch`."""
+    index = next(i for i in range(len(nodes) - 1, -1, -1) if nodes[i].state is split)
+    nodes[index] = _node(split, branch, asked)
+    nodes.append(_node(branch, before, asked))
+
+
+def _node(state: Trained, after: Trained | None, asked: set[str]) -> Node:
+    parents: list[str] = [after.key] if after else []
+    if not after and isinstance(state.parent, Pruned):
+        parents = [s.key for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+    steps = state.steps - (after.steps if after else 0)
+    return Node(state, after, steps, tuple(dict.fromkeys(parents)), state.key in asked)
+
+
+def _common(one: Trained, other: Trained) -> int:
+    """How many steps two states under one root share."""
+    assert not isinstance(one.rates, Ruled)
+    assert not isinstance(other.rates, Ruled)
+    steps = 0
+    pairs: Iterable[tuple[Segment, Segment]] = zip(one.rates, other.rates, strict=False)
+    for mine, yours in pairs:
+        if mine.rate != yours.rate:
+            break
+        steps += min(mine.steps, yours.steps)
+        if mine.steps != yours.steps:
+            break
+    return steps
+
+
+def _readers(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for key in node.needs:
+            readers[key].append(node.key)
+    return {key: tuple(keys) for key, keys in readers.items()}
+
+
+def _ordered(nodes: Sequence[Node]) -> list[Node]:
+    """Longest remaining chain first: a parent's chain includes its children's, so parents come first too."""
+    by_key = {node.key: node for node in nodes}
+    readers = _readers(nodes)
+    tail: dict[str, int] = {}
+    waiting = [node.key for node in nodes]
+    while waiting:
+        key = waiting[-1]
+        missing = [reader for reader in readers.get(key, ()) if reader not in tail]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        tail[key] = by_key[key].steps + max((tail[reader] for reader in readers.get(key, ())), default=0)
+    return sorted(nodes, key=lambda node: -tail[node.key])

@@ -1,0 +1,54 @@
+"""Random numbers as a function of where they are used, never of what was drawn before.
+
+Law 1 (composition) needs every draw to depend only on (trial seed, prunings so far, steps since the last one). `fold`
+turns such a path into a 64-bit key; `integers` and `permutation` are counter-based draws under a key, made of integer
+tensor operations alone, so that they give the same numbers on every device and inside a captured graph.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+# splitmix64's constants (Steele, Lea, Flood 2014), as the signed 64-bit integers torch computes with.
+_GAMMA, _MIX_1, _MIX_2 = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def fold(*path: int | str) -> int:
+    """A key in [0, 2**63) that is a function of the path.
+
+    >>> fold(1, "init") == fold(1, "init") != fold(2, "init")
+    True
+    """
+    digest = hashlib.blake2b(repr(path).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def bits(key: int | Tensor, counters: Tensor) -> Tensor:
+    """One 63-bit non-negative integer per counter, as splitmix64 gives for `key + counter` steps."""
+    x = (counters.to(torch.int64) + 1) * _GAMMA + key
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return (x ^ _shifted(x, 31)) & ((1 << 63) - 1)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)  # torch shifts int64 arithmetically; the mask makes it logical
+
+
+def integers(key: int | Tensor, counters: Tensor, high: int) -> Tensor:
+    """One integer in [0, high) per counter; the bias of the remainder is below high / 2**63.
+
+    >>> integers(7, torch.arange(6), 3).tolist()
+    [2, 1, 1, 2, 0, 0]
+    """
+    return bits(key, counters) % high
+
+
+def permutation(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
+    """A random permutation of range(n).
+
+    >>> sorted(permutation(3, 5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    return torch.argsort(bits(key, torch.arange(n, device=device)), stable=True)

@@ -1,0 +1,168 @@
+"""A recipe is a task: model + data + optimizer + schedule + evaluation.
+
+Its fields are the hyperparameters (they are hashed into every address, and are the schema of a sweep's
+`[recipe-fields]`), its methods the behaviour. A task of your own is one subclass in one file, named
+`package.module:Class` wherever a recipe is asked for.
+"""
+
+import hashlib
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from rewound.errors import InputError
+from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
+from rewound.names import path_of, unknown
+from rewound.pruner import prunable_weights
+from rewound.schedule import Schedule
+
+Batch: TypeAlias = tuple[Tensor, ...]
+Field: TypeAlias = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | None
+
+
+class Metric(NamedTuple):
+    """What `evaluate` returns: its name, its unit ("fraction" is shown in points), and which way is better."""
+
+    name: str = "accuracy"
+    unit: str = "fraction"
+    higher_is_better: bool = True
+
+
+class Position(NamedTuple):
+    """Where a run is: all randomness of a step is a function of the trial's seed and this (law 1)."""
+
+    prunings: int
+    steps: int
+
+
+class Scores(NamedTuple):
+    """The metric on the validation and on the test part of the held-out data."""
+
+    val: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """The base of every task; a subclass is a frozen dataclass whose fields all have defaults."""
+
+    name: ClassVar[str] = ""
+    """The name in tables; empty means the import path of the class."""
+    version: ClassVar[int] = 1
+    """Raise it when the meaning of the fields changes: addresses of earlier results then no longer apply."""
+    metric: ClassVar[Metric] = Metric()
+    costs: ClassVar[Costs] = MULTIPLY_ADDS
+    """How FLOPs are counted."""
+    epoch_seconds: ClassVar[Mapping[str, float]] = {}
+    """Measured seconds of one epoch by device type, for estimates before anything has run."""
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """The network with its initial weights, a function of the seed alone."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer; `train` sets the learning rate of its groups at every step."""
+
+    @property
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """The original learning-rate schedule S; its length is the training time T in steps."""
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> float:
+        """How many steps one pass over the training data takes."""
+
+    @property
+    @abstractmethod
+    def training_epochs(self) -> float:
+        """The nominal training time T in epochs; a retraining time equal to it means all of the schedule's steps."""
+
+    @abstractmethod
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        """The endless stream of training batches from `position` on, augmented, on `device`."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The scalar to minimise."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> Scores:
+        """The metric on the held-out data; the model comes in evaluation mode, without gradients."""
+
+    @abstractmethod
+    def example(self) -> Batch:
+        """The inputs of one forward pass with a batch of one, for counting FLOPs; needs no data."""
+
+    def prunable(self, model: nn.Module) -> Mapping[str, nn.Parameter]:
+        """The weights that may be pruned, by name."""
+        return prunable_weights(model)
+
+    def steps_of(self, epochs: float) -> int:
+        """How many steps a retraining time is, rounded up as the authors do; t = T is exactly T's steps."""
+        return self.schedule.steps if epochs == self.training_epochs else math.ceil(epochs * self.steps_per_epoch)
+
+    @cached_property
+    def skeleton(self) -> nn.Module:
+        """A model of this recipe to read names, shapes and operation counts from, never to train."""
+        return self.model(0)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the prunable weights, by name."""
+        return {name: tuple(weight.shape) for name, weight in self.prunable(self.skeleton).items()}
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The operation counts of one forward pass."""
+        return profile(self.skeleton, self.example(), self.costs)
+
+    @classmethod
+    def label(cls) -> str:
+        """The recipe's name in tables and sweeps."""
+        return cls.name or path_of(cls)
+
+    def identity(self) -> dict[str, object]:
+        """What is hashed: name, version, and the fields that differ from their defaults.
+
+        A new field whose default changes nothing therefore leaves every earlier address valid.
+        """
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {"recipe": self.label(), "version": self.version, "fields": changed}
+
+    def source_digest(self) -> str:
+        """A digest of the file that defines the recipe; kept with results, not hashed into addresses."""
+        return hashlib.blake2b(Path(inspect.getfile(type(self))).read_bytes(), digest_size=8).hexdigest()
+
+    @classmethod
+    def with_fields(cls, values: Mapping[str, object]) -> "Recipe":
+        """The recipe with these fields (keys may use hyphens), each checked against its default's type."""
+        defaults = {f.name: f.default for f in fields(cls)}
+        chosen: dict[str, object] = {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name not in defaults:
+                raise InputError(unknown(f"field of {cls.label()}", key, (n.replace("_", "-") for n in defaults)))
+            chosen[name] = _coerced(f"{cls.label()}.{key}", value, defaults[name])
+        return cls(**chosen)
+
+
+def _coerced(name: str, value: object, default: object) -> object:
+    """A TOML value as the type of the field's default."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if default is not None and type(value) is not type(default):
+        raise InputError(f"{name} must be a {type(default).__name__}, not {value!r}")
+    return value

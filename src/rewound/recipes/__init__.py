@@ -1,0 +1,25 @@
+"""The tasks that come with the package, one file each."""
+
+from collections.abc import Mapping
+
+from rewound.errors import InputError
+from rewound.names import imported, unknown
+from rewound.recipe import Recipe
+
+# Imported on use: a recipe may need an extra that is not installed.
+RECIPES: Mapping[str, str] = {
+    "cifar10-resnet20": "rewound.recipes.cifar10:ResNet20",
+    "cifar10-resnet56": "rewound.recipes.cifar10:ResNet56",
+    "cifar10-resnet110": "rewound.recipes.cifar10:ResNet110",
+    "digits": "rewound.recipes.digits:Digits",
+}
+
+
+def recipe_named(name: str) -> type[Recipe]:
+    """The recipe class of that name, from the table or from `package.module:Class`."""
+    if name not in RECIPES and ":" not in name:
+        raise InputError(unknown("recipe", name, RECIPES) + " or package.module:Class")
+    found = imported("recipe", RECIPES.get(name, name))
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise InputError(f"recipe {name!r} is not a subclass of rewound.Recipe")
+    return found

@@ -1,0 +1,221 @@
+"""Results as tables: one `Row` per retrained network in `results.csv`, with `layers.csv` and `curves.csv` beside it.
+
+The first ten columns of `results.csv` are those of the paper's published results, so the two can be read as one table.
+A dense row has an empty technique and density 1; a failed run has empty `val` and `test`.
+"""
+
+import csv
+import gzip
+import io
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rewound.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained network: where it stands in the experiment and what it reached.
+
+    >>> Row("digits", "unstructured", False, "lr-rewinding", 0.1, 16, trial=1, val=0.96, test=0.95).compression
+    10.0
+    """
+
+    recipe: str
+    pruning: str
+    iterative: bool
+    technique: str
+    density: float
+    retrain_epochs: float | None
+    trial: int
+    val: float | None
+    test: float | None
+    flops: int | None = None
+    search_epochs: float | None = None
+    seconds: float | None = None
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise InputError(f"density {self.density:g} is outside (0, 1]; give the fraction of weights kept")
+        if self.technique and self.retrain_epochs is None:
+            raise InputError(f"a row of technique {self.technique} has no retrain_epochs; only a dense row may lack it")
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is an unpruned, not retrained network (a dense control has a technique, and is not)."""
+        return not self.technique
+
+    @property
+    def compression(self) -> float:
+        """The compression ratio, 1/density."""
+        return 1 / self.density
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What one pruned network keeps of one layer."""
+
+    key: str
+    layer: str
+    kept: int
+    total: int
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """One point of a training curve."""
+
+    key: str
+    step: int
+    lr: float
+    loss: float
+    val: float | None = None
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Row))
+_REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
+_DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a `results.csv` (or `.csv.gz`), ours or the authors'; columns it does not know are ignored.
+
+    A table without technique, density, ... columns holds dense networks; there a trial is its place in the recipe.
+    """
+    path = Path(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            return list(_parse(csv.DictReader(file), path))
+    except FileNotFoundError:
+        raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path} as a CSV table: {error}") from error
+
+
+def write_rows(rows: Iterable[Row], path: str | Path) -> None:
+    """Write `results.csv`: dense rows first, then by experiment, in the same bytes whatever order the rows came in."""
+    ordered = sorted(rows, key=_place)
+    _write(Row, ordered, path)
+
+
+def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:
+    """Write `layers.csv`, by key; the layers of one network stay in the order given, which is that of the network."""
+    ordered = sorted(rows, key=lambda row: row.key)
+    _write(LayerRow, ordered, path)
+
+
+def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
+    """Write `curves.csv`, by key and step."""
+    ordered = sorted(rows, key=lambda row: (row.key, row.step))
+    _write(CurveRow, ordered, path)
+
+
+def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int], list[str]]:
+    line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
+    # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
+    return line, (-row.density, row.retrain_epochs or 0, row.trial), _texts(row)
+
+
+def _texts(row: Row | LayerRow | CurveRow) -> list[str]:
+    return [_text(value) for value in astuple(row)]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _write(kind: type[Row | LayerRow | CurveRow], rows: Iterable[Row | LayerRow | CurveRow], path: str | Path) -> None:
+    path = Path(path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in fields(kind))
+    writer.writerows(map(_texts, rows))
+    data = text.getvalue().encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        draft.replace(path)  # a reader sees the old table or the new one, never half of it
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _parse(table: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
+    header = set(table.fieldnames or ())
+    if not header:
+        raise InputError(f"{path} is empty; a table starts with the line {','.join(COLUMNS)}")
+    only_dense = header.isdisjoint(_REQUIRED[1:7])
+    if missing := [name for name in (_DENSE_REQUIRED if only_dense else _REQUIRED) if name not in header]:
+        raise InputError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}")
+    trials: Counter[str] = Counter()
+    for record in table:
+        line = f"{path}, line {table.line_num}"
+        try:
+            if None in record or None in record.values():  # how the reader marks fields too many, or too few
+                raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
+            if only_dense:
+                trials[record["recipe"]] += 1
+                record |= {"iterative": "0", "density": "1", "trial": str(trials[record["recipe"]])}
+            yield _row(record)
+        except InputError as error:
+            raise InputError(f"{line}: {error}") from None
+
+
+def _row(record: dict[str, str]) -> Row:
+    def read(column: str, parse: Callable[[str], T]) -> T:
+        text = (record.get(column) or "").strip()
+        try:
+            return parse(text)
+        except ValueError:
+            raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
+
+    return Row(
+        recipe=read("recipe", str),
+        pruning=read("pruning", str),
+        iterative=read("iterative", lambda text: ("0", "1").index(text) == 1),
+        technique=read("technique", str),
+        density=read("density", _number),
+        retrain_epochs=read("retrain_epochs", _maybe(_number)),
+        trial=read("trial", _whole),
+        val=read("val", _maybe(_number)),
+        test=read("test", _maybe(_number)),
+        flops=read("flops", _maybe(_whole)),
+        search_epochs=read("search_epochs", _maybe(_number)),
+        seconds=read("seconds", _maybe(_number)),
+        key=read("key", str),
+    )
+
+
+_EXPECTED: Final = {"iterative": "0 or 1", "trial": "a whole number", "flops": "a whole number"}
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)  # a run that diverged has an empty field, not nan
+    return value
+
+
+def _whole(text: str) -> int:
+    value = _number(text)  # the authors write 35083708.0
+    if not value.is_integer():
+        raise ValueError(text)
+    return int(value)
+
+
+def _maybe(parse: Callable[[str], T]) -> Callable[[str], T | None]:
+    return lambda text: parse(text) if text else None

@@ -1,0 +1,316 @@
+"""Where states live: a folder of content-addressed artifacts that workers share and nothing else.
+
+    results/ab/abcd....json          what was measured; kept for ever
+    states/ab/abcd....safetensors    tensors; kept while a planned node needs them
+    drafts/abcd....safetensors       where an unfinished node can be resumed
+    claims/abcd....json              who is working on what
+    damaged/                         what failed its checksum, set aside
+
+Every artifact is written to a temporary file and published by one atomic rename, with a checksum inside. A node is
+claimed before it is worked on; a claim whose local owner is dead is taken over at once, one from another host when its
+heartbeat stops. Nothing is ever unpickled.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypedDict
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rewound.errors import InputError
+from rewound.mask import Mask
+from rewound.recipe import Position
+from rewound.training import State
+
+VERSION = 1
+HEARTBEAT = 2.0
+STALE = 120.0
+"""Seconds without a heartbeat after which another host's claim is taken over."""
+
+Json = Mapping[str, object]
+
+
+class Notes(TypedDict):
+    """What a draft knows beside its tensors."""
+
+    curve: Sequence[Sequence[float]]
+    seconds: float
+
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+class Damaged(Exception):
+    """An artifact whose content is not what its checksum says."""
+
+
+class Claim(NamedTuple):
+    """Who works on a node, and how far it is."""
+
+    host: str
+    pid: int
+    started: float
+    steps: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since the work began."""
+        return time.time() - self.started
+
+
+@dataclass(frozen=True)
+class Store:
+    """The artifacts below one folder; created on first use."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        with self._said():
+            for part in ("results", "states", "drafts", "claims", "damaged"):
+                (self.root / part).mkdir(parents=True, exist_ok=True)
+            version = self.root / "version"
+            if not version.exists():
+                self._write(version, f"{VERSION}\n".encode())
+            found = version.read_text().strip()
+        if not found.isdigit() or int(found) > VERSION:
+            raise InputError(f"store {self.root} was written by a newer version ({found}; this one knows {VERSION}); upgrade rewound")
+
+    # Results
+
+    def result(self, key: str) -> dict[str, object] | None:
+        """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
+        path = self._path("results", key, "json")
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("checksum") != _digest(content):
+                raise Damaged(path)
+        except FileNotFoundError:
+            return None
+        except (Damaged, ValueError, KeyError, AttributeError):
+            self._set_aside(path)
+            return None
+        return dict(content)
+
+    def publish(self, key: str, result: Json) -> None:
+        """Keep what was measured at `key`."""
+        path = self._path("results", key, "json")
+        self._write(path, json.dumps({**result, "checksum": _digest(result)}, indent=1).encode())
+
+    def finished(self) -> set[str]:
+        """The keys of all results, whatever they say."""
+        return {path.stem for path in self.root.glob("results/??/*.json")}
+
+    def forget(self, key: str) -> None:
+        """Drop a result, so that it is computed again."""
+        self._path("results", key, "json").unlink(missing_ok=True)
+
+    # States and drafts
+
+    def save(self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True) -> None:
+        """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
+        tensors = {f"model/{name}": t for name, t in state.model.items()}
+        if slots:
+            tensors |= {f"slots/{name}": t for name, t in state.slots.items()}
+        shapes = {name: list(m.shape) for name, m in (mask or {}).items()}
+        tensors |= {f"mask/{name}": t for name, t in (mask.packed() if mask else {}).items()}
+        tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        facts = {"seed": state.seed, "position": state.position, "shapes": shapes, "masked": mask is not None, "draft": draft}
+        header = json.dumps(facts, sort_keys=True)
+        metadata = {"rewound": header, "checksum": _tensor_digest(tensors, header)}
+        path = self._state_path(key, draft is not None)
+        with self._said(), self._replacing(path) as temporary:
+            save_file(tensors, temporary, metadata)
+
+    def load(self, key: str, *, draft: bool = False) -> tuple[State, Mask | None, Notes] | None:
+        """The state, mask and draft facts at `key`, or None; a damaged file is set aside and counts as absent."""
+        path = self._state_path(key, draft)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            if metadata.get("checksum") != _tensor_digest(tensors, metadata.get("rewound", "")):
+                raise Damaged(path)
+        except (Damaged, SafetensorError, ValueError, UnicodeDecodeError, OSError):
+            self._set_aside(path)
+            return None
+        facts = json.loads(metadata["rewound"])
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "slots": {}, "mask": {}}
+        for name, tensor in tensors.items():
+            part, rest = name.split("/", 1)
+            parts[part][rest] = tensor
+        mask = Mask.unpacked(parts["mask"], {n: tuple(s) for n, s in facts["shapes"].items()}) if facts["masked"] else None
+        return State(parts["model"], parts["slots"], facts["seed"], Position(*facts["position"])), mask, facts["draft"] or Notes(curve=[], seconds=0.0)
+
+    def has_state(self, key: str) -> bool:
+        """Whether the tensors at `key` are here."""
+        return self._state_path(key, False).exists()
+
+    def drop(self, key: str, *, draft: bool = False) -> None:
+        """Remove tensors that nothing needs any more."""
+        self._state_path(key, draft).unlink(missing_ok=True)
+
+    def size(self) -> int:
+        """Bytes of tensors held."""
+        return sum(path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors"))
+
+    # Claims
+
+    def claim(self, key: str) -> bool:
+        """Take the work on `key`, unless somebody alive has it."""
+        path = self.root / "claims" / f"{key}.json"
+        with self._said(), self._claims_locked():
+            if path.exists() and not self._is_abandoned(path):
+                return False
+            self._write(path, json.dumps(_me(0)).encode(), durable=False)
+            return True
+
+    def beat(self, key: str, steps: int) -> None:
+        """Say that the owner of the claim is alive, and how many steps it has done."""
+        self._write(self.root / "claims" / f"{key}.json", json.dumps(_me(steps)).encode(), durable=False)
+
+    def release(self, key: str) -> None:
+        """Give the claim up."""
+        (self.root / "claims" / f"{key}.json").unlink(missing_ok=True)
+
+    def claims(self) -> dict[str, Claim]:
+        """The work under way, by key."""
+        out = {}
+        for path in self.root.glob("claims/*.json"):
+            if (owner := _read_claim(path)) is not None and not self._is_abandoned(path):
+                out[path.stem] = Claim(str(owner["host"]), int(owner["pid"]), float(owner["started"]), int(owner["steps"]))
+        return out
+
+    def _is_abandoned(self, path: Path) -> bool:
+        owner = _read_claim(path)
+        if owner is None:
+            return True
+        if owner["host"] == socket.gethostname():
+            return _process_start(int(owner["pid"])) != owner["birth"]
+        return time.time() - path.stat().st_mtime > STALE
+
+    @contextmanager
+    def _claims_locked(self) -> Iterator[None]:
+        with (self.root / "claims" / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    # Files
+
+    def _path(self, part: str, key: str, suffix: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
+        return self.root / part / key[:2] / f"{key}.{suffix}"
+
+    def _state_path(self, key: str, draft: bool) -> Path:
+        return self.root / "drafts" / f"{key}.safetensors" if draft else self._path("states", key, "safetensors")
+
+    def _write(self, path: Path, content: bytes, *, durable: bool = True) -> None:
+        with self._said(), self._replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+
+    @contextmanager
+    def _replacing(self, path: Path) -> Iterator[Path]:
+        """A temporary path that becomes `path` in one rename when the block succeeds."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        os.close(handle)
+        try:
+            yield Path(name)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def _set_aside(self, path: Path) -> None:
+        target = self.root / "damaged" / path.name
+        with self._said():
+            path.replace(target)
+        print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Turns what the file system refuses into a sentence."""
+        try:
+            yield
+        except OSError as error:
+            _refuse(self.root, error)
+        except SafetensorError as error:  # save_file wraps what the system said
+            if "No space" in str(error) or "os error 28" in str(error):
+                _refuse(self.root, OSError(errno.ENOSPC, "no space"))
+            raise
+
+
+def _refuse(root: Path, error: OSError) -> NoReturn:
+    reasons = {
+        errno.ENOSPC: "the disk is full; free some space and run the same command again, nothing stored is lost",
+        errno.EDQUOT: "the disk quota is used up; free some space and run the same command again, nothing stored is lost",
+        errno.EACCES: "it is not writable; choose another with --store",
+        errno.EPERM: "it is not writable; choose another with --store",
+        errno.EROFS: "it is on a read-only file system; choose another with --store",
+        errno.ENOTDIR: "it is a file, or lies below one; choose a folder with --store",
+        errno.EEXIST: "it is a file; choose a folder with --store",
+    }
+    raise InputError(f"cannot use store {root}: {reasons.get(error.errno or 0, error)}") from error
+
+
+def _digest(content: Json) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _tensor_digest(tensors: Mapping[str, Tensor], header: str) -> str:
+    digest = hashlib.blake2b(header.encode(), digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return digest.hexdigest()
+
+
+def _me(steps: int) -> dict[str, object]:
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "birth": _process_start(pid), "started": time.time(), "steps": steps}
+
+
+def _read_claim(path: Path) -> dict[str, object] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _process_start(pid: int) -> str | None:
+    """When a local process was born: with its number, it names one process for ever. None: it is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None if Path("/proc/self").exists() or not _is_alive(pid) else "unknown"
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

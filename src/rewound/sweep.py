@@ -1,0 +1,199 @@
+"""A declared experiment: a TOML file whose lists are the axes of a grid.
+
+    recipe = "digits"                       # or "package.module:Class"
+    trials = [1, 2, 3]
+    randomness = "shared"                   # or "independent": technique and time join the seed
+
+    [recipe-fields]                         # optional: fields of the recipe
+    epochs = 16.0
+
+    [[experiment]]
+    technique = ["fine-tuning", "lr-rewinding"]
+    retrain-epochs = [4, 16]
+    density = [0.2, 0.1]                    # one-shot; or, iterative:
+    # levels = { keep = 0.8, count = 10 }   # or { keep = 0.8, compression = 10 }
+    pruner = { score = "magnitude", scope = "global" }
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from functools import cached_property
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+
+from rewound.algorithm import check_densities, densities
+from rewound.errors import InputError
+from rewound.names import unknown
+from rewound.pruner import Pruner
+from rewound.recipe import Recipe
+from rewound.recipes import recipe_named
+from rewound.targets import Target, dense, retrained
+
+Table = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One `[[experiment]]`: every technique at every time, pruner and list of densities."""
+
+    techniques: tuple[str, ...]
+    retrain_epochs: tuple[float, ...]
+    densities: tuple[tuple[float, ...], ...]
+    """The densities of each run: one for a one-shot run, all levels for an iterative one."""
+    iterative: bool
+    pruners: tuple[Pruner, ...] = (Pruner(),)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A recipe, its trials and what to do with them."""
+
+    name: str
+    recipe: Recipe
+    trials: tuple[int, ...]
+    experiments: tuple[Experiment, ...]
+    independent: bool = False
+
+    @cached_property
+    def targets(self) -> tuple[Target, ...]:
+        """Every row that the sweep asks for, dense runs first; the same row asked for twice counts once."""
+        return tuple({_label(target): target for target in self._targets()}.values())
+
+    def _targets(self) -> Iterator[Target]:
+        yield from (dense(self.recipe, trial) for trial in self.trials)
+        for e in self.experiments:
+            for technique, epochs, chain, pruner, trial in product(
+                e.techniques, e.retrain_epochs, e.densities, e.pruners, self.trials
+            ):
+                yield from retrained(
+                    self.recipe, trial, technique, epochs, chain, pruner, iterative=e.iterative, independent=self.independent
+                )
+
+
+def _label(target: Target) -> tuple[object, ...]:
+    return target.iterative, target.technique, target.density, target.retrain_epochs, target.trial, target.state.key
+
+
+def load_sweep(name: str) -> Sweep:
+    """The sweep in a TOML file, or the shipped one of that name."""
+    shipped = shipped_sweeps()
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read sweep {name}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    elif name in shipped:
+        text = shipped[name]
+    else:
+        raise InputError(unknown("sweep", name, shipped) + " or the path of a TOML file")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{name} is not TOML: {error}") from error
+    return parse_sweep(table, path.stem)
+
+
+def shipped_sweeps() -> dict[str, str]:
+    """The sweeps that come with the package, by name."""
+    folder = files("rewound").joinpath("sweeps")
+    return {f.name.removesuffix(".toml"): f.read_text() for f in folder.iterdir() if f.name.endswith(".toml")}
+
+
+def parse_sweep(table: Table, name: str) -> Sweep:
+    """The sweep that a TOML table declares."""
+    _known("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
+    recipe = recipe_named(_text(table, "recipe")).with_fields(_table(table, "recipe-fields"))
+    trials = tuple(_whole("trials", value) for value in _axis(table, "trials"))
+    randomness = table.get("randomness", "shared")
+    if randomness not in ("shared", "independent"):
+        raise InputError(f'randomness is "shared" or "independent", not {randomness!r}')
+    experiments = table.get("experiment", [])
+    if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
+        raise InputError("experiments are declared under [[experiment]], with two brackets")
+    return Sweep(name, recipe, trials, tuple(_experiment(e) for e in experiments), randomness == "independent")
+
+
+def _experiment(table: Table) -> Experiment:
+    _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner"))
+    if ("density" in table) == ("levels" in table):
+        raise InputError("an experiment has either density (one-shot) or levels (iterative)")
+    one_shot = [(_number("density", value),) for value in _axis(table, "density")] if "density" in table else []
+    chains = one_shot or [_levels(value) for value in _axis(table, "levels")]
+    for chain in chains:
+        check_densities(chain)
+    pruners = tuple(_pruner(value) for value in _axis(table, "pruner")) if "pruner" in table else (Pruner(),)
+    return Experiment(
+        tuple(str(value) for value in _axis(table, "technique")),
+        tuple(_number("retrain-epochs", value) for value in _axis(table, "retrain-epochs")),
+        tuple(chains),
+        iterative=not one_shot,
+        pruners=pruners,
+    )
+
+
+def _levels(value: object) -> tuple[float, ...]:
+    if isinstance(value, Mapping):
+        _known("key of levels", value, ("keep", "count", "compression"))
+        keep = _number("keep", value.get("keep", 0.8))
+        if ("count" in value) == ("compression" in value):
+            raise InputError("levels has either count or compression")
+        if not 0 < keep < 1:
+            raise InputError(f"keep must be between 0 and 1, not {keep:g}")
+        if "compression" in value:
+            return tuple(densities(_number("compression", value["compression"]), keep))
+        count = _whole("count", value["count"])
+        if count < 1:
+            raise InputError(f"count must be at least 1, not {count}")
+        return tuple(keep**i for i in range(1, count + 1))
+    raise InputError(f"levels is a table such as {{ keep = 0.8, count = 10 }}, not {value!r}")
+
+
+def _pruner(value: object) -> Pruner:
+    if not isinstance(value, Mapping):
+        raise InputError(f'pruner is a table such as {{ score = "magnitude" }}, not {value!r}')
+    _known("key of pruner", value, [f.name for f in fields_of(Pruner)])
+    return Pruner(**{key: tuple(v) if isinstance(v, list) else v for key, v in value.items()})
+
+
+def _known(kind: str, table: Table, names: Iterable[str]) -> None:
+    for key in table:
+        if key not in names:
+            raise InputError(unknown(kind, key, names))
+
+
+def _axis(table: Table, key: str) -> list[object]:
+    if key not in table:
+        raise InputError(f"the key {key} is missing")
+    value = table[key]
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise InputError(f"{key} is an empty list")
+    return values
+
+
+def _text(table: Table, key: str) -> str:
+    if not isinstance(value := table.get(key), str):
+        raise InputError(f"the key {key} is missing" if value is None else f"{key} must be a text, not {value!r}")
+    return value
+
+
+def _table(table: Table, key: str) -> Table:
+    if not isinstance(value := table.get(key, {}), Mapping):
+        raise InputError(f"{key} must be a table, not {value!r}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} must be whole numbers, not {value!r}")
+    return value

@@ -1,0 +1,110 @@
+"""From what was asked for and what was measured to results.csv, layers.csv and curves.csv."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewound.history import Pruned, lineage
+from rewound.results import CurveRow, LayerRow, Row, write_curves, write_layers, write_rows
+from rewound.store import Store
+from rewound.targets import Target
+
+Result = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The three tables of a sweep; targets without a result yet are left out and counted."""
+
+    rows: list[Row]
+    layers: list[LayerRow]
+    curves: list[CurveRow]
+    missing: int
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write them as CSV."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{name}.csv" for name in ("results", "layers", "curves")]
+        write_rows(self.rows, paths[0])
+        write_layers(self.layers, paths[1])
+        write_curves(self.curves, paths[2])
+        return paths
+
+
+def collected(targets: tuple[Target, ...], store: Store) -> Tables:
+    """The tables of these targets, as far as the store knows them."""
+    reader = _Reader(store)
+    out = Tables([], [], [], 0)
+    missing, seen = 0, set[str]()
+    for target in targets:
+        result = reader.result(target.state.key)
+        failed = any(reader.failed(level.key) for level in lineage(target.state))
+        if result is None and not failed:
+            missing += 1
+            continue
+        out.rows.append(_row(target, {} if failed or result is None else result, reader))
+        if result is not None and not failed and target.state.key not in seen:
+            seen.add(target.state.key)
+            out.layers.extend(_layers(target.state.key, result))
+            out.curves.extend(reader.curve(target.state.key))
+    return Tables(out.rows, out.layers, out.curves, missing)
+
+
+class _Reader:
+    """Results of the store, each read once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.known: dict[str, Result | None] = {}
+
+    def result(self, key: str) -> Result | None:
+        if key not in self.known:
+            self.known[key] = self.store.result(key)
+        return self.known[key]
+
+    def chain(self, key: str) -> list[Result]:
+        """The results of the nodes under one mask that lead to `key`, first to last."""
+        result = self.result(key)
+        if result is None:
+            return []
+        return [*self.chain(str(result["after"])), result] if result["after"] else [result]
+
+    def failed(self, key: str) -> bool:
+        return any("failed" in result for result in self.chain(key))
+
+    def seconds(self, key: str) -> float:
+        return sum(float(str(result["seconds"])) for result in self.chain(key))
+
+    def curve(self, key: str) -> list[CurveRow]:
+        rows = []
+        for result in self.chain(key):
+            points = result["curve"]
+            assert isinstance(points, list)
+            for number, (step, lr, loss) in enumerate(points, start=1):
+                val = result.get("val") if number == len(points) else None
+                rows.append(CurveRow(key, step, lr, loss, val))  # type: ignore[arg-type]  # a number where there is one
+        return rows
+
+
+def _row(target: Target, result: Result, reader: _Reader) -> Row:
+    retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
+    return Row(
+        target.recipe.label(),
+        target.pruning,
+        target.iterative,
+        target.technique,
+        target.density,
+        target.retrain_epochs,
+        target.trial,
+        result.get("val"),  # type: ignore[arg-type]  # numbers, as `execution` wrote them
+        result.get("test"),  # type: ignore[arg-type]
+        result.get("flops"),  # type: ignore[arg-type]
+        target.search_epochs,
+        round(sum(reader.seconds(level.key) for level in retraining), 3),
+        target.state.key,
+    )
+
+
+def _layers(key: str, result: Result) -> list[LayerRow]:
+    layers = result["layers"]
+    assert isinstance(layers, dict)
+    return [LayerRow(key, name, layer["kept"], layer["total"], layer["flops"]) for name, layer in layers.items()]

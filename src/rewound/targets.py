@@ -1,0 +1,104 @@
+"""From one experiment to the states it asks for: `levels` written out as histories.
+
+A target is a row of results.csv to be: its labels (what a person calls it) and its state (what it is).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rewound.algorithm import Level, check_final, check_time, levels
+from rewound.history import Pruned, Ruled, Start, State, Trained, trained
+from rewound.names import path_of
+from rewound.pruner import Pruner
+from rewound.recipe import Recipe
+from rewound.technique import technique_named
+
+_PRUNING = {"weight": "unstructured"}  # pattern -> the word in the `pruning` column; other patterns keep their name
+
+
+@dataclass(frozen=True)
+class Target:
+    """One retrained (or dense) state with the labels of its row."""
+
+    recipe: Recipe
+    pruning: str
+    iterative: bool
+    technique: str
+    density: float
+    retrain_epochs: float | None
+    trial: int
+    search_epochs: float
+    state: Trained
+
+
+@lru_cache(maxsize=1024)
+def dense(recipe: Recipe, trial: int) -> Target:
+    """The dense run of a trial."""
+    schedule = recipe.schedule
+    state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
+    return Target(recipe, "unstructured", False, "", 1.0, None, trial, 0.0, state)
+
+
+def retrained(
+    recipe: Recipe,
+    trial: int,
+    technique: str,
+    epochs: float,
+    densities: Sequence[float],
+    pruner: Pruner | None = None,
+    *,
+    iterative: bool,
+    independent: bool = False,
+) -> Iterator[Target]:
+    """The target of every level of one run of the algorithm."""
+    pruner = pruner or Pruner()
+    chosen = technique_named(technique)
+    check_time(chosen, epochs, recipe.training_epochs, recipe.label())
+    check_final(chosen, recipe.schedule)
+    T, t = recipe.schedule.steps, recipe.steps_of(epochs)
+    original = dense(recipe, trial).state
+    salt = f"{technique} {epochs:g}" if independent else ""
+    cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
+    rule = Ruled(chosen.lr, path_of(chosen.lr), recipe.schedule, t) if callable(chosen.lr) else None
+    previous = original
+    for number, level in enumerate(levels(chosen, t, T, densities), start=1):
+        weights = _weights(level, original, previous)
+        kept = _kept(recipe, pruner, level.density)
+        root = Pruned(weights, previous, pruner, level.density, kept, salt if number == 1 else "")
+        if rule is not None:
+            previous = Trained(root, rule)
+        else:
+            previous = trained(root, _segments(recipe, level.schedule_from or 0, level.length))
+        yield Target(
+            recipe,
+            _PRUNING.get(pruner.pattern, pruner.pattern),
+            iterative,
+            technique,
+            level.density,
+            epochs,
+            trial,
+            cost * number,
+            previous,
+        )
+
+
+def _weights(level: Level, original: Trained, previous: Trained) -> State:
+    """The state that the weights under the new mask come from (law 5: rewinding reads the original dense run)."""
+    start = original.parent
+    assert isinstance(start, Start)
+    if level.weights_from == "fresh":
+        return Start(start.recipe, start.seed, fresh=True)
+    if level.weights_from == "previous":
+        return previous
+    return original.until(level.weights_from) if level.weights_from else start
+
+
+@lru_cache(maxsize=4096)
+def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
+    return pruner.kept(recipe.shapes, density)
+
+
+@lru_cache(maxsize=4096)
+def _segments(recipe: Recipe, start: int, length: int) -> tuple[tuple[float, int], ...]:
+    return tuple(recipe.schedule.segments(start, start + length))

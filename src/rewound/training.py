@@ -1,0 +1,133 @@
+"""Train^t(W, m, g): the paper's one function, and the state it maps to the next.
+
+`train(recipe, W, m, lr=S.segments(g, g + t))` trains the weights W under the mask m for t steps along the schedule S
+from step g. Every retraining technique is one call of it; fine-tuning, rewinding and training from scratch differ only
+in which W and which g they pass (see `technique`).
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from rewound.errors import Diverged
+from rewound.mask import Mask
+from rewound.randomness import fold
+from rewound.recipe import Position, Recipe, Scores
+from rewound.schedule import Segment, total
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that training changes: W in the paper's sense, with what belongs to it (law 4)."""
+
+    model: Mapping[str, Tensor]
+    """Parameters and buffers, by the model's own names."""
+    slots: Mapping[str, Tensor]
+    """Optimizer state by name ("momentum_buffer/conv1.weight"), never by index."""
+    seed: int
+    """The trial's seed: with `position`, the source of all randomness."""
+    position: Position
+    loss: float = math.nan
+    """The mean training loss since the previous stop; told, not part of the state."""
+
+    def clone(self) -> "State":
+        """A copy that outlives the next training step."""
+        copies = [{name: tensor.detach().clone() for name, tensor in part.items()} for part in (self.model, self.slots)]
+        return replace(self, model=copies[0], slots=copies[1])
+
+    def pruned(self, mask: Mask, prunings: int, seed: int) -> "State":
+        """W (.) m, at the start of a new level: the position at which retraining begins.
+
+        Slots that belong to a pruned weight are masked with it.
+        """
+        model = {name: w * mask[name].to(w.device) if name in mask else w for name, w in self.model.items()}
+        slots = {
+            name: s * mask[weight].to(s.device, s.dtype) if (weight := name.split("/", 1)[1]) in mask and s.ndim else s
+            for name, s in self.slots.items()
+        }
+        return State(model, slots, seed, Position(prunings, 0))
+
+
+def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
+    """W_0 of a trial; `fresh` draws another one, as reinitialization does (law 6)."""
+    model = recipe.model(fold(seed, "reinitialization") if fresh else fold(seed, "initialization"))
+    return State(model.state_dict(), {}, seed, Position(0, 0))
+
+
+def train(
+    recipe: Recipe,
+    state: State,
+    mask: Mask | None = None,
+    *,
+    lr: Sequence[Segment],
+    stops: Collection[int] = (),
+    device: torch.device | str = "cpu",
+) -> Iterator[State]:
+    """Train^t(W, m, g): yields the state after each of `stops` steps and after the last one.
+
+    What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it.
+    """
+    device = torch.device(device)
+    model, optimizer = restored(recipe, state, device)
+    model.train()
+    seed, (prunings, start) = state.seed, state.position
+    batches = recipe.batches(seed, state.position, device)
+    marks = {*stops, total(lr)}
+    done, since, losses = 0, 0, torch.zeros((), device=device)
+    with (mask or Mask({})).attached(model, optimizer):
+        for rate, steps in lr:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            for _ in range(steps):
+                torch.manual_seed(fold(seed, prunings, start + done))  # dropout and its like, whatever came before
+                optimizer.zero_grad()
+                loss = recipe.loss(model, next(batches))
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses += loss.detach()
+                done += 1
+                if done in marks:
+                    mean = losses.item() / (done - since)
+                    if not math.isfinite(mean):
+                        raise Diverged(start + done, mean)
+                    yield viewed(model, optimizer, seed, Position(prunings, start + done), mean)
+                    since = done
+                    losses.zero_()
+
+
+def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> Scores:
+    """The metric of a state on the validation and test data."""
+    model, _ = restored(recipe, state, torch.device(device))
+    model.eval()
+    with torch.no_grad():
+        return recipe.evaluate(model)
+
+
+def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Module, Optimizer]:
+    """The model and optimizer in that state, on that device."""
+    model = recipe.model(state.seed)
+    model.load_state_dict(dict(state.model))
+    model.to(device)
+    optimizer = recipe.optimizer(model)
+    parameters = dict(model.named_parameters())
+    for name, value in state.slots.items():
+        slot, parameter = name.split("/", 1)
+        # Step counts stay where torch's optimizers keep them: 0-dimensional, on the CPU.
+        optimizer.state[parameters[parameter]][slot] = value.clone().to(device if value.ndim else "cpu")
+    return model, optimizer
+
+
+def viewed(model: nn.Module, optimizer: Optimizer, seed: int, position: Position, loss: float) -> State:
+    """The live state of a model and its optimizer."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    slots = {
+        f"{slot}/{names[parameter]}": torch.as_tensor(value)
+        for parameter, values in optimizer.state.items()
+        for slot, value in values.items()
+        if value is not None
+    }
+    return State(model.state_dict(), slots, seed, position, loss)

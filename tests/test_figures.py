@@ -1,0 +1,156 @@
+"""Figures and the terminal's table: every technique, ratio and mark a reader needs is there, and nothing is hidden."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rewound.errors import InputError
+from rewound.pages.figures import draw
+from rewound.pages.look import LOOKS, looks, ratios
+from rewound.pages.terminal import summary_table
+from rewound.results import Row
+
+TIMES = (4.0, 8.0, 16.0)
+
+
+def table(drops: dict[str, float], densities: tuple[float, ...], *, iterative: bool = False) -> list[Row]:
+    """Three trials; a technique loses its drop, in points, at every doubling of the compression."""
+    rows = [Row("digits", "", False, "", 1, None, trial, 0.95, 0.95 + trial / 1000) for trial in (-1, 0, 1)]
+    for technique, drop in drops.items():
+        for density in densities:
+            for t in TIMES:
+                for trial in (-1, 0, 1):
+                    value = 0.95 - drop / 100 * (1 / density - 1) * (2 - t / 16) + trial / 1000
+                    setting = ("digits", "unstructured", iterative, technique, density, t, trial)
+                    rows.append(Row(*setting, val=value, test=value, search_epochs=t))
+    return rows
+
+
+MILD = dict.fromkeys(LOOKS, 0.1)
+ONE_SHOT = table(MILD, (1.0, 0.5, 0.2, 0.1, 0.05))
+ITERATIVE = table({name: 0.1 for name in MILD if name != "reinitialization"}, (0.5, 0.25, 0.125), iterative=True)
+
+
+def texts(svg: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)</text>", svg.read_text())
+
+
+def svg(rows: list[Row], out: Path, name: str = "best") -> list[str]:
+    (path,) = (path for path in draw(rows, out, formats=["svg"]) if path.stem.endswith(name))
+    return texts(path)
+
+
+def test_the_papers_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    paths = draw(ONE_SHOT + ITERATIVE, tmp_path / "figures")
+    assert sorted(path.name for path in paths) == [
+        f"digits-unstructured-{name}.{suffix}" for name in ("algorithm-1", "best", "times") for suffix in ("png", "svg")
+    ]
+    assert all(path.stat().st_size > 5_000 for path in paths)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths if path.suffix == ".png")
+
+
+def test_best_figure_names_techniques_ratios_and_the_dense_runs(tmp_path: Path) -> None:
+    shown = svg(ONE_SHOT + ITERATIVE, tmp_path)
+    for label in (look.label for look in LOOKS.values()):
+        assert label in shown
+    assert {"One-shot", "Iterative", "2.00×", "5.00×", "10.00×", "20.00×", "8.00×", "Compression ratio"} <= set(shown)
+    assert {"Dense runs, mean ± 1 sd", "Δ accuracy (points)", "digits, unstructured pruning"} <= set(shown)
+    assert "1.00×" not in shown, "the dense control compresses nothing"
+    assert "Median below the axis" not in shown, "nothing is below it"
+
+
+def test_times_figure_has_a_panel_per_density_the_control_and_the_safe_zone(tmp_path: Path) -> None:
+    shown = svg(ONE_SHOT + ITERATIVE, tmp_path, "times")
+    assert {"1.00×, dense control", "2.00×", "5.00×", "10.00×", "20.00×"} <= set(shown)
+    assert {"Rewinding safe zone, 0.25T to 0.9T", "Retraining epochs", "4", "8", "16"} <= set(shown)
+    assert "8.00×" not in shown, "iterative densities have no panel"
+
+
+def test_algorithm_1_figure_says_which_times_it_shows(tmp_path: Path) -> None:
+    shown = svg(ITERATIVE, tmp_path, "algorithm-1")
+    assert {"Learning rate rewinding, t = 16", "Weight rewinding, t = 8", "Fine-tuning, t = 16"} <= set(shown)
+    assert not any("Low-LR" in text for text in shown)
+    names = [path.stem for path in draw(ITERATIVE, tmp_path, ["svg"], epochs={"digits": 32})]
+    assert "digits-unstructured-algorithm-1" not in names, "no run was retrained for T = 32 epochs"
+
+
+def test_a_point_below_the_axis_is_announced(tmp_path: Path) -> None:
+    rows = table({"lr-rewinding": 0.1, "fine-tuning": 10}, (0.5, 0.2, 0.1))
+    assert "Median below the axis" in svg(rows, tmp_path)
+
+
+def test_a_technique_of_the_user_is_drawn_under_its_own_name(tmp_path: Path) -> None:
+    assert "my.package:cyclic" in svg(table({"my.package:cyclic": 0.1, "lr-rewinding": 0.1}, (0.5, 0.1)), tmp_path)
+    mine = looks(["c", "b", "a", "fine-tuning"])
+    assert list(mine) == ["fine-tuning", "a", "b", "c"]
+    assert len({look.colour for look in mine.values()}) == 4
+
+
+def test_bleu_is_drawn_as_it_is(tmp_path: Path) -> None:
+    rows = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in ONE_SHOT]
+    assert "Δ BLEU" in svg(rows, tmp_path)
+
+
+@pytest.mark.parametrize("densities", [(0.1,), (0.5, 0.1), (0.9574, 0.9562, 0.9602, 0.9659, 0.9773, 0.5)])
+def test_sparse_tables_are_drawn_too(tmp_path: Path, densities: tuple[float, ...]) -> None:
+    rows = [row for row in table({"lr-rewinding": 1}, densities) if row.trial == 1]
+    names = {path.stem.rsplit("-", 1)[-1] for path in draw(rows, tmp_path, ["png"])}
+    assert names == {"best", "times"}
+    once = [row for row in rows if row.dense or row.retrain_epochs == 4]
+    assert len(draw(once, tmp_path, ["png"])) == 1, "one retraining time is no curve"
+
+
+def test_failed_runs_are_counted_not_drawn(tmp_path: Path) -> None:
+    rows = [replace(row, val=None, test=None) if row.trial == 0 and not row.dense else row for row in ONE_SHOT]
+    assert any("median and min to max of 2 trials; 75 failed not drawn" in text for text in svg(rows, tmp_path))
+
+
+def test_the_same_rows_give_the_same_svg_and_awkward_names_a_good_path(tmp_path: Path) -> None:
+    rows = [replace(row, recipe="my.tasks:Digits/2") for row in ONE_SHOT]
+    (first, *_), (again, *_) = draw(rows, tmp_path / "a", ["svg"]), draw(rows[::-1], tmp_path / "b", ["svg"])
+    assert first.name == "my.tasks-Digits-2-unstructured-best.svg"
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_nothing_to_show_is_an_error_that_says_so(tmp_path: Path) -> None:
+    dense = [row for row in ONE_SHOT if row.dense]
+    with pytest.raises(InputError, match="nothing to draw: none of the 3 rows"):
+        draw(dense, tmp_path)
+    with pytest.raises(InputError, match="nothing to summarise"):
+        summary_table(dense)
+    with pytest.raises(InputError, match="no finished dense run of digits"):
+        draw([row for row in ONE_SHOT if not row.dense], tmp_path)
+
+
+def test_ratios_that_would_read_the_same_get_more_digits() -> None:
+    assert list(ratios([0.8, 0.1074]).values()) == ["1.25×", "9.31×"]
+    assert list(ratios([0.960211, 0.957369]).values()) == ["1.041×", "1.045×"]
+
+
+def printed(rows: list[Row], test_images: int | None = None) -> str:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(summary_table(rows, test_images))
+    return capture.get()
+
+
+def test_the_terminal_shows_medians_deltas_times_costs_and_conclusions() -> None:
+    shown = printed(table({"lr-rewinding": 0.05, "fine-tuning": 0.5}, (0.5, 0.25, 0.1)), test_images=360)
+    assert re.search(r"^lr-rewinding +2.00× +94.95 +94.85 +95.05 +-0.05 +16 +16 *$", shown, re.MULTILINE)
+    assert re.search(r"^fine-tuning +10.00× +90.50 +90.40 +90.60 +-4.50 +16 +16 *$", shown, re.MULTILINE)
+    assert "No drop up to: lr-rewinding 2.00×, fine-tuning none" in shown
+    assert "1% drop up to: lr-rewinding ≥10.00×, fine-tuning 2.00×" in shown
+    assert "One test image is 0.28 points of accuracy (360 images)." in shown
+    assert "dense 95.00 ± 0.10 (3 runs)" in " ".join(shown.split())
+    assert "failed" not in shown
+
+
+def test_the_terminal_counts_failed_runs_even_where_none_finished() -> None:
+    rows = [replace(row, val=None, test=None) if row.density == 0.1 else row for row in table(MILD, (0.5, 0.1))]
+    shown = printed(rows)
+    assert re.search(r"^fine-tuning +10.00×( +–){6} +9 *$", shown, re.MULTILINE)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "…" not in shown, "no number is cut"
