@@ -1,0 +1,48 @@
+"""rewound prunes neural networks and gets their accuracy back.
+
+The method is that of "Comparing Rewinding and Fine-tuning in Neural Network Pruning" (Renda, Frankle, Carbin, 2020):
+one function, `Train^t(W, m, g)` (`train`), a table of techniques (`TECHNIQUES`), one statement of the algorithm
+(`levels`), and a store in which nothing is computed twice.
+"""
+
+from rewound.algorithm import Level, densities, levels
+from rewound.compression import PrunedNetwork, prune
+from rewound.errors import Diverged, InputError
+from rewound.flops import profile
+from rewound.mask import Mask
+from rewound.pruner import Pruner
+from rewound.recipe import Batch, Metric, Position, Recipe, Scores
+from rewound.schedule import Schedule
+from rewound.sweep import Sweep, load_sweep
+from rewound.technique import TECHNIQUES, Facts, Technique
+from rewound.training import State, begin, evaluate, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TECHNIQUES",
+    "Batch",
+    "Diverged",
+    "Facts",
+    "InputError",
+    "Level",
+    "Mask",
+    "Metric",
+    "Position",
+    "PrunedNetwork",
+    "Pruner",
+    "Recipe",
+    "Schedule",
+    "Scores",
+    "State",
+    "Sweep",
+    "Technique",
+    "begin",
+    "densities",
+    "evaluate",
+    "levels",
+    "load_sweep",
+    "profile",
+    "prune",
+    "train",
+]

@@ -61,7 +61,8 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
         raise InputError(f"compression must be above 1, not {compression}")
     if not 0 < keep < 1:
         raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
-    out, target = [], 1 / compression
+    out: list[float] = []
+    target = 1 / compression
     while keep ** (len(out) + 1) > target * (1 + 1e-9):
         out.append(keep ** (len(out) + 1))
     return [*out, target]

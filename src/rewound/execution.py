@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 
@@ -21,17 +20,9 @@ from rewound.planning import Node, Plan
 from rewound.randomness import fold
 from rewound.recipe import Recipe
 from rewound.schedule import Segment, sliced
-from rewound.store import HEARTBEAT, Store
+from rewound.store import HEARTBEAT, Failure, LayerCount, Point, Result, Store
 from rewound.technique import Facts
 from rewound.training import State, begin, evaluate, train
-
-class Point(NamedTuple):
-    """One point of a training curve: the mean loss since the point before it."""
-
-    step: int
-    lr: float
-    loss: float
-
 
 SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
@@ -69,15 +60,18 @@ def execute(node: Node, plan: Plan, worker: Worker) -> None:
     try:
         state, mask, curve = _trained(node.state, node.after, worker, clock)
     except Diverged as failure:
-        failed = {"failed": {"step": failure.step, "loss": str(failure.loss)}}
-        store.publish(node.key, _record(node, worker, [], clock.seconds) | failed)
+        result = _record(node, worker, [], clock.seconds)
+        store.publish(node.key, {**result, "failed": Failure(step=failure.step, loss=str(failure.loss))})
         worker.say(f"failed: {node.key[:12]}: {failure}; what builds on it is skipped")
         return
-    measured = _measured(node.recipe, state, mask, worker) if node.asked else {}
+    result = _record(node, worker, curve, clock.seconds)
+    if node.asked:
+        _measure(result, node.recipe, state, mask, worker.device)
+        result["seconds"] = clock.seconds
     readers = plan.readers.get(node.key, ())
     if readers or worker.keep_all:
         store.save(node.key, state, mask, slots=bool(readers))
-    store.publish(node.key, _record(node, worker, curve, clock.seconds) | measured)
+    store.publish(node.key, result)
     store.drop(node.key, draft=True)
     if not worker.keep_all:
         release(node, plan, store)
@@ -95,8 +89,7 @@ def realised(past: Past | Pruned, worker: Worker) -> tuple[State, Mask | None]:
     if isinstance(past, Start):
         return begin(past.recipe, past.seed, fresh=past.fresh), None
     if isinstance(past, Pruned):
-        state, mask, _ = _pruned(past, worker)
-        return state, mask
+        return _pruned(past, worker)[:2]
     stored = worker.store.load(past.key)
     if stored is not None:
         return stored[0], stored[1]
@@ -119,7 +112,10 @@ def _pruned(past: Pruned, worker: Worker) -> tuple[State, Mask, Facts]:
 
 def _facts(weights: dict[str, torch.Tensor], before: Mask | None, mask: Mask) -> Facts:
     whole = sum(float(w.double().square().sum()) for w in weights.values())
-    left = sum(float((w * mask[n]).double().square().sum()) if n in mask else float(w.double().square().sum()) for n, w in weights.items())
+    left = sum(
+        float((w * mask[n]).double().square().sum()) if n in mask else float(w.double().square().sum())
+        for n, w in weights.items()
+    )
     alive = before.kept if before is not None else mask.total
     return Facts((max(0.0, whole - left) / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / mask.total)
 
@@ -133,7 +129,7 @@ def _trained(
     draft = store.load(past.key, draft=True)
     if draft is not None:
         state, mask, notes = draft
-        curve, clock.before = [Point(*point) for point in notes["curve"]], notes["seconds"]
+        curve, clock.before = notes["curve"], notes["seconds"]
     else:
         state, mask = realised(after or past.parent, worker)
     rates = _rates(past, worker)
@@ -141,7 +137,8 @@ def _trained(
     done = state.position.steps
     saved = beaten = time.perf_counter()
     stops = _epoch_ends(recipe, done, last)
-    for state in train(recipe, state, mask, lr=sliced(rates, done), stops=stops, device=worker.device):
+    progress = train(recipe, state, mask, lr=sliced(rates, done), stops=stops, device=worker.device)
+    for state in progress:
         step, now = state.position.steps, time.perf_counter()
         curve.append(Point(step, sliced(rates, step - 1, step)[0].rate, state.loss))
         if now - beaten > HEARTBEAT:
@@ -167,19 +164,19 @@ def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
     return [step - start for step in range((start // per_epoch + 1) * per_epoch, end, per_epoch)]
 
 
-def _measured(recipe: Recipe, state: State, mask: Mask | None, worker: Worker) -> dict[str, object]:
-    """Accuracy, FLOPs and kept counts, in all and by layer."""
-    scores = evaluate(recipe, state, worker.device)
+def _measure(result: Result, recipe: Recipe, state: State, mask: Mask | None, device: torch.device) -> None:
+    """Add accuracy, FLOPs and kept counts, in all and by layer."""
+    result["val"], result["test"] = evaluate(recipe, state, device)
+    result["flops"] = recipe.profile.total(mask)
     flops = recipe.profile.layers(mask)
-    layers = {}
+    result["layers"] = {}
     for name, shape in recipe.shapes.items():
         total = torch.Size(shape).numel()
         kept = int(mask[name].count_nonzero()) if mask is not None and name in mask else total
-        layers[name] = {"kept": kept, "total": total, "flops": flops.get(name, 0)}
-    return {"val": scores.val, "test": scores.test, "flops": recipe.profile.total(mask), "layers": layers}
+        result["layers"][name] = LayerCount(kept=kept, total=total, flops=flops.get(name, 0))
 
 
-def _record(node: Node, worker: Worker, curve: list[Point], seconds: float) -> dict[str, object]:
+def _record(node: Node, worker: Worker, curve: list[Point], seconds: float) -> Result:
     return {
         "recipe": node.recipe.label(),
         "history": described(node.state),
@@ -194,7 +191,12 @@ def _record(node: Node, worker: Worker, curve: list[Point], seconds: float) -> d
 def made_by(recipe: Recipe, device: torch.device) -> dict[str, str]:
     """What a result depends on beside its address; told when a stored one differs from today's."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"source": recipe.source_digest(), "torch": torch.__version__, "python": platform.python_version(), "device": kind}
+    return {
+        "source": recipe.source_digest(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": kind,
+    }
 
 
 @cache

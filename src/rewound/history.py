@@ -68,7 +68,9 @@ class Pruned:
     def key(self) -> str:
         # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
         pruner = [[name, value] for name, value in vars(self.pruner).items() if value != getattr(Pruner, name)]
-        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *([self.salt] if self.salt else []))
+        return address(
+            "pruned", self.weights.key, self.source.key, pruner, self.kept, *([self.salt] if self.salt else [])
+        )
 
     @property
     def prunings(self) -> int:
@@ -156,7 +158,11 @@ def described(state: State) -> list[str]:
     for level in lineage(state):
         if isinstance(level.parent, Pruned):
             p = level.parent
-            w = "fresh weights" if isinstance(p.weights, Start) and p.weights.fresh else f"weights of {p.weights.key[:12]}"
+            w = (
+                "fresh weights"
+                if isinstance(p.weights, Start) and p.weights.fresh
+                else f"weights of {p.weights.key[:12]}"
+            )
             if p.weights.key == p.source.key:
                 w = "its own weights"
             lines.append(f"prune {p.pruner.score}/{p.pruner.scope} to {p.kept:,} weights ({p.density:.4g}), {w}")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from rewound.errors import InputError
 
@@ -84,7 +85,7 @@ class Mask(Mapping[str, Tensor]):
         pairs = self._pairs(model)
         masks = {parameter: mask.to(parameter.dtype) for parameter, mask in pairs}
         attachment = _Attachment(masks)
-        removals = [p.register_post_accumulate_grad_hook(attachment.gradient_arrived).remove for p in masks]
+        removals = [_hooked(p, attachment.gradient_arrived) for p in masks]
         removals.append(register_optimizer_step_pre_hook(attachment.before_step).remove)
         try:
             attachment.mask_all(masks)
@@ -97,9 +98,7 @@ class Mask(Mapping[str, Tensor]):
 
     def packed(self) -> dict[str, Tensor]:
         """Eight weights to a byte, in index order; `unpacked` needs the shapes back."""
-        return {
-            name: torch.from_numpy(np.packbits(tensor.cpu().reshape(-1).numpy())) for name, tensor in self.items()
-        }
+        return {name: torch.from_numpy(np.packbits(tensor.cpu().reshape(-1).numpy())) for name, tensor in self.items()}
 
     @classmethod
     def unpacked(cls, packed: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> "Mask":
@@ -119,6 +118,11 @@ class Mask(Mapping[str, Tensor]):
             listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
             raise InputError(f"this mask is for another model: no parameter of the mask's name and shape for {listed}")
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
+
+
+def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle.remove
 
 
 class _Attachment:

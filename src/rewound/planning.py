@@ -96,7 +96,8 @@ def _cut(states: list[Trained], asked: set[str]) -> list[Node]:
     whole = [s for s in states if isinstance(s.rates, Ruled)]
     nodes = [_node(s, None, asked) for s in whole]
     # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
-    shared = sorted((s for s in states if not isinstance(s.rates, Ruled)), key=lambda s: s.rates)
+    shared = [s for s in states if not isinstance(s.rates, Ruled)]
+    shared.sort(key=lambda s: () if isinstance(s.rates, Ruled) else s.rates)
     path: list[Trained] = []  # the nodes from the root to the previous state
     for state in shared:
         common = _common(path[-1], state) if path else 0

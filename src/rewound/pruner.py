@@ -64,7 +64,10 @@ def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     Floating-point parameters with at least two dimensions larger than 1, outside normalisation layers, tied ones once.
     """
     normalised = {
-        id(p) for module in model.modules() if isinstance(module, _NORMALISATION) for p in module.parameters(recurse=False)
+        id(p)
+        for module in model.modules()
+        if isinstance(module, _NORMALISATION)
+        for p in module.parameters(recurse=False)
     }
     return {
         plain_name(name): p
@@ -103,9 +106,7 @@ class Pruner:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
         return self.prune(prunable_weights(model), density, mask, seed=seed)
 
-    def prune(
-        self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0
-    ) -> Mask:
+    def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The same for named weights, the prunable set already chosen."""
         if not 0 < density <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
@@ -155,7 +156,9 @@ def _rank(
     kept = kept_count(total, density)
     alive = total if mask is None else sum(int(mask[name].count_nonzero()) for name in names)
     if kept > alive:
-        raise InputError(f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks")
+        raise InputError(
+            f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
+        )
     threshold, equals_pruned = _threshold(map(scores, names), total, total - kept, total - alive)
     out = {}
     for name in names:

@@ -95,12 +95,16 @@ class Schedule:
         return cls(steps, (*rising, *flat), final)
 
     @classmethod
-    def cosine(cls, steps: int, peak: float, end: float = 0.0, *, warmup: float = 0, final: float | None = None) -> "Schedule":
+    def cosine(
+        cls, steps: int, peak: float, end: float = 0.0, *, warmup: float = 0, final: float | None = None
+    ) -> "Schedule":
         """Half a cosine from `peak` to `end`, after a linear warm-up."""
         return cls(steps, (*_rise(warmup, peak), Piece(steps, peak, end, "cosine")), final)
 
     @classmethod
-    def linear(cls, steps: int, peak: float, end: float = 0.0, *, warmup: float = 0, final: float | None = None) -> "Schedule":
+    def linear(
+        cls, steps: int, peak: float, end: float = 0.0, *, warmup: float = 0, final: float | None = None
+    ) -> "Schedule":
         """A straight line from `peak` to `end`, after a linear warm-up."""
         return cls(steps, (*_rise(warmup, peak), Piece(steps, peak, end, "linear")), final)
 

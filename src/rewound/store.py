@@ -20,11 +20,11 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypedDict
+from typing import NamedTuple, NoReturn, Required, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,13 +41,52 @@ HEARTBEAT = 2.0
 STALE = 120.0
 """Seconds without a heartbeat after which another host's claim is taken over."""
 
-Json = Mapping[str, object]
+
+class Point(NamedTuple):
+    """One point of a training curve: the mean loss since the point before it."""
+
+    step: int
+    lr: float
+    loss: float
+
+
+class LayerCount(TypedDict):
+    """What is left of one layer."""
+
+    kept: int
+    total: int
+    flops: int
+
+
+class Failure(TypedDict):
+    """Where a run stopped being numbers."""
+
+    step: int
+    loss: str
+
+
+class Result(TypedDict, total=False):
+    """What is known of a node; only what a target asks for is evaluated."""
+
+    recipe: Required[str]
+    history: Required[list[str]]
+    after: Required[str | None]
+    """The node under the same mask that it continued."""
+    steps: Required[int]
+    seconds: Required[float]
+    curve: Required[list[Point]]
+    made: Required[dict[str, str]]
+    val: float
+    test: float
+    flops: int
+    layers: dict[str, LayerCount]
+    failed: Failure
 
 
 class Notes(TypedDict):
     """What a draft knows beside its tensors."""
 
-    curve: Sequence[Sequence[float]]
+    curve: list[Point]
     seconds: float
 
 
@@ -59,17 +98,13 @@ class Damaged(Exception):
 
 
 class Claim(NamedTuple):
-    """Who works on a node, and how far it is."""
+    """Who works on a node, and how many steps it has done."""
 
     host: str
     pid: int
-    started: float
+    birth: str | None
+    """When the process was born, so that a number used again is not taken for it."""
     steps: int
-
-    @property
-    def age(self) -> float:
-        """Seconds since the work began."""
-        return time.time() - self.started
 
 
 @dataclass(frozen=True)
@@ -87,11 +122,13 @@ class Store:
                 self._write(version, f"{VERSION}\n".encode())
             found = version.read_text().strip()
         if not found.isdigit() or int(found) > VERSION:
-            raise InputError(f"store {self.root} was written by a newer version ({found}; this one knows {VERSION}); upgrade rewound")
+            raise InputError(
+                f"store {self.root} was written by a newer version ({found}; this one knows {VERSION}); upgrade rewound"
+            )
 
     # Results
 
-    def result(self, key: str) -> dict[str, object] | None:
+    def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
         path = self._path("results", key, "json")
         try:
@@ -103,9 +140,10 @@ class Store:
         except (Damaged, ValueError, KeyError, AttributeError):
             self._set_aside(path)
             return None
-        return dict(content)
+        content["curve"] = [Point(*point) for point in content["curve"]]
+        return cast(Result, content)
 
-    def publish(self, key: str, result: Json) -> None:
+    def publish(self, key: str, result: Result) -> None:
         """Keep what was measured at `key`."""
         path = self._path("results", key, "json")
         self._write(path, json.dumps({**result, "checksum": _digest(result)}, indent=1).encode())
@@ -120,7 +158,9 @@ class Store:
 
     # States and drafts
 
-    def save(self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True) -> None:
+    def save(
+        self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True
+    ) -> None:
         """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
         tensors = {f"model/{name}": t for name, t in state.model.items()}
         if slots:
@@ -128,15 +168,25 @@ class Store:
         shapes = {name: list(m.shape) for name, m in (mask or {}).items()}
         tensors |= {f"mask/{name}": t for name, t in (mask.packed() if mask else {}).items()}
         tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        facts = {"seed": state.seed, "position": state.position, "shapes": shapes, "masked": mask is not None, "draft": draft}
+        facts = {
+            "seed": state.seed,
+            "position": state.position,
+            "shapes": shapes,
+            "masked": mask is not None,
+            "slots": slots,
+            "draft": draft,
+        }
         header = json.dumps(facts, sort_keys=True)
         metadata = {"rewound": header, "checksum": _tensor_digest(tensors, header)}
         path = self._state_path(key, draft is not None)
         with self._said(), self._replacing(path) as temporary:
             save_file(tensors, temporary, metadata)
 
-    def load(self, key: str, *, draft: bool = False) -> tuple[State, Mask | None, Notes] | None:
-        """The state, mask and draft facts at `key`, or None; a damaged file is set aside and counts as absent."""
+    def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
+        """The state, mask and notes at `key`, or None; a damaged file is set aside and counts as absent.
+
+        A state kept without its optimizer slots is no state `to_train` from.
+        """
         path = self._state_path(key, draft)
         if not path.exists():
             return None
@@ -150,12 +200,20 @@ class Store:
             self._set_aside(path)
             return None
         facts = json.loads(metadata["rewound"])
+        if to_train and not facts["slots"]:
+            return None
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "slots": {}, "mask": {}}
         for name, tensor in tensors.items():
             part, rest = name.split("/", 1)
             parts[part][rest] = tensor
-        mask = Mask.unpacked(parts["mask"], {n: tuple(s) for n, s in facts["shapes"].items()}) if facts["masked"] else None
-        return State(parts["model"], parts["slots"], facts["seed"], Position(*facts["position"])), mask, facts["draft"] or Notes(curve=[], seconds=0.0)
+        mask = (
+            Mask.unpacked(parts["mask"], {n: tuple(s) for n, s in facts["shapes"].items()}) if facts["masked"] else None
+        )
+        return (
+            State(parts["model"], parts["slots"], facts["seed"], Position(*facts["position"])),
+            mask,
+            facts["draft"] or Notes(curve=[], seconds=0.0),
+        )
 
     def has_state(self, key: str) -> bool:
         """Whether the tensors at `key` are here."""
@@ -167,7 +225,9 @@ class Store:
 
     def size(self) -> int:
         """Bytes of tensors held."""
-        return sum(path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors"))
+        return sum(
+            path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors")
+        )
 
     # Claims
 
@@ -192,16 +252,16 @@ class Store:
         """The work under way, by key."""
         out = {}
         for path in self.root.glob("claims/*.json"):
-            if (owner := _read_claim(path)) is not None and not self._is_abandoned(path):
-                out[path.stem] = Claim(str(owner["host"]), int(owner["pid"]), float(owner["started"]), int(owner["steps"]))
+            if (claim := _read_claim(path)) is not None and not self._is_abandoned(path):
+                out[path.stem] = claim
         return out
 
     def _is_abandoned(self, path: Path) -> bool:
         owner = _read_claim(path)
         if owner is None:
             return True
-        if owner["host"] == socket.gethostname():
-            return _process_start(int(owner["pid"])) != owner["birth"]
+        if owner.host == socket.gethostname():
+            return _process_start(owner.pid) != owner.birth
         return time.time() - path.stat().st_mtime > STALE
 
     @contextmanager
@@ -261,7 +321,7 @@ class Store:
 def _refuse(root: Path, error: OSError) -> NoReturn:
     reasons = {
         errno.ENOSPC: "the disk is full; free some space and run the same command again, nothing stored is lost",
-        errno.EDQUOT: "the disk quota is used up; free some space and run the same command again, nothing stored is lost",
+        errno.EDQUOT: "the disk quota is used up; free some and run the same command again, nothing stored is lost",
         errno.EACCES: "it is not writable; choose another with --store",
         errno.EPERM: "it is not writable; choose another with --store",
         errno.EROFS: "it is on a read-only file system; choose another with --store",
@@ -271,7 +331,13 @@ def _refuse(root: Path, error: OSError) -> NoReturn:
     raise InputError(f"cannot use store {root}: {reasons.get(error.errno or 0, error)}") from error
 
 
-def _digest(content: Json) -> str:
+def _notes(draft: Notes | None) -> Notes:
+    if draft is None:
+        return Notes(curve=[], seconds=0.0)
+    return Notes(curve=[Point(*point) for point in draft["curve"]], seconds=draft["seconds"])
+
+
+def _digest(content: Mapping[str, object]) -> str:
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -285,15 +351,15 @@ def _tensor_digest(tensors: Mapping[str, Tensor], header: str) -> str:
     return digest.hexdigest()
 
 
-def _me(steps: int) -> dict[str, object]:
+def _me(steps: int) -> Claim:
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "birth": _process_start(pid), "started": time.time(), "steps": steps}
+    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
 
 
-def _read_claim(path: Path) -> dict[str, object] | None:
+def _read_claim(path: Path) -> Claim | None:
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+        return Claim(*json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
         return None
 
 

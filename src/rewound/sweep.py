@@ -1,18 +1,18 @@
 """A declared experiment: a TOML file whose lists are the axes of a grid.
 
-    recipe = "digits"                       # or "package.module:Class"
-    trials = [1, 2, 3]
-    randomness = "shared"                   # or "independent": technique and time join the seed
+recipe = "digits"                       # or "package.module:Class"
+trials = [1, 2, 3]
+randomness = "shared"                   # or "independent": technique and time join the seed
 
-    [recipe-fields]                         # optional: fields of the recipe
-    epochs = 16.0
+[recipe-fields]                         # optional: fields of the recipe
+epochs = 16.0
 
-    [[experiment]]
-    technique = ["fine-tuning", "lr-rewinding"]
-    retrain-epochs = [4, 16]
-    density = [0.2, 0.1]                    # one-shot; or, iterative:
-    # levels = { keep = 0.8, count = 10 }   # or { keep = 0.8, compression = 10 }
-    pruner = { score = "magnitude", scope = "global" }
+[[experiment]]
+technique = ["fine-tuning", "lr-rewinding"]
+retrain-epochs = [4, 16]
+density = [0.2, 0.1]                    # one-shot; or, iterative:
+# levels = { keep = 0.8, count = 10 }   # or { keep = 0.8, compression = 10 }
+pruner = { score = "magnitude", scope = "global" }
 """
 
 import tomllib
@@ -69,7 +69,14 @@ class Sweep:
                 e.techniques, e.retrain_epochs, e.densities, e.pruners, self.trials
             ):
                 yield from retrained(
-                    self.recipe, trial, technique, epochs, chain, pruner, iterative=e.iterative, independent=self.independent
+                    self.recipe,
+                    trial,
+                    technique,
+                    epochs,
+                    chain,
+                    pruner,
+                    iterative=e.iterative,
+                    independent=self.independent,
                 )
 
 
@@ -85,7 +92,9 @@ def load_sweep(name: str) -> Sweep:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read sweep {name}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+            raise InputError(
+                f"cannot read sweep {name}: {getattr(error, 'strerror', None) or 'it is not text'}"
+            ) from error
     elif name in shipped:
         text = shipped[name]
     else:
@@ -121,8 +130,12 @@ def _experiment(table: Table) -> Experiment:
     _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner"))
     if ("density" in table) == ("levels" in table):
         raise InputError("an experiment has either density (one-shot) or levels (iterative)")
-    one_shot = [(_number("density", value),) for value in _axis(table, "density")] if "density" in table else []
-    chains = one_shot or [_levels(value) for value in _axis(table, "levels")]
+    one_shot = "density" in table
+    chains: list[tuple[float, ...]]
+    if one_shot:
+        chains = [(_number("density", value),) for value in _axis(table, "density")]
+    else:
+        chains = [_levels(value) for value in _axis(table, "levels")]
     for chain in chains:
         check_densities(chain)
     pruners = tuple(_pruner(value) for value in _axis(table, "pruner")) if "pruner" in table else (Pruner(),)
@@ -156,7 +169,12 @@ def _pruner(value: object) -> Pruner:
     if not isinstance(value, Mapping):
         raise InputError(f'pruner is a table such as {{ score = "magnitude" }}, not {value!r}')
     _known("key of pruner", value, [f.name for f in fields_of(Pruner)])
-    return Pruner(**{key: tuple(v) if isinstance(v, list) else v for key, v in value.items()})
+    words = {key: tuple(given) if isinstance(given, list) else given for key, given in value.items()}
+    for key, given in words.items():
+        default = getattr(Pruner, key)
+        if not isinstance(given, int | float if key == "floor" else type(default)):
+            raise InputError(f"{key} of pruner must be like {default!r}, not {given!r}")
+    return Pruner(**words)  # type: ignore[arg-type]  # each checked against its default just above
 
 
 def _known(kind: str, table: Table, names: Iterable[str]) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from rewound.history import Pruned, lineage
 from rewound.results import CurveRow, LayerRow, Row, write_curves, write_layers, write_rows
-from rewound.store import Store
+from rewound.store import Result, Store
 from rewound.targets import Target
-
-Result = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
         if result is None and not failed:
             missing += 1
             continue
-        out.rows.append(_row(target, {} if failed or result is None else result, reader))
+        out.rows.append(_row(target, None if failed else result, reader))
         if result is not None and not failed and target.state.key not in seen:
             seen.add(target.state.key)
             out.layers.extend(_layers(target.state.key, result))
@@ -66,26 +64,24 @@ class _Reader:
         result = self.result(key)
         if result is None:
             return []
-        return [*self.chain(str(result["after"])), result] if result["after"] else [result]
+        return [*(self.chain(result["after"]) if result["after"] else []), result]
 
     def failed(self, key: str) -> bool:
         return any("failed" in result for result in self.chain(key))
 
     def seconds(self, key: str) -> float:
-        return sum(float(str(result["seconds"])) for result in self.chain(key))
+        return sum(result["seconds"] for result in self.chain(key))
 
     def curve(self, key: str) -> list[CurveRow]:
         rows = []
         for result in self.chain(key):
-            points = result["curve"]
-            assert isinstance(points, list)
-            for number, (step, lr, loss) in enumerate(points, start=1):
-                val = result.get("val") if number == len(points) else None
-                rows.append(CurveRow(key, step, lr, loss, val))  # type: ignore[arg-type]  # a number where there is one
+            *before, last = result["curve"]
+            rows += [CurveRow(key, *point) for point in before]
+            rows.append(CurveRow(key, *last, result.get("val")))
         return rows
 
 
-def _row(target: Target, result: Result, reader: _Reader) -> Row:
+def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
     return Row(
         target.recipe.label(),
@@ -95,9 +91,9 @@ def _row(target: Target, result: Result, reader: _Reader) -> Row:
         target.density,
         target.retrain_epochs,
         target.trial,
-        result.get("val"),  # type: ignore[arg-type]  # numbers, as `execution` wrote them
-        result.get("test"),  # type: ignore[arg-type]
-        result.get("flops"),  # type: ignore[arg-type]
+        result["val"] if result else None,
+        result["test"] if result else None,
+        result["flops"] if result else None,
         target.search_epochs,
         round(sum(reader.seconds(level.key) for level in retraining), 3),
         target.state.key,
@@ -105,6 +101,4 @@ def _row(target: Target, result: Result, reader: _Reader) -> Row:
 
 
 def _layers(key: str, result: Result) -> list[LayerRow]:
-    layers = result["layers"]
-    assert isinstance(layers, dict)
-    return [LayerRow(key, name, layer["kept"], layer["total"], layer["flops"]) for name, layer in layers.items()]
+    return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]

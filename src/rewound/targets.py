@@ -12,6 +12,7 @@ from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
+from rewound.schedule import Segment
 from rewound.technique import technique_named
 
 _PRUNING = {"weight": "unstructured"}  # pattern -> the word in the `pruning` column; other patterns keep their name
@@ -100,5 +101,5 @@ def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _segments(recipe: Recipe, start: int, length: int) -> tuple[tuple[float, int], ...]:
+def _segments(recipe: Recipe, start: int, length: int) -> tuple[Segment, ...]:
     return tuple(recipe.schedule.segments(start, start + length))

@@ -123,7 +123,7 @@ def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Mod
 
 def viewed(model: nn.Module, optimizer: Optimizer, seed: int, position: Position, loss: float) -> State:
     """The live state of a model and its optimizer."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     slots = {
         f"{slot}/{names[parameter]}": torch.as_tensor(value)
         for parameter, values in optimizer.state.items()

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -41,7 +42,9 @@ class Options(NamedTuple):
     keep_all: bool = False
 
 
-def run(plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None) -> None:
+def run(
+    plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None
+) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
     if options.jobs < 1:
         raise InputError(f"jobs must be at least 1, not {options.jobs}")
@@ -49,7 +52,7 @@ def run(plan: Plan, store: Store, options: Options, *, say: Say = print, tick: C
     watch = _Watch(plan, store)
     if options.jobs == 1:
         worker = Worker(store, device_named(options.device), options.keep_all, say, lambda: tick(watch.progress()))
-        with _one_thread():
+        with _one_thread(), _warnings_said(say):
             _work(plan, worker)
     else:
         _run_processes(plan, store, options, say, lambda: tick(watch.progress()))
@@ -81,7 +84,11 @@ def _work(plan: Plan, worker: Worker) -> None:
     while pending:
         ready = None
         for node in pending:
-            if _succeeded(node.key, worker.store, status) is None and _is_ready(node, worker.store, status) and worker.store.claim(node.key):
+            if (
+                _succeeded(node.key, worker.store, status) is None
+                and _is_ready(node, worker.store, status)
+                and worker.store.claim(node.key)
+            ):
                 ready = node
                 break
         if ready is not None:
@@ -93,7 +100,11 @@ def _work(plan: Plan, worker: Worker) -> None:
         else:
             time.sleep(_POLL)
         worker.alive()
-        pending = [node for node in pending if _succeeded(node.key, worker.store, status) is None and not _is_hopeless(node, status)]
+        pending = [
+            node
+            for node in pending
+            if _succeeded(node.key, worker.store, status) is None and not _is_hopeless(node, status)
+        ]
 
 
 def _succeeded(key: str, store: Store, status: dict[str, bool]) -> bool | None:
@@ -158,8 +169,14 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
             _stop()
 
     try:
-        with _one_thread():
-            worker = Worker(Store(root), device_named(options.device), options.keep_all, lambda text: messages.put(("say", text)), alive)
+        with _one_thread(), _warnings_said(lambda text: messages.put(("say", text))):
+            worker = Worker(
+                Store(root),
+                device_named(options.device),
+                options.keep_all,
+                lambda text: messages.put(("say", text)),
+                alive,
+            )
             _work(plan, worker)
     except InputError as error:
         messages.put(("error", str(error)))
@@ -181,3 +198,12 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _warnings_said(say: Say) -> Iterator[None]:
+    """Warnings as lines among the others, each once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+        yield

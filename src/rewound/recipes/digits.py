@@ -3,6 +3,7 @@
 897 training, 180 validation and 720 test images, one fixed split. One test image is 0.14 points.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -26,7 +27,7 @@ class Digits(ImageClassification):
 
     name: ClassVar[str] = "digits"
     costs = PAPER
-    epoch_seconds = {"cpu": 0.06}
+    epoch_seconds: ClassVar[Mapping[str, float]] = {"cpu": 0.06}
 
     epochs: float = 16.0
     batch_size: int = 96
@@ -48,14 +49,16 @@ class Digits(ImageClassification):
         return (images.float() - 5) / 6  # grey levels 0 to 16 with mean 4.9 and deviation 6.0
 
     def model(self, seed: int) -> nn.Module:
-        return ResNet(
+        network = ResNet(
             self.blocks,
             self.widths,
             channels=1,
             stem_stride=2,
             batch_norm_momentum=self.batch_norm_momentum,
             generator=torch.Generator().manual_seed(seed),
-        ).to(memory_format=torch.channels_last)  # a quarter faster on CPU at these sizes
+        )
+        channels_last: nn.Module = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return channels_last  # a quarter faster on CPU at these sizes
 
     def example(self) -> Batch:
         return (torch.zeros(1, 1, 8, 8),)

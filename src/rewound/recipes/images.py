@@ -129,7 +129,7 @@ class ImageClassification(Recipe):
         )
 
     def _accuracy(self, model: nn.Module, images: Tensor, labels: Tensor) -> float:
-        pairs = zip(images.split(_EVALUATION_BATCH), labels.split(_EVALUATION_BATCH), strict=True)
+        pairs = zip(torch.split(images, _EVALUATION_BATCH), torch.split(labels, _EVALUATION_BATCH), strict=True)
         correct = sum((model(self.standardised(x)).argmax(1) == y).sum() for x, y in pairs)
         return int(correct) / len(labels)
 

@@ -1,0 +1,34 @@
+# Two commands: `make demo` (a pruned network and a report in minutes) and `make test` (every check).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast lint types bench clean
+
+$(VENV)/.ready-%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
+	touch $@
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/rewound run digits
+	@echo "The report is in rewound-report/digits: open rewound-report/digits/digits-unstructured-best.png first."
+
+test: lint types
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered -n 2 --dist worksteal
+
+test-fast: lint types
+	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.ready-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready-dev
+	for script in benchmarks/global_pruning.py benchmarks/masked_step.py benchmarks/planning.py; do $(BIN)/python $$script; done
+
+clean:
+	rm -rf $(VENV) rewound-store rewound-report rewound-pruned

