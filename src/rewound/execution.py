@@ -84,6 +84,16 @@ def release(node: Node, plan: Plan, store: Store) -> None:
             store.drop(key)
 
 
+def tidy(plan: Plan, store: Store) -> None:
+    """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
+    finished = store.finished()
+    for node in plan.nodes:
+        if node.key in finished:
+            store.drop(node.key, draft=True)
+        if node.key in plan.readers and finished.issuperset(plan.readers[node.key]):
+            store.drop(node.key)
+
+
 def realised(past: Past | Pruned, worker: Worker) -> tuple[State, Mask | None]:
     """The tensors of a history: from the store, else made again."""
     if isinstance(past, Start):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from rewound.errors import InputError
-from rewound.execution import Say, Worker, device_named, execute
+from rewound.execution import Say, Worker, device_named, execute, tidy
 from rewound.planning import Node, Plan
 from rewound.store import Store
 
@@ -57,73 +57,58 @@ def run(
     else:
         _run_processes(plan, store, options, say, lambda: tick(watch.progress()))
     tick(watch.progress())
+    if not options.keep_all:
+        tidy(plan, store)
 
 
 class _Watch:
-    """Looks at the store for what of a plan is done."""
+    """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
 
     def __init__(self, plan: Plan, store: Store) -> None:
+        self.nodes = {node.key: node for node in plan.nodes}
         self.store = store
-        self.open = {node.key: node for node in plan.nodes}
-        self.steps, self.nodes, self.failed = 0, 0, 0
+        self.status: dict[str, bool] = {}
+
+    def look(self) -> None:
+        for key in self.store.finished() & (self.nodes.keys() - self.status.keys()):
+            if (result := self.store.result(key)) is not None:
+                self.status[key] = "failed" not in result
 
     def progress(self) -> Progress:
-        for node in list(self.open.values()):
-            if (result := self.store.result(node.key)) is not None:
-                del self.open[node.key]
-                self.steps += node.steps
-                self.nodes += 1
-                self.failed += "failed" in result
-        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in self.open)
-        return Progress(self.steps + under_way, self.nodes, self.failed)
+        self.look()
+        done = sum(self.nodes[key].steps for key in self.status)
+        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key not in self.status)
+        return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
 
 
 def _work(plan: Plan, worker: Worker) -> None:
     """Take ready nodes until none is left."""
-    pending, status = list(plan.nodes), dict[str, bool]()
-    while pending:
-        ready = None
-        for node in pending:
-            if (
-                _succeeded(node.key, worker.store, status) is None
-                and _is_ready(node, worker.store, status)
-                and worker.store.claim(node.key)
-            ):
-                ready = node
-                break
-        if ready is not None:
-            try:
-                if worker.store.result(ready.key) is None:  # it may have been finished just before the claim
-                    execute(ready, plan, worker)
-            finally:
-                worker.store.release(ready.key)
-        else:
+    store, watch = worker.store, _Watch(plan, worker.store)
+    status, pending = watch.status, list(plan.nodes)
+    while pending := _still_open(pending, watch):
+        ready = (node for node in pending if all(status.get(key) for key in node.needs))
+        node = next((node for node in ready if store.claim(node.key)), None)
+        if node is None:
             time.sleep(_POLL)
+        else:
+            try:
+                if store.result(node.key) is None:  # it may have been finished just before the claim
+                    execute(node, plan, worker)
+            finally:
+                store.release(node.key)
         worker.alive()
-        pending = [
-            node
-            for node in pending
-            if _succeeded(node.key, worker.store, status) is None and not _is_hopeless(node, status)
-        ]
 
 
-def _succeeded(key: str, store: Store, status: dict[str, bool]) -> bool | None:
-    """Whether the node is done (True), failed (False) or open (None)."""
-    if key not in status and (result := store.result(key)) is not None:
-        status[key] = "failed" not in result
-    return status.get(key)
-
-
-def _is_ready(node: Node, store: Store, status: dict[str, bool]) -> bool:
-    return all(_succeeded(key, store, status) for key in node.needs)
-
-
-def _is_hopeless(node: Node, status: dict[str, bool]) -> bool:
-    """A node that needs a failed one will never be done, nor will what needs it."""
-    if any(status.get(key) is False for key in node.needs):
-        status[node.key] = False
-        return True
-    return False
+def _still_open(pending: list[Node], watch: _Watch) -> list[Node]:
+    """What is neither finished nor builds on something that failed."""
+    watch.look()
+    left = []
+    for node in pending:  # parents come first, so failure spreads in one pass
+        if any(watch.status.get(key) is False for key in node.needs):
+            watch.status.setdefault(node.key, False)
+        if node.key not in watch.status:
+            left.append(node)
+    return left
 
 
 def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: Callable[[], None]) -> None:
