@@ -36,6 +36,7 @@ app = typer.Typer(
     epilog="Example: rewound run digits",
 )
 console = Console()
+RATE = round(1 - KEEP, 9)
 
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
@@ -115,10 +116,15 @@ def prune_command(
     retrain_epochs: Annotated[
         float | None, typer.Option(help="epochs per level [default: the full training time]")
     ] = None,
-    keep: Annotated[float, typer.Option(help="fraction of the remaining weights that a level keeps")] = KEEP,
+    rate: Annotated[float, typer.Option(help="fraction of the remaining weights that a level prunes")] = RATE,
     one_shot: Annotated[bool, typer.Option("--one-shot", help="prune all at once")] = False,
     score: Annotated[str, typer.Option(help="what to rank weights by")] = "magnitude",
     scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
+    only: Annotated[
+        list[str] | None, typer.Option(help="prune only these weights, e.g. 'encoder.*'; repeatable")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
+    floor: Annotated[float, typer.Option(help="least fraction kept in each tensor")] = 0.0,
     max_drop: Annotated[
         float | None, typer.Option(help="stop before validation falls by more than this, e.g. 0.01")
     ] = None,
@@ -130,10 +136,10 @@ def prune_command(
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
     with _progress(f"rewound prune {recipe} with the same options") as bar:
-        task = bar.add_task(recipe, total=None)
+        task = bar.add_task(recipe, total=None, visible=False)
 
         def tick(progress: local.Progress, whole: Plan) -> None:
-            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes))
+            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes), visible=True)
 
         def on_level(level: LevelReport) -> None:
             bar.console.print(
@@ -145,9 +151,9 @@ def prune_command(
             compression=compression,
             technique=technique,
             retrain_epochs=retrain_epochs,
-            keep=keep,
+            rate=rate,
             one_shot=one_shot,
-            pruner=Pruner(score=score, scope=scope),
+            pruner=Pruner(score, scope, only=tuple(only or ()), skip=tuple(skip or ()), floor=floor),
             max_drop=max_drop,
             seed=seed,
             device=device,

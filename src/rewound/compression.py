@@ -71,7 +71,7 @@ def prune(
     compression: float = 10.0,
     technique: str = "lr-rewinding",
     retrain_epochs: float | None = None,
-    keep: float = KEEP,
+    rate: float = 1 - KEEP,
     one_shot: bool = False,
     pruner: Pruner | None = None,
     max_drop: float | None = None,
@@ -84,8 +84,8 @@ def prune(
 ) -> PrunedNetwork:
     """Train a recipe's network and prune it to `compression`, level by level.
 
-    `retrain_epochs` is the time of each level (default: the full original training time); `keep` the fraction of the
-    remaining weights that a level keeps; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
+    `retrain_epochs` is the time of each level (default: the full original training time); `rate` the fraction of the
+    remaining weights that a level prunes; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
     unit) it stops at the first level whose validation value is worse than the dense network's by more, and returns
     the level before. Everything done is in `store`: the same call continues an interrupted one.
     """
@@ -93,7 +93,7 @@ def prune(
     if max_drop is not None and max_drop < 0:
         raise InputError(f"max-drop must not be negative, not {max_drop:g}")
     epochs = task.training_epochs if retrain_epochs is None else retrain_epochs
-    goals = [1 / compression] if one_shot and compression > 1 else densities(compression, keep)
+    goals = densities(compression, 1 - rate)[-1 if one_shot else 0 :]
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, goals, pruner, iterative=not one_shot)]
     whole, place = plan(targets), Store(Path(store))
     present = {node.key for node in whole.nodes if place.has_state(node.key)}
@@ -117,7 +117,7 @@ def prune(
         "technique": technique,
         "retrain_epochs": epochs,
         "compression": levels[chosen].compression,
-        "asked": {"compression": compression, "one_shot": one_shot, "keep": keep, "max_drop": max_drop, "seed": seed},
+        "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
         "pruner": vars(pruner or Pruner()),
         "metric": task.metric.name,
     }

@@ -60,6 +60,8 @@ class Recipe(ABC):
     version: ClassVar[int] = 1
     """Raise it when the meaning of the fields changes: addresses of earlier results then no longer apply."""
     metric: ClassVar[Metric] = Metric()
+    test_size: ClassVar[int | None] = None
+    """The number of test examples, where the metric is a fraction of them."""
     costs: ClassVar[Costs] = MULTIPLY_ADDS
     """How FLOPs are counted."""
     epoch_seconds: ClassVar[Mapping[str, float]] = {}

@@ -23,7 +23,7 @@ def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console) -> lis
     paths = tables.write(out)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
-    return [*paths, *_shown(tables.rows, out, console, _test_images(sweep.recipe))]
+    return [*paths, *_shown(tables.rows, out, console, sweep.recipe.test_size)]
 
 
 def report_files(rows: list[Row], out: Path, console: Console) -> list[Path]:
@@ -43,10 +43,6 @@ def _shown(rows: list[Row], out: Path, console: Console, test_images: int | None
         console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
         return []
     return draw(rows, out)
-
-
-def _test_images(recipe: Recipe) -> int | None:
-    return getattr(recipe, "test_size", None)
 
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:

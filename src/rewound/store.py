@@ -20,7 +20,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from rewound.mask import Mask
 from rewound.recipe import Position
 from rewound.training import State
 
+Say = Callable[[str], None]
 VERSION = 1
 HEARTBEAT = 2.0
 STALE = 120.0
@@ -215,9 +216,16 @@ class Store:
             facts["draft"] or Notes(curve=[], seconds=0.0),
         )
 
-    def has_state(self, key: str) -> bool:
-        """Whether the tensors at `key` are here."""
-        return self._state_path(key, False).exists()
+    def has_state(self, key: str, *, to_train: bool = False) -> bool:
+        """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
+        path = self._state_path(key, False)
+        if not path.exists() or not to_train:
+            return path.exists()
+        try:
+            with safe_open(path, framework="pt") as file:
+                return bool(json.loads((file.metadata() or {})["rewound"])["slots"])
+        except (SafetensorError, ValueError, KeyError, OSError):
+            return True  # damaged: `load` finds out, sets it aside and says so
 
     def drop(self, key: str, *, draft: bool = False) -> None:
         """Remove tensors that nothing needs any more."""

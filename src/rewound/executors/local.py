@@ -19,9 +19,11 @@ from typing import NamedTuple
 import torch
 
 from rewound.errors import InputError
-from rewound.execution import Say, Worker, device_named, execute, tidy
+from rewound.execution import Worker, device_named, execute, tidy, todo
+from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
-from rewound.store import Store
+from rewound.recipe import Recipe
+from rewound.store import Say, Store
 
 _POLL = 0.1
 
@@ -65,14 +67,22 @@ class _Watch:
     """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
 
     def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
         self.nodes = {node.key: node for node in plan.nodes}
-        self.store = store
+        self.again = {node.key for node in todo(plan, store)} & store.finished()
+        """Nodes with a result whose tensors must be made again."""
         self.status: dict[str, bool] = {}
 
     def look(self) -> None:
-        for key in self.store.finished() & (self.nodes.keys() - self.status.keys()):
+        finished = self.store.finished()
+        for key in finished & (self.nodes.keys() - self.status.keys()):
+            if key in self.again and not self.store.has_state(key) and not finished.issuperset(self.plan.readers[key]):
+                continue
             if (result := self.store.result(key)) is not None:
                 self.status[key] = "failed" not in result
+        for node in self.plan.nodes:  # parents come first, so failure spreads in one pass
+            if any(self.status.get(key) is False for key in node.needs):
+                self.status.setdefault(node.key, False)
 
     def progress(self) -> Progress:
         self.look()
@@ -83,32 +93,40 @@ class _Watch:
 
 def _work(plan: Plan, worker: Worker) -> None:
     """Take ready nodes until none is left."""
-    store, watch = worker.store, _Watch(plan, worker.store)
-    status, pending = watch.status, list(plan.nodes)
-    while pending := _still_open(pending, watch):
-        ready = (node for node in pending if all(status.get(key) for key in node.needs))
-        node = next((node for node in ready if store.claim(node.key)), None)
-        if node is None:
+    watch = _Watch(plan, worker.store)
+    watch.look()
+    fleets: dict[Recipe, Fleet] = {}
+    for key in sorted(watch.again):
+        worker.say(f"recomputing {key[:12]}: its tensors are no longer in the store")
+    while len(watch.status) < len(plan.nodes):
+        if (node := _take(watch, worker.store, None)) is None:
             time.sleep(_POLL)
         else:
-            try:
-                if store.result(node.key) is None:  # it may have been finished just before the claim
-                    execute(node, plan, worker)
-            finally:
-                store.release(node.key)
+            if node.recipe not in fleets:
+                fleets[node.recipe] = Fleet(node.recipe, worker.device)
+            execute(_handing_out(node, watch, worker.store), plan, worker, fleets[node.recipe])
         worker.alive()
+        watch.look()
 
 
-def _still_open(pending: list[Node], watch: _Watch) -> list[Node]:
-    """What is neither finished nor builds on something that failed."""
+def _handing_out(first: Node, watch: _Watch, store: Store) -> Callable[[], Node | None]:
+    """`first`, then whatever else of its recipe is ready, claimed as it is taken."""
+    waiting = [first]
+    return lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
+
+
+def _take(watch: _Watch, store: Store, recipe: Recipe | None) -> Node | None:
+    """Claim the first node that is open and ready."""
     watch.look()
-    left = []
-    for node in pending:  # parents come first, so failure spreads in one pass
-        if any(watch.status.get(key) is False for key in node.needs):
-            watch.status.setdefault(node.key, False)
-        if node.key not in watch.status:
-            left.append(node)
-    return left
+    for node in watch.plan.nodes:
+        if node.key in watch.status or recipe not in (None, node.recipe):
+            continue
+        if all(watch.status.get(key) for key in node.needs) and store.claim(node.key):
+            watch.look()
+            if node.key not in watch.status:
+                return node
+            store.release(node.key)  # somebody finished it just before the claim
+    return None
 
 
 def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: Callable[[], None]) -> None:

@@ -36,6 +36,7 @@ class CIFAR10(ImageClassification):
     """What the three networks share."""
 
     blocks_per_stage: ClassVar[int]
+    test_size: ClassVar[int | None] = 8_000
     costs = PAPER
 
     epochs: float = 182.0

@@ -26,12 +26,14 @@ class Digits(ImageClassification):
     """The default task."""
 
     name: ClassVar[str] = "digits"
+    test_size: ClassVar[int | None] = 720
     costs = PAPER
     epoch_seconds: ClassVar[Mapping[str, float]] = {"cpu": 0.06}
 
     epochs: float = 16.0
     batch_size: int = 96
     learning_rate: float = 0.2
+    nesterov: bool = True
     weight_decay: float = 5e-4
     shift: int = 1
     blocks: tuple[int, ...] = (1, 1)

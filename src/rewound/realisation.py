@@ -1,0 +1,53 @@
+"""From a history to tensors: read from the store where they are, made again where they are not."""
+
+import torch
+
+from rewound.history import Pruned, Ruled, Start, Trained, start_of
+from rewound.history import State as Past
+from rewound.mask import Mask
+from rewound.randomness import fold
+from rewound.schedule import Segment
+from rewound.store import Say, Store
+from rewound.technique import Facts
+from rewound.training import State, begin, train
+
+
+def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) -> tuple[State, Mask | None]:
+    """The state and mask of a history."""
+    if isinstance(past, Start):
+        return begin(past.recipe, past.seed, fresh=past.fresh), None
+    if isinstance(past, Pruned):
+        return pruned(past, store, device, say)[:2]
+    if (stored := store.load(past.key)) is not None:
+        return stored[0], stored[1]
+    say(f"recomputing {past.key[:12]}: its tensors are no longer in the store")
+    state, mask = realised(past.parent, store, device, say)
+    for state in train(start_of(past).recipe, state, mask, lr=rates(past, store, device, say), device=device):  # noqa: B020
+        store.save(past.key, state, mask)
+    return state, mask
+
+
+def pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> tuple[State, Mask, Facts]:
+    """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
+    source, before = realised(past.source, store, device, say)
+    weights = {name: source.model[name] for name in start_of(past).recipe.shapes}
+    seed = fold(source.seed, past.salt) if past.salt else source.seed
+    mask = past.pruner.prune(weights, past.density, before, seed=fold(seed, past.prunings))
+    shared = past.weights.key == past.source.key
+    state = source if shared else realised(past.weights, store, device, say)[0]
+    return state.pruned(mask, past.prunings, seed), mask, _facts(weights, before, mask)
+
+
+def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[Segment]:
+    """The learning rates of a run; a rule draws them now that the mask is known."""
+    if not isinstance(past.rates, Ruled):
+        return list(past.rates)
+    assert isinstance(past.parent, Pruned)
+    return past.rates.realised(pruned(past.parent, store, device, say)[2])
+
+
+def _facts(weights: dict[str, torch.Tensor], before: Mask | None, mask: Mask) -> Facts:
+    whole = sum(float(w.double().square().sum()) for w in weights.values())
+    lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
+    alive = before.kept if before is not None else mask.total
+    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / mask.total)
