@@ -20,6 +20,7 @@ from rewound.algorithm import KEEP
 from rewound.compression import DEFAULT_STORE, LevelReport, prune
 from rewound.errors import InputError
 from rewound.executors import local
+from rewound.packing import pack_store, unpack_store
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.report import estimate, outdated, report_files, report_sweep
@@ -193,6 +194,31 @@ def data_command(
     if name != "cifar10":
         raise InputError(f"unknown data set {name!r}; known: cifar10 (digits needs no preparation)")
     console.print(f"ready: {cifar10.prepare(source)}")
+
+
+@app.command("pack", epilog="Example: rewound pack cifar10-resnet20-algorithm1 --out run.pack --split-mb 16")
+def pack_command(
+    sweep: SweepName,
+    out: Annotated[Path, typer.Option(help="the file to write; pieces get a number appended")],
+    store: StorePath = DEFAULT_STORE,
+    split_mb: Annotated[int | None, typer.Option(min=1, help="largest size of a piece in MiB")] = None,
+) -> None:
+    """Bundle what is needed to continue a sweep on another machine."""
+    work, place = plan(load_sweep(sweep).targets), Store(store)
+    for path in pack_store(work, place, out, split_mb * 2**20 if split_mb else None):
+        console.print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)", soft_wrap=True)
+
+
+@app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")
+def unpack_command(
+    files: Annotated[list[Path], typer.Argument(help="a pack, or all pieces of one")], store: StorePath = DEFAULT_STORE
+) -> None:
+    """Merge a pack into the store; nothing that is there is overwritten."""
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+    merged = unpack_store(files, Store(store))
+    console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
 
 
 @app.callback(invoke_without_command=True)

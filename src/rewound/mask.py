@@ -6,7 +6,8 @@ weight, gradient and slot stay zero; for all others the weights are masked again
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -17,7 +18,19 @@ from torch.utils.hooks import RemovableHandle
 from rewound.errors import InputError
 
 # torch's optimizers whose update of an element depends on that element alone.
-_ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+_ELEMENTWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
@@ -67,7 +80,7 @@ class Mask(Mapping[str, Tensor]):
         """Set the pruned weights of `model` to exactly zero (also for an EMA copy made earlier)."""
         with torch.no_grad():
             for parameter, mask in self._pairs(model):
-                parameter.mul_(mask)
+                _zero(parameter, mask)
 
     @contextmanager
     def attached(self, model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[None]:
@@ -82,19 +95,16 @@ class Mask(Mapping[str, Tensor]):
         >>> layer.weight[0, 1].item()
         0.0
         """
-        pairs = self._pairs(model)
-        masks = {parameter: mask.to(parameter.dtype) for parameter, mask in pairs}
-        attachment = _Attachment(masks)
-        removals = [_hooked(p, attachment.gradient_arrived) for p in masks]
-        removals.append(register_optimizer_step_pre_hook(attachment.before_step).remove)
-        try:
-            attachment.mask_all(masks)
+        masks: dict[nn.Parameter, Tensor] = {}
+        for parameter, mask in self._pairs(model):
+            own = torch.empty_like(parameter, requires_grad=False).copy_(mask)  # in the parameter's memory format
+            masks[parameter] = own * masks[parameter] if parameter in masks else own  # tied: under both names
+        with ExitStack() as hooks:
+            attachment = _Attachment(masks, hooks)
+            attachment.begin()
             if optimizer is not None:
                 attachment.adopt(optimizer)
             yield
-        finally:
-            for remove in (*removals, *attachment.removals):
-                remove()
 
     def packed(self) -> dict[str, Tensor]:
         """Eight weights to a byte, in index order; `unpacked` needs the shapes back."""
@@ -120,50 +130,71 @@ class Mask(Mapping[str, Tensor]):
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
 
 
-def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-    return handle.remove
-
-
 class _Attachment:
     """The hooks of one `attached` context."""
 
-    def __init__(self, masks: dict[nn.Parameter, Tensor]) -> None:
+    def __init__(self, masks: dict[nn.Parameter, Tensor], hooks: ExitStack) -> None:
         self.masks = masks
-        self.adopted: set[int] = set()
-        self.removals: list[Callable[[], None]] = []
+        self.hooks = hooks
+        self.adopted: WeakSet[Optimizer] = WeakSet()
+        self.masked_as: dict[Tensor, tuple[int, int]] = {}
+        """The identity and version of each gradient when it was masked."""
 
-    def mask_all(self, masks: Mapping[nn.Parameter, Tensor]) -> None:
+    def begin(self) -> None:
         with torch.no_grad():
-            for parameter, mask in masks.items():
-                parameter.mul_(mask)
+            for parameter, mask in self.masks.items():
+                _zero(parameter, mask)
                 if parameter.grad is not None:
-                    parameter.grad.mul_(mask)
+                    _zero(parameter.grad, mask)
+        for parameter in self.masks:
+            self.hooks.callback(_hooked(parameter, self.gradient_arrived).remove)
+        self.hooks.callback(register_optimizer_step_pre_hook(self.before_step).remove)
 
     def gradient_arrived(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad.mul_(self.masks[parameter])  # type: ignore[index]  # hooks sit on our parameters alone
+        grad = parameter.grad
+        if grad is not None:
+            grad.mul_(self.masks[parameter])  # type: ignore[index]  # hooks sit on our parameters alone
+            self.masked_as[parameter] = (id(grad), grad._version)
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Mask an optimizer's slots, once; keep masking what a coupling optimizer writes."""
-        if id(optimizer) in self.adopted:
+        if optimizer in self.adopted:
             return
-        self.adopted.add(id(optimizer))
-        owned = [p for group in optimizer.param_groups for p in group["params"] if p in self.masks]
-        for parameter in owned:
+        self.adopted.add(optimizer)
+        for parameter in self._owned(optimizer):
             for slot in optimizer.state.get(parameter, {}).values():
                 if isinstance(slot, Tensor) and slot.shape == parameter.shape:
-                    slot.mul_(self.masks[parameter].to(slot.dtype))
-        if owned and type(optimizer).__name__ not in _ELEMENTWISE:
-            self.removals.append(optimizer.register_step_post_hook(lambda *_: self._after_step(owned)).remove)
+                    _zero(slot, self.masks[parameter])
+        if type(optimizer) not in _ELEMENTWISE:
+            self.hooks.callback(optimizer.register_step_post_hook(self.after_step).remove)
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self.adopt(optimizer)
+        for parameter in self._owned(optimizer):
+            # Gradients that a loop assigned itself never arrived; noise may have been added to those that did.
+            grad = parameter.grad
+            if grad is not None and self.masked_as.pop(parameter, None) != (id(grad), grad._version):
+                grad.mul_(self.masks[parameter])
 
-    def _after_step(self, owned: list[nn.Parameter]) -> None:
+    def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         with torch.no_grad():
-            for parameter in owned:
+            for parameter in self._owned(optimizer):
                 parameter.mul_(self.masks[parameter])
+
+    def _owned(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        return [p for group in optimizer.param_groups for p in group["params"] if p in self.masks]
+
+
+def _zero(tensor: Tensor, mask: Tensor) -> None:
+    tensor.masked_fill_(mask == 0, 0)  # not a product: a pruned NaN or infinity is zero afterwards, too
+
+
+def _hooked(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    trains = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses the hook otherwise; a frozen weight may be thawed in the context
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(trains)
+    return handle
 
 
 def plain_name(name: str) -> str:

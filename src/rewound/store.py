@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Required, TypedDict, cast
+from typing import Literal, NamedTuple, NoReturn, Required, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -92,6 +92,7 @@ class Notes(TypedDict):
 
 
 _KEY = re.compile(r"[0-9a-f]{32}")
+_ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(json|safetensors)")
 
 
 class Damaged(Exception):
@@ -236,6 +237,26 @@ class Store:
         return sum(
             path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors")
         )
+
+    # Moving
+
+    def artifacts(self, key: str) -> list[Path]:
+        """The files that belong to `key`: its result, its tensors, its draft."""
+        paths = (self._path("results", key, "json"), self._state_path(key, False), self._state_path(key, True))
+        return [path for path in paths if path.exists()]
+
+    def merge(self, name: str, content: bytes) -> Literal["added", "present", "damaged"]:
+        """Take an artifact of another store, named as it is there, unless it is here already or fails its checksum."""
+        match = _ARTIFACT.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r} is not an artifact of a store")
+        key, draft, is_result = match["key"], name.startswith("drafts"), name.endswith("json")
+        path = self._path("results", key, "json") if is_result else self._state_path(key, draft)
+        if path.exists():
+            return "present"
+        self._write(path, content)
+        whole = self.result(key) if is_result else self.load(key, draft=draft, to_train=False)
+        return "damaged" if whole is None else "added"
 
     # Claims
 

@@ -1,0 +1,78 @@
+"""A pack carries a half-done sweep to another store, where it ends as it would have at home."""
+
+from pathlib import Path
+
+import pytest
+
+from rewound.errors import InputError
+from rewound.executors.local import Options, run
+from rewound.packing import pack_store, unpack_store
+from rewound.planning import Plan, plan
+from rewound.recipes.digits import Digits
+from rewound.store import Store
+from rewound.tables import collected
+from rewound.targets import dense, retrained
+
+RECIPE = Digits(epochs=1.0, widths=(4, 8))
+
+
+@pytest.fixture
+def targets() -> tuple:
+    chain = retrained(RECIPE, 1, "weight-rewinding", 0.5, [0.5, 0.25], iterative=True)
+    return (dense(RECIPE, 1), *chain)
+
+
+def first_levels(whole: Plan, levels: int) -> Plan:
+    return Plan(whole.targets, tuple(node for node in whole.nodes if node.state.prunings <= levels), whole.readers)
+
+
+def test_a_half_done_sweep_continues_elsewhere(tmp_path: Path, targets: tuple) -> None:
+    whole = plan(targets)
+    home, away = Store(tmp_path / "home"), Store(tmp_path / "away")
+    run(first_levels(whole, 1), home, Options())
+    pieces = pack_store(whole, home, tmp_path / "pack", split_bytes=4096)
+    assert len(pieces) > 1
+    assert all(piece.stat().st_size <= 4096 for piece in pieces)
+    merged = unpack_store(list(reversed(pieces)), away)
+    assert merged.added > len(first_levels(whole, 1).nodes)  # results, and the tensors still to be read
+    messages: list[str] = []
+    run(whole, away, Options(), say=messages.append)
+    run(whole, home, Options())
+    assert not [text for text in messages if "recomputing" in text]
+    scores = [[(row.key, row.val, row.test) for row in collected(targets, store).rows] for store in (home, away)]
+    assert scores[0] == scores[1]
+
+
+def test_nothing_is_overwritten(tmp_path: Path, targets: tuple) -> None:
+    whole, home = plan(targets), Store(tmp_path / "home")
+    run(first_levels(whole, 0), home, Options())
+    pack = pack_store(whole, home, tmp_path / "pack")
+    before = {path: path.stat().st_mtime_ns for path in home.root.rglob("*.json")}
+    merged = unpack_store(pack, home)
+    assert merged.added == merged.damaged == 0
+    assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*.json")} == before
+
+
+def test_a_damaged_artifact_is_set_aside(tmp_path: Path, targets: tuple) -> None:
+    whole, home, away = plan(targets), Store(tmp_path / "home"), Store(tmp_path / "away")
+    run(first_levels(whole, 0), home, Options())
+    key = whole.nodes[0].key
+    path = home.artifacts(key)[0]
+    path.write_text(path.read_text().replace('"steps": ', '"steps": 1'))
+    merged = unpack_store(pack_store(whole, home, tmp_path / "pack"), away)
+    assert merged.damaged == 1
+    assert away.result(key) is None
+
+
+def test_a_missing_piece_is_an_error(tmp_path: Path, targets: tuple) -> None:
+    whole, home = plan(targets), Store(tmp_path / "home")
+    run(first_levels(whole, 0), home, Options())
+    pieces = pack_store(whole, home, tmp_path / "pack", split_bytes=2048)
+    with pytest.raises(InputError, match="all pieces"):
+        unpack_store(pieces[1:], Store(tmp_path / "away"))
+
+
+def test_only_artifacts_are_merged(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(ValueError, match="not an artifact"):
+        store.merge("../evil.json", b"{}")
