@@ -19,6 +19,7 @@ from rewound import __version__
 from rewound.algorithm import KEEP
 from rewound.compression import DEFAULT_STORE, LevelReport, prune
 from rewound.errors import InputError
+from rewound.execution import todo
 from rewound.executors import local
 from rewound.packing import pack_store, unpack_store
 from rewound.planning import Plan, plan
@@ -53,6 +54,7 @@ def run_command(
     on: Annotated[str, typer.Option(help="where to run: local")] = "local",
     keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
+    minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
@@ -68,11 +70,15 @@ def run_command(
                 place.forget(node.key)
     for line in outdated(work, place, device):
         console.print(line)
-    options = local.Options(jobs or (1 if device != "cpu" else os.cpu_count() or 1), device, keep == "all")
+    workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
+    options = local.Options(workers, device, keep == "all", minutes)
     with _progress(f"rewound run {sweep} --store {store}") as bar:
         task = bar.add_task(loaded.name, total=sum(node.steps for node in work.nodes))
         local.run(work, place, options, say=bar.console.print, tick=lambda p: bar.update(task, completed=p.steps))
-    _finish(loaded, place, out)
+    if left := todo(work, place):
+        console.print(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
+    if any(place.result(target.state.key) for target in loaded.targets):
+        _finish(loaded, place, out)
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")

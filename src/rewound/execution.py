@@ -4,6 +4,7 @@ A worker hands nodes of one recipe to a fleet, which advances as many together a
 was interrupted continues from its draft; law 1 makes the result the same.
 """
 
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -37,29 +38,47 @@ class Worker:
     say: Say = print
     alive: Callable[[], None] = lambda: None
     """Called now and then; raises when the work should stop."""
+    until: float = math.inf
+    """When to stop with a draft of everything under way (on the clock of `time.monotonic`)."""
+
+
+class Paused(Exception):
+    """The time given is up; what was under way is kept as drafts."""
 
 
 def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: Fleet) -> None:
     """Do the nodes that `take` hands out, claimed and ready, until it has no more and all of them are done."""
     jobs: dict[int, Job] = {}
+    drafted: set[int] = set()
 
     def fill() -> None:
-        while fleet.free and (node := take()) is not None:
-            job = Job(node, plan, worker)
-            jobs[fleet.start(job.run)] = job
+        while fleet.free > 0 and time.monotonic() < worker.until and (node := take()) is not None:
+            try:
+                job = Job(node, plan, worker)
+                jobs[fleet.start(job.run)] = job
+            except BaseException:
+                worker.store.release(node.key)  # or it would block this process's next call for ever
+                raise
 
     try:
         fill()
         for member, outcome, ended in fleet.events():
+            job = jobs[member]
             if isinstance(outcome, Diverged):
-                jobs[member].fail(outcome)
+                job.fail(outcome)
+            elif ended:
+                job.look_at(outcome)
+                job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
             else:
-                jobs[member].look_at(outcome)
-                if ended:
-                    jobs[member].publish(outcome, fleet.evaluate(member) if jobs[member].node.asked else None)
+                job.look_at(outcome)
+                if time.monotonic() > worker.until:
+                    job.keep_draft(outcome)
+                    drafted.add(member)
             if ended:
                 worker.store.release(jobs.pop(member).node.key)
                 fill()
+            if time.monotonic() > worker.until and drafted.issuperset(jobs):
+                raise Paused
             worker.alive()
     finally:
         for job in jobs.values():
@@ -96,8 +115,13 @@ class Job:
             store.beat(key, step - (self.node.after.steps if self.node.after else 0))
             self.beaten = now
         if now - self.saved > SNAPSHOT and step < self.node.state.steps:
-            store.save(key, state, self.mask, draft=Notes(curve=self.curve, seconds=self.seconds))
-            self.saved = now
+            self.keep_draft(state)
+
+    def keep_draft(self, state: State) -> None:
+        """Keep where training is, to be resumed from."""
+        notes = Notes(curve=self.curve, seconds=self.seconds)
+        self.worker.store.save(self.node.key, state, self.mask, draft=notes)
+        self.saved = time.perf_counter()
 
     def publish(self, state: State, scores: Scores | None) -> None:
         """Keep what was measured, and the tensors if a planned node needs them."""
@@ -196,6 +220,8 @@ def device_named(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}; use cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU; use --device cpu")
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # float32 means float32
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; use cpu or cuda")
     return device

@@ -155,10 +155,9 @@ class Fleet:
             if not self._made:
                 raise
             self.capacity = self._made
-            torch.cuda.empty_cache()
             return None
         self._made += 1
-        self._footprint = max(self._footprint, before - self._memory())
+        self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
         return place
 
     def _memory(self) -> int:

@@ -37,7 +37,7 @@ def imported(kind: str, name: str) -> object:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(f"cannot import {kind} {name!r}: {error}") from error
     return found
 
@@ -56,7 +56,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 def path_of(thing: object) -> str:
     """The `package.module:name` under which `lookup` finds a class or function again."""
-    name = f"{getattr(thing, '__module__', None)}:{getattr(thing, '__qualname__', None)}"
-    if "<" in name or "None" in name:
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or "<" in name:
         raise InputError(f"{thing!r} has no importable name; define it at the top level of a module")
-    return name
+    return f"{module}:{name}"

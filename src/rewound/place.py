@@ -21,7 +21,7 @@ from rewound.recipe import Position, Scores
 from rewound.schedule import Segment, total
 from rewound.training import State
 
-_CHUNK, _LEAD = 16, 4  # the host runs at most 64 steps ahead: work for a pause of 0.1 s, in bounded memory
+_CHUNK, _LEAD = 8, 4  # the host runs at most 32 steps ahead: work for a pause of 0.1 s in a fleet, in bounded memory
 _SLOT = "momentum_buffer"  # torch.optim.SGD's name for it
 
 
@@ -68,8 +68,11 @@ class Place:
     def step(self) -> None:
         """One training step, in device memory alone."""
         program = self.program
-        loss = program.loss(self.parameters, self.buffers, *program.batch(self.orders, self.position, self.key))
-        gradients = torch.autograd.grad(loss, self.parameters)
+        # New leaves on the same memory: a parameter's own node in the autograd graph may remember the stream of an
+        # earlier use, and the capture would then wait for a stream outside of it (pytorch#180090).
+        leaves = [parameter.detach().requires_grad_() for parameter in self.parameters]
+        loss = program.loss(leaves, self.buffers, *program.batch(self.orders, self.position, self.key))
+        gradients = torch.autograd.grad(loss, leaves)
         with torch.no_grad():
             torch.cat(program.flattened(gradients), out=self.gradient)
             program.update(self.weights, self.momenta, self.mask, self.gradient, self.lr)

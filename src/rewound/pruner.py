@@ -38,6 +38,7 @@ def random(weight: Tensor, name: str, seed: int) -> Tensor:
 SCORES: Mapping[str, Score] = {"magnitude": magnitude, "random": random}
 SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
 PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
+_TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES, "pattern": PATTERNS}
 
 _NORMALISATION = (
     nn.modules.batchnorm._NormBase,
@@ -96,9 +97,13 @@ class Pruner:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        lookup("score", self.score, SCORES)
-        lookup("scope", self.scope, SCOPES)
-        lookup("pattern", self.pattern, PATTERNS)
+        for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
+            if not callable(found := lookup(kind, name, _TABLES[kind])):
+                raise InputError(f"{kind} {name!r} is a {type(found).__name__}, not a function")
+        for field in ("only", "skip"):
+            if isinstance(patterns := getattr(self, field), str):
+                raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")
+            object.__setattr__(self, field, tuple(patterns))
         if not 0 <= self.floor < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
 
@@ -121,11 +126,20 @@ class Pruner:
             lookup("scope", self.scope, SCOPES),
             lookup("pattern", self.pattern, PATTERNS),
         )
-        units = lambda name: pattern(score(chosen[name], name, seed))  # noqa: E731
+        before = _within(mask, weights)
+
+        def units(name: str) -> Tensor:
+            scores = score(chosen[name], name, seed)
+            if self.score not in SCORES and (scores.shape != chosen[name].shape or bool((scores < 0).any())):
+                raise InputError(f"score {self.score!r} must give one number per weight of {name}, none below 0")
+            return pattern(scores)
+
         kept: dict[str, Tensor] = {}
         for group in scope(list(chosen)):
-            kept |= _rank(group, units, density, mask, self.floor)
-        pruned = Mask({name: kept[name].expand(chosen[name].shape).contiguous() for name in chosen})
+            kept |= _rank(group, units, density, before, self.floor)
+        # A mask only shrinks: what an earlier pruner pruned and this one does not select stays pruned.
+        expanded = {name: kept[name].expand(chosen[name].shape).contiguous() for name in chosen}
+        pruned = Mask({**{name: m for name, m in before.items() if name not in expanded}, **expanded})
         _warn_of_starved(pruned)
         return pruned
 
@@ -140,25 +154,35 @@ class Pruner:
         return (not self.only or matches(self.only)) and not matches(self.skip)
 
 
+def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The masks that pruning goes on from, if they are for these weights."""
+    for name, kept in (mask or {}).items():
+        if name not in weights or weights[name].shape != kept.shape:
+            raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
+    return mask or {}
+
+
 def _rank(
-    names: Sequence[str], units: Callable[[str], Tensor], density: float, mask: Mask | None, floor: float
+    names: Sequence[str], units: Callable[[str], Tensor], density: float, masks: Mapping[str, Tensor], floor: float
 ) -> dict[str, Tensor]:
     """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays."""
 
     def scores(name: str) -> Tensor:
         s = units(name).to("cpu", torch.float32)
-        if mask is not None:
-            s = s.masked_fill(~mask[name].to("cpu"), -1.0)  # below every score: what is pruned stays pruned
+        if name in masks:
+            s = s.masked_fill(~masks[name].to("cpu"), -1.0)  # below every score: what is pruned stays pruned
         return _protect(s, floor) if floor else s
 
     sizes = {name: units(name).numel() for name in names}
     total = sum(sizes.values())
     kept = kept_count(total, density)
-    alive = total if mask is None else sum(int(mask[name].count_nonzero()) for name in names)
+    alive = sum(int(masks[name].count_nonzero()) if name in masks else sizes[name] for name in names)
     if kept > alive:
         raise InputError(
             f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
         )
+    if floor and kept < (least := sum(_least(size, floor) for size in sizes.values())):
+        raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
     threshold, equals_pruned = _threshold(map(scores, names), total, total - kept, total - alive)
     out = {}
     for name in names:
@@ -201,8 +225,14 @@ def _threshold(scores: Iterable[Tensor], total: int, pruned: int, gone: int) -> 
 def _protect(scores: Tensor, floor: float) -> Tensor:
     """Lift the top `floor` of a tensor above every other score."""
     flat = scores.clone().reshape(-1)
-    flat[flat.topk(math.ceil(floor * flat.numel())).indices] = torch.finfo(torch.float32).max
+    top = flat.argsort(stable=True)[-_least(flat.numel(), floor) :]
+    protects = (flat[top] >= 0) & flat[top].isfinite()  # neither what is gone already nor what cannot be ranked
+    flat[top[protects]] = torch.finfo(torch.float32).max
     return flat.reshape(scores.shape)
+
+
+def _least(total: int, floor: float) -> int:
+    return math.ceil(round(floor * total, 6))
 
 
 def _warn_of_starved(mask: Mask) -> None:

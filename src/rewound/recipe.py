@@ -112,7 +112,11 @@ class Recipe(ABC):
 
     def steps_of(self, epochs: float) -> int:
         """How many steps a retraining time is, rounded up as the authors do; t = T is exactly T's steps."""
-        return self.schedule.steps if epochs == self.training_epochs else math.ceil(epochs * self.steps_per_epoch)
+        # Rounded first: 1.1 epochs of 10 steps are 11, not the 12 that 11.000000000000002 would be.
+        steps = math.ceil(round(epochs * self.steps_per_epoch, 6))
+        if epochs == self.training_epochs:
+            return self.schedule.steps
+        return min(steps, self.schedule.steps) if epochs < self.training_epochs else steps
 
     @cached_property
     def skeleton(self) -> nn.Module:
@@ -131,8 +135,8 @@ class Recipe(ABC):
 
     @classmethod
     def label(cls) -> str:
-        """The recipe's name in tables and sweeps."""
-        return cls.name or path_of(cls)
+        """The recipe's name in tables and sweeps: its own, for a derived task with other defaults is another task."""
+        return str(vars(cls).get("name", "")) or path_of(cls)
 
     def identity(self) -> dict[str, object]:
         """What is hashed: name, version, and the fields that differ from their defaults.
@@ -165,6 +169,8 @@ def _coerced(name: str, value: object, default: object) -> object:
         value = tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if isinstance(default, tuple) and default and isinstance(value, tuple):
+        return tuple(_coerced(f"each of {name}", item, default[0]) for item in value)
     if default is not None and type(value) is not type(default):
-        raise InputError(f"{name} must be a {type(default).__name__}, not {value!r}")
+        raise InputError(f"{name} must be of type {type(default).__name__}, not {value!r}")
     return value

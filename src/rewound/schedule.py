@@ -64,6 +64,8 @@ class Schedule:
         ends = [0.0, *(piece.until for piece in self.pieces)]
         if any(b <= a for a, b in pairwise(ends)) or ends[-1] < self.steps:
             raise InputError(f"the pieces of a schedule must end in growing order, the last at {self.steps} or later")
+        if self.hold is not None and self.hold < 0:
+            raise InputError(f"the learning rate that holds after the end must not be negative, not {self.hold:g}")
         for piece in self.pieces:
             if piece.curve not in CURVES:
                 raise InputError(unknown("curve", piece.curve, CURVES))

@@ -21,7 +21,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, Required, TypedDict, cast
@@ -139,7 +139,7 @@ class Store:
                 raise Damaged(path)
         except FileNotFoundError:
             return None
-        except (Damaged, ValueError, KeyError, AttributeError):
+        except (Damaged, ValueError, KeyError, AttributeError, TypeError):  # not even an object
             self._set_aside(path)
             return None
         content["curve"] = [Point(*point) for point in content["curve"]]
@@ -214,7 +214,7 @@ class Store:
         return (
             State(parts["model"], parts["slots"], facts["seed"], Position(*facts["position"])),
             mask,
-            facts["draft"] or Notes(curve=[], seconds=0.0),
+            _notes(facts["draft"]),
         )
 
     def has_state(self, key: str, *, to_train: bool = False) -> bool:
@@ -262,7 +262,7 @@ class Store:
 
     def claim(self, key: str) -> bool:
         """Take the work on `key`, unless somebody alive has it."""
-        path = self.root / "claims" / f"{key}.json"
+        path = self._claim_path(key)
         with self._said(), self._claims_locked():
             if path.exists() and not self._is_abandoned(path):
                 return False
@@ -271,11 +271,11 @@ class Store:
 
     def beat(self, key: str, steps: int) -> None:
         """Say that the owner of the claim is alive, and how many steps it has done."""
-        self._write(self.root / "claims" / f"{key}.json", json.dumps(_me(steps)).encode(), durable=False)
+        self._write(self._claim_path(key), json.dumps(_me(steps)).encode(), durable=False)
 
     def release(self, key: str) -> None:
         """Give the claim up."""
-        (self.root / "claims" / f"{key}.json").unlink(missing_ok=True)
+        self._claim_path(key).unlink(missing_ok=True)
 
     def claims(self) -> dict[str, Claim]:
         """The work under way, by key."""
@@ -291,7 +291,10 @@ class Store:
             return True
         if owner.host == socket.gethostname():
             return _process_start(owner.pid) != owner.birth
-        return time.time() - path.stat().st_mtime > STALE
+        try:
+            return time.time() - path.stat().st_mtime > STALE
+        except FileNotFoundError:  # given up since it was read
+            return True
 
     @contextmanager
     def _claims_locked(self) -> Iterator[None]:
@@ -302,12 +305,15 @@ class Store:
     # Files
 
     def _path(self, part: str, key: str, suffix: str) -> Path:
-        if not _KEY.fullmatch(key):
-            raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
-        return self.root / part / key[:2] / f"{key}.{suffix}"
+        return self.root / part / _checked(key)[:2] / f"{key}.{suffix}"
 
     def _state_path(self, key: str, draft: bool) -> Path:
-        return self.root / "drafts" / f"{key}.safetensors" if draft else self._path("states", key, "safetensors")
+        if draft:
+            return self.root / "drafts" / f"{_checked(key)}.safetensors"
+        return self._path("states", key, "safetensors")
+
+    def _claim_path(self, key: str) -> Path:
+        return self.root / "claims" / f"{_checked(key)}.json"
 
     def _write(self, path: Path, content: bytes, *, durable: bool = True) -> None:
         with self._said(), self._replacing(path) as temporary, temporary.open("wb") as file:
@@ -330,7 +336,7 @@ class Store:
 
     def _set_aside(self, path: Path) -> None:
         target = self.root / "damaged" / path.name
-        with self._said():
+        with self._said(), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
             path.replace(target)
         print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
 
@@ -345,6 +351,12 @@ class Store:
             if "No space" in str(error) or "os error 28" in str(error):
                 _refuse(self.root, OSError(errno.ENOSPC, "no space"))
             raise
+
+
+def _checked(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
+    return key
 
 
 def _refuse(root: Path, error: OSError) -> NoReturn:

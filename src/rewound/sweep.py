@@ -45,6 +45,8 @@ class Experiment:
     """The densities of each run: one for a one-shot run, all levels for an iterative one."""
     iterative: bool
     pruners: tuple[Pruner, ...] = (Pruner(),)
+    trials: tuple[int, ...] | None = None
+    """Which of the sweep's trials; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Sweep:
         yield from (dense(self.recipe, trial) for trial in self.trials)
         for e in self.experiments:
             for technique, epochs, chain, pruner, trial in product(
-                e.techniques, e.retrain_epochs, e.densities, e.pruners, self.trials
+                e.techniques, e.retrain_epochs, e.densities, e.pruners, e.trials or self.trials
             ):
                 yield from retrained(
                     self.recipe,
@@ -123,11 +125,16 @@ def parse_sweep(table: Table, name: str) -> Sweep:
     experiments = table.get("experiment", [])
     if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
         raise InputError("experiments are declared under [[experiment]], with two brackets")
-    return Sweep(name, recipe, trials, tuple(_experiment(e) for e in experiments), randomness == "independent")
+    return Sweep(name, recipe, trials, tuple(_experiment(e, trials) for e in experiments), randomness == "independent")
 
 
-def _experiment(table: Table) -> Experiment:
-    _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner"))
+def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
+    _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
+    chosen = tuple(_whole("trials", value) for value in _axis(table, "trials")) if "trials" in table else None
+    if chosen and (strange := set(chosen) - set(trials)):
+        raise InputError(
+            f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
+        )
     if ("density" in table) == ("levels" in table):
         raise InputError("an experiment has either density (one-shot) or levels (iterative)")
     one_shot = "density" in table
@@ -145,6 +152,7 @@ def _experiment(table: Table) -> Experiment:
         tuple(chains),
         iterative=not one_shot,
         pruners=pruners,
+        trials=chosen,
     )
 
 

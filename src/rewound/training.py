@@ -6,6 +6,7 @@ in which W and which g they pass (see `technique`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from rewound.mask import Mask
 from rewound.randomness import fold
 from rewound.recipe import Position, Recipe, Scores
 from rewound.schedule import Segment, total
+
+_COUNTS = ("step", "mu_product")
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,15 @@ class State:
 
         Slots that belong to a pruned weight are masked with it.
         """
-        model = {name: w * mask[name].to(w.device) if name in mask else w for name, w in self.model.items()}
-        slots = {
-            name: s * mask[weight].to(s.device, s.dtype) if (weight := name.split("/", 1)[1]) in mask and s.ndim else s
-            for name, s in self.slots.items()
-        }
+
+        def masked(name: str, tensor: Tensor) -> Tensor:
+            kept = mask.get(name)
+            if kept is None or kept.shape != tensor.shape:  # a step count, or the factors of Adafactor
+                return tensor
+            return tensor.masked_fill(~kept.to(tensor.device), 0)
+
+        model = {name: masked(name, tensor) for name, tensor in self.model.items()}
+        slots = {name: masked(name.split("/", 1)[1], tensor) for name, tensor in self.slots.items()}
         return State(model, slots, seed, Position(prunings, 0))
 
 
@@ -113,11 +120,18 @@ def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Mod
     model.load_state_dict(dict(state.model))
     model.to(device)
     optimizer = recipe.optimizer(model)
-    parameters = dict(model.named_parameters())
+    slots: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in state.slots.items():
         slot, parameter = name.split("/", 1)
-        # Step counts stay where torch's optimizers keep them: 0-dimensional, on the CPU.
-        optimizer.state[parameters[parameter]][slot] = value.clone().to(device if value.ndim else "cpu")
+        slots[parameter][slot] = value
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        # torch keeps step counts on the CPU unless all of a step runs on the device.
+        counts_on = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+        for parameter in group["params"]:
+            for slot, value in slots[names[parameter]].items():
+                copy = value.clone().to(counts_on if slot in _COUNTS else device)
+                optimizer.state[parameter][slot] = copy.item() if _was_python(copy) else copy
     return model, optimizer
 
 
@@ -125,9 +139,17 @@ def viewed(model: nn.Module, optimizer: Optimizer, seed: int, position: Position
     """The live state of a model and its optimizer."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     slots = {
-        f"{slot}/{names[parameter]}": torch.as_tensor(value)
+        f"{slot}/{names[parameter]}": value if isinstance(value, Tensor) else _number(value)
         for parameter, values in optimizer.state.items()
         for slot, value in values.items()
         if value is not None
     }
     return State(model.state_dict(), slots, seed, position, loss)
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _was_python(value: Tensor) -> bool:
+    return value.ndim == 0 and value.dtype == torch.int64  # torch's own counts are floating-point tensors

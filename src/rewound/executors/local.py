@@ -4,6 +4,7 @@ Each worker walks the plan, takes the first node that is ready and unclaimed, an
 by one command or by several at once, share the work; no node is done twice.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from rewound.errors import InputError
-from rewound.execution import Worker, device_named, execute, tidy, todo
+from rewound.execution import Paused, Worker, device_named, execute, tidy, todo
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
@@ -42,6 +43,13 @@ class Options(NamedTuple):
     jobs: int = 1
     device: str = "cpu"
     keep_all: bool = False
+    minutes: float | None = None
+    """Stop after this time, with a draft of everything under way; None: run to the end."""
+
+    @property
+    def until(self) -> float:
+        """The end of that time from now."""
+        return math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
 
 
 def run(
@@ -53,8 +61,9 @@ def run(
     device_named(options.device)
     watch = _Watch(plan, store)
     if options.jobs == 1:
-        worker = Worker(store, device_named(options.device), options.keep_all, say, lambda: tick(watch.progress()))
-        with _one_thread(), _warnings_said(say):
+        device, alive = device_named(options.device), lambda: tick(watch.progress())
+        worker = Worker(store, device, options.keep_all, say, alive, options.until)
+        with _one_thread(), _warnings_said(say), suppress(Paused):
             _work(plan, worker)
     else:
         _run_processes(plan, store, options, say, lambda: tick(watch.progress()))
@@ -99,6 +108,8 @@ def _work(plan: Plan, worker: Worker) -> None:
     for key in sorted(watch.again):
         worker.say(f"recomputing {key[:12]}: its tensors are no longer in the store")
     while len(watch.status) < len(plan.nodes):
+        if time.monotonic() > worker.until:
+            raise Paused
         if (node := _take(watch, worker.store, None)) is None:
             time.sleep(_POLL)
         else:
@@ -171,16 +182,13 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
         if os.getppid() != parent:
             _stop()
 
+    def say(text: str) -> None:
+        messages.put(("say", text))
+
     try:
-        with _one_thread(), _warnings_said(lambda text: messages.put(("say", text))):
-            worker = Worker(
-                Store(root),
-                device_named(options.device),
-                options.keep_all,
-                lambda text: messages.put(("say", text)),
-                alive,
-            )
-            _work(plan, worker)
+        with _one_thread(), _warnings_said(say), suppress(Paused):
+            device = device_named(options.device)
+            _work(plan, Worker(Store(root), device, options.keep_all, say, alive, options.until))
     except InputError as error:
         messages.put(("error", str(error)))
     except Exception:

@@ -50,6 +50,7 @@ class CIFAR10(ImageClassification):
     precision: str = "float32"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.precision not in ("float32", "bfloat16"):
             raise InputError(f"precision is float32 or bfloat16, not {self.precision!r}")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rewound.errors import InputError
 from rewound.randomness import fold, integers, permutation
 from rewound.recipe import Batch, Position, Recipe, Scores
 from rewound.schedule import Schedule
@@ -54,6 +55,14 @@ class ImageClassification(Recipe):
     weight_decay: float = 0.0
     shift: int = 0
     split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
+        for name in ("momentum", "weight_decay", "shift"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name.replace('_', '-')} must not be below 0, not {getattr(self, name):g}")
 
     @abstractmethod
     def images(self, device: torch.device) -> Images:

@@ -1,0 +1,141 @@
+"""Imports point downwards, names say what things are, and every module has its place."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import rewound
+
+SOURCE = Path(rewound.__file__).parent
+
+# A module may import from its own layer and from those below. `name/*` is a folder.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    # 0: usable alone, with anybody's training loop
+    ("errors", "names", "randomness", "schedule", "technique", "algorithm", "mask", "pruner", "flops"),
+    # 1: one task per file; Train^t(W, m, g), alone and in fleets
+    ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
+    # 2: what a state is, and where it lives
+    ("history", "store", "realisation"),
+    # 3: from a declared experiment to tables
+    ("targets", "planning", "execution", "sweep", "results", "tables", "findings", "packing"),
+    # 4: where it runs, how it is shown, who calls it
+    ("executors/*", "pages/*", "compression", "report", "cli", "__main__", "__init__"),
+)
+BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name below `rewound`; `__init__` is the package itself."""
+    out = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        out[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return out
+
+
+MODULES = modules()
+
+
+def layer(module: str) -> int | None:
+    top = module.split(".")[0]
+    place = f"{top}/*" if (SOURCE / top).is_dir() else top
+    return next((number for number, names in enumerate(LAYERS) if place in names), None)
+
+
+def imports(module: str) -> Iterator[str]:
+    """The dotted names a module imports, wherever in the file: an import inside a function points somewhere, too."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively; name the module in full"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(module: str) -> set[str]:
+    """The modules of the package that a module imports."""
+    found = set()
+    for name in imports(module):
+        if name == "rewound":
+            found.add("__init__")
+        elif name.startswith("rewound.") and (inner := name.removeprefix("rewound.")) in MODULES:
+            found.add(inner)
+    if "__init__" in found and not _names_of_the_package(module):
+        found.discard("__init__")  # `from rewound import store` imports a module, not what the package exports
+    return found - {module}
+
+
+def _names_of_the_package(module: str) -> bool:
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import) and any(alias.name == "rewound" for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "rewound":
+            return any(alias.name not in MODULES for alias in node.names)
+    return False
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_its_place(module: str) -> None:
+    assert layer(module) is not None, f"{module} is new: give it a layer in tests/test_layers.py and ARCHITECTURE.md"
+
+
+def test_every_place_has_its_module() -> None:
+    names = {name for names in LAYERS for name in names}
+    there = {module.split(".")[0] for module in MODULES}
+    assert {name.removesuffix("/*") for name in names} == there
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downwards(module: str) -> None:
+    mine = layer(module)
+    upwards = [name for name in ours(module) if (layer(name) or 0) > (mine or 0)]
+    assert not upwards, f"{module} (layer {mine}) imports {upwards} from above"
+
+
+def test_there_are_no_cycles() -> None:
+    graph = {module: ours(module) for module in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("module", LAYERS[0])
+def test_layer_0_needs_only_torch_and_numpy(module: str) -> None:
+    foreign = {name.split(".")[0] for name in imports(module)} - BELOW - {"rewound"}
+    assert not foreign
+
+
+def test_no_module_shares_its_name_with_a_public_function() -> None:
+    names = {part for module in MODULES for part in module.split(".")}
+    assert names.isdisjoint(rewound.__all__)
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        exported = {
+            constant.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+            for constant in ast.walk(node.value)
+            if isinstance(constant, ast.Constant)
+        }
+        assert names.isdisjoint(exported), f"{module} exports the name of a module"
+
+
+def test_all_that_is_exported_is_there_and_in_order() -> None:
+    assert all(hasattr(rewound, name) for name in rewound.__all__)
+    assert len(set(rewound.__all__)) == len(rewound.__all__)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_say_what_things_are(module: str) -> None:
+    assert {"utils", "util", "core", "base", "helpers", "helper", "common", "misc"}.isdisjoint(module.split("."))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is(module: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} has no docstring"
