@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ DENSITY, NEXT_DENSITY = 0.2, 0.16
 REPEATS = 7
 
 Weights = dict[str, Tensor]
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 def machine() -> str:
@@ -51,10 +53,10 @@ def memory(line: str) -> int:
     return int(found.group(1)) * 1024
 
 
-def in_a_process(work: Callable[..., float], *arguments: object) -> float:
+def in_a_process(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """What `work` returns in a new process, whose memory has no past."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
+        return pool.submit(work, *arguments, **named).result()
 
 
 def random_weights() -> Weights:

@@ -23,6 +23,7 @@ from rewound.pruner import kept_count
 from rewound.recipe import Batch, Position, Scores
 from rewound.recipes.digits import Digits
 from rewound.report import outdated
+from rewound.schedule import Schedule
 from rewound.results import CurveRow, LayerRow, Row
 from rewound.store import Result, Store
 from rewound.sweep import Sweep, parse_sweep
@@ -56,10 +57,12 @@ class Watched(Tiny):
 class Exploding(Tiny):
     """One step, so large that the weights are infinite although every loss was a number."""
 
-    epochs: float = 1.0
-    batch_size: int = 897
-    learning_rate: float = 3e38
-    batch_norm_momentum: float = 0.1
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.constant(1, 3e38)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return 1e6 * super().loss(model, batch)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
         fill()
         for member, outcome, ended in fleet.events():
             job = jobs[member]
+            if ended and not isinstance(outcome, Diverged) and not _is_finite(outcome):
+                outcome = Diverged(outcome.position.steps, math.nan)  # as its next loss would be
             if isinstance(outcome, Diverged):
                 job.fail(outcome)
             elif ended:
@@ -157,9 +159,18 @@ class Job:
 
 
 def todo(plan: Plan, store: Store) -> list[Node]:
-    """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped."""
+    """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped.
+
+    What failed, and what builds on it, is not to be done.
+    """
     finished, missing = store.finished(), set[str]()
+    if finished.issuperset(node.key for node in plan.nodes):
+        return []
+    results = {node.key: store.result(node.key) for node in plan.nodes if node.key in finished}
+    lost = plan.lost([key for key, result in results.items() if result and "failed" in result], finished)
     for node in reversed(plan.nodes):  # children before parents
+        if node.key in lost:
+            continue
         needed = not missing.isdisjoint(plan.readers.get(node.key, ()))
         if node.key not in finished or (needed and not store.has_state(node.key, to_train=True)):
             missing.add(node.key)
@@ -181,6 +192,10 @@ def tidy(plan: Plan, store: Store) -> None:
             store.drop(node.key, draft=True)
         if node.key in plan.readers and finished.issuperset(plan.readers[node.key]):
             store.drop(node.key)
+
+
+def _is_finite(state: State) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in state.model.values())
 
 
 def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:

@@ -25,10 +25,12 @@ from rewound.schedule import Schedule, Segment, merged, sliced, total
 from rewound.technique import Facts, Rule
 
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def address(*parts: object) -> str:
     """32 hexadecimal digits, a function of the parts' canonical JSON."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_canonical(parts).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)

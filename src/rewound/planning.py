@@ -7,7 +7,7 @@ follows from the addresses.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -59,6 +59,14 @@ class Plan:
         """Epochs of the given nodes (default: all), of dense training or of retraining."""
         chosen = self.nodes if nodes is None else nodes
         return sum(n.steps / n.recipe.steps_per_epoch for n in chosen if isinstance(n.state.parent, Start) is dense)
+
+    def lost(self, failed: Collection[str], finished: Collection[str]) -> set[str]:
+        """The nodes that failed and, among the unfinished ones, all that build on them."""
+        lost = set(failed)
+        for node in self.nodes:  # parents come first, so failure spreads in one pass
+            if node.key not in finished and not lost.isdisjoint(node.needs):
+                lost.add(node.key)
+        return lost
 
 
 def _before(target: Target) -> float:

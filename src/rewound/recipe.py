@@ -133,6 +133,9 @@ class Recipe(ABC):
         """The operation counts of one forward pass."""
         return profile(self.skeleton, self.example(), self.costs)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # workers get the fields, not what was cached
+
     @classmethod
     def label(cls) -> str:
         """The recipe's name in tables and sweeps: its own, for a derived task with other defaults is another task."""

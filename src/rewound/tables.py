@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewound.history import Pruned, lineage
+from rewound.planning import plan
 from rewound.results import CurveRow, LayerRow, Row, write_curves, write_layers, write_rows
 from rewound.store import Result, Store
 from rewound.targets import Target
@@ -32,10 +33,10 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     """The tables of these targets, as far as the store knows them."""
     reader = _Reader(store)
     out = Tables([], [], [], 0)
-    missing, seen = 0, set[str]()
+    missing, seen, lost = 0, set[str](), _lost(targets, reader)
     for target in targets:
         result = reader.result(target.state.key)
-        failed = any(reader.failed(level.key) for level in lineage(target.state))
+        failed = target.state.key in lost
         if result is None and not failed:
             missing += 1
             continue
@@ -45,6 +46,13 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
             out.layers.extend(_layers(target.state.key, result))
             out.curves.extend(reader.curve(target.state.key))
     return Tables(out.rows, out.layers, out.curves, missing)
+
+
+def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
+    """The keys of what failed, or builds on what did."""
+    work = plan(targets)
+    results = {node.key: result for node in work.nodes if (result := reader.result(node.key)) is not None}
+    return work.lost([key for key, result in results.items() if "failed" in result], results)
 
 
 class _Reader:
@@ -65,9 +73,6 @@ class _Reader:
         if result is None:
             return []
         return [*(self.chain(result["after"]) if result["after"] else []), result]
-
-    def failed(self, key: str) -> bool:
-        return any("failed" in result for result in self.chain(key))
 
     def seconds(self, key: str) -> float:
         return sum(result["seconds"] for result in self.chain(key))

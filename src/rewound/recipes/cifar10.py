@@ -14,7 +14,7 @@ validation set. The paper's text says Nesterov momentum, its code uses plain mom
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import torch
@@ -58,7 +58,7 @@ class CIFAR10(ImageClassification):
     def train_size(self) -> int:
         return 50_000
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """Tenfold drops; the paper's `S[T]` is 0.001, which holds for ever."""
         return Schedule.piecewise(self.steps, [self.learning_rate * scale for scale in (1, 0.1, 0.01)], self.drops)

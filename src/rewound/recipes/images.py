@@ -7,6 +7,7 @@ The data lives on the training device as bytes. The order of an epoch and every 
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ class ImageClassification(Recipe):
     def training_epochs(self) -> float:
         return self.epochs
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """The paper's shape: the rate drops tenfold at 1/2 and at 3/4 of training."""
         steps = round(self.epochs * self.steps_per_epoch)
