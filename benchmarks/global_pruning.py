@@ -34,7 +34,8 @@ DENSITY, NEXT_DENSITY = 0.2, 0.16
 REPEATS = 7
 
 Weights = dict[str, Tensor]
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def machine() -> str:

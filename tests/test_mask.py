@@ -276,11 +276,9 @@ def update(forward: Callable[[Tensor], Tensor], model: nn.Module, optimizer: Opt
     scaler.update()
 
 
-def by_product(
-    make: MakeOptimizer, loop: str, mask: Mask, memory_format: torch.memory_format | None = None
-) -> nn.Module:
+def by_product(make: MakeOptimizer, loop: str, mask: Mask, model: nn.Module | None = None) -> nn.Module:
     """The reference: raw weights, multiplied by the mask wherever they are used."""
-    model = network(memory_format or torch.contiguous_format)
+    model = model or network()
     optimizer = make(model.parameters())
     for step in range(2):
         update(model, model, optimizer, loop, step)
@@ -618,7 +616,6 @@ def test_a_low_precision_weight_is_masked_in_its_own_precision() -> None:
         assert all_zero(pruned_values(model, mask))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_trains_as_the_plain_one_does(backend: str) -> None:
     mask = half(network())

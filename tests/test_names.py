@@ -31,7 +31,7 @@ def test_then_the_import_path() -> None:
 
 def test_an_imported_thing_may_have_to_be_of_a_kind() -> None:
     assert lookup("thing", "math:pi", TABLE, float) == pytest.approx(3.14159265)
-    with pytest.raises(InputError, match="^thing 'math:pi' is a float, not a str$"):
+    with pytest.raises(InputError, match=r"^thing 'math:pi' is a float, not a str$"):
         lookup("thing", "math:pi", TABLE, str)
 
 

@@ -95,6 +95,7 @@ def test_imagenet_warms_up_linearly_over_a_fractional_number_of_steps() -> None:
         assert (IMAGENET.at(last), IMAGENET.at(last + 1)) == (before, after)
     assert (IMAGENET.at(6_255) < 0.4, IMAGENET.at(6_256)) == (True, 0.4)
     assert IMAGENET.final == IMAGENET.at(112_589) == 0.0004
+    assert IMAGENET.segments(37_530, 37_540) == [(0.4, 5), (0.04, 5)]
 
 
 @pytest.mark.parametrize("step", [0, 1, 50, 100, 199])
@@ -136,7 +137,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     pieces, until = [], 0.0
     for _ in range(draw(st.integers(1, 4))):
         until += draw(st.one_of(st.integers(1, 20), st.floats(0.1, 20)))
-        pieces.append(Piece(until, draw(rate), draw(rate), draw(st.sampled_from(sorted(CURVES)))))
+        pieces.append(
+            Piece(until, draw(rate), draw(rate), draw(st.sampled_from(["constant", "constant", "constant", *CURVES])))
+        )
     steps = draw(st.integers(1, max(1, math.floor(until))))
     pieces[-1] = pieces[-1]._replace(until=max(until, steps))
     return Schedule(steps, tuple(pieces), draw(st.one_of(st.none(), rate)))

@@ -4,6 +4,7 @@ Everything that runs the method (the planner, a user's own loop, the integration
 Algorithm 1 of the paper is `levels(TECHNIQUES["lr-rewinding"], T, T, densities(compression))`.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,6 +73,8 @@ def check_time(technique: Technique, t: float, T: float, task: str = "the origin
     """Law 7: nothing can be rewound further than to its start."""
     if not t > 0:
         raise InputError(f"retraining time must be above 0, not {t:g}")
+    if t == math.inf:
+        raise InputError("retraining time must be a finite number, not inf")
     if technique.rewinds and t > T:
         raise InputError(
             f"cannot rewind {t:g} epochs: {task} trains for {T:g}; use at most {T:g}, or technique fine-tuning"

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def run_command(
         console.print(line)
     workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
     options = local.Options(workers, device, keep == "all", minutes)
-    with _progress(f"rewound run {sweep} --store {store}") as bar:
+    with _progress() as bar:
         task = bar.add_task(loaded.name, total=sum(node.steps for node in work.nodes))
         local.run(work, place, options, say=bar.console.print, tick=lambda p: bar.update(task, completed=p.steps))
     if left := todo(work, place):
@@ -142,7 +143,7 @@ def prune_command(
 ) -> None:
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
-    with _progress(f"rewound prune {recipe} with the same options") as bar:
+    with _progress() as bar:
         task = bar.add_task(recipe, total=None, visible=False)
 
         def tick(progress: local.Progress, whole: Plan) -> None:
@@ -235,7 +236,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 
 
 @contextmanager
-def _progress(again: str) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
     """A progress bar; Ctrl-C stops cleanly and says how to continue."""
     columns = (
         TextColumn("{task.description}"),
@@ -250,7 +251,8 @@ def _progress(again: str) -> Iterator[Progress]:
         with Progress(*columns, console=console) as bar:
             yield bar
     except KeyboardInterrupt:
-        console.print(f"stopped; nothing finished is lost, continue with: {again}")
+        again = shlex.join(["rewound", *sys.argv[1:]])
+        console.print(f"stopped; nothing finished is lost, continue with: {again}", soft_wrap=True, markup=False)
         raise typer.Exit(1) from None
 
 

@@ -98,16 +98,24 @@ def prune(
     whole, place = plan(targets), Store(Path(store))
     present = {node.key for node in whole.nodes if place.has_state(node.key)}
     levels: list[LevelReport] = []
-    for number, target in enumerate(targets):
+
+    def reach(number: int) -> LevelReport:
         part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), whole.readers)
         run(part, place, Options(device=device, keep_all=True), say=say, tick=lambda p: tick(p, whole))
-        levels.append(_report(number, target, place))
+        return _report(number, targets[number], place)
+
+    for number in range(len(targets)):
+        levels.append(reach(number))
         on_level(levels[-1])
         if max_drop is not None and _drop(task, levels) > max_drop:
             break
     chosen = len(levels) - 1
     while max_drop is not None and chosen and _drop(task, levels[: chosen + 1]) > max_drop:
         chosen -= 1
+    if place.load(levels[chosen].key, to_train=False) is None:  # measured before, by a run that kept no tensors
+        say(f"recomputing {levels[chosen].key[:12]}: its tensors are no longer in the store")
+        place.forget(levels[chosen].key)
+        levels[chosen] = reach(chosen)
     model, mask = _network(task, targets[chosen], place)
     for node in whole.nodes:  # tensors are kept while something planned needs them, and what is returned
         if node.key != levels[chosen].key and node.key not in present:

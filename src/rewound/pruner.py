@@ -6,7 +6,7 @@ The default is the paper's: magnitude, over all layers at once, single weights.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -115,12 +115,7 @@ class Pruner:
         """The same for named weights, the prunable set already chosen."""
         if not 0 < density <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
-        chosen = {name: w.detach() for name, w in weights.items() if self._selects(name)}
-        if not chosen:
-            raise InputError(
-                "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
-                "outside normalisation layers" + (", selected by only and skip" if weights else "")
-            )
+        chosen = {name: weights[name].detach() for name in self._chosen(weights)}
         score, scope, pattern = (
             lookup("score", self.score, SCORES),
             lookup("scope", self.scope, SCOPES),
@@ -146,8 +141,17 @@ class Pruner:
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone."""
         scope, pattern = lookup("scope", self.scope, SCOPES), lookup("pattern", self.pattern, PATTERNS)
-        units = {n: pattern(torch.empty(s, device="meta")).numel() for n, s in shapes.items() if self._selects(n)}
+        units = {name: pattern(torch.empty(shapes[name], device="meta")).numel() for name in self._chosen(shapes)}
         return sum(kept_count(sum(units[name] for name in group), density) for group in scope(list(units)))
+
+    def _chosen(self, names: Collection[str]) -> list[str]:
+        chosen = [name for name in names if self._selects(name)]
+        if not chosen:
+            raise InputError(
+                "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
+                "outside normalisation layers" + (", selected by only and skip" if names else "")
+            )
+        return chosen
 
     def _selects(self, name: str) -> bool:
         matches: Callable[[Iterable[str]], bool] = lambda globs: any(fnmatchcase(name, glob) for glob in globs)  # noqa: E731

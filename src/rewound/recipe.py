@@ -172,6 +172,8 @@ def _coerced(name: str, value: object, default: object) -> object:
         value = tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, not {value}")
     if isinstance(default, tuple) and default and isinstance(value, tuple):
         return tuple(_coerced(f"each of {name}", item, default[0]) for item in value)
     if default is not None and type(value) is not type(default):

@@ -23,6 +23,9 @@ def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console) -> lis
     paths = tables.write(out)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
+    if all(row.dense for row in tables.rows):
+        console.print("only dense networks so far: there is nothing to compare yet")
+        return paths
     return [*paths, *_shown(tables.rows, out, console, sweep.recipe.test_size)]
 
 

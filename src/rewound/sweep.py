@@ -15,6 +15,7 @@ density = [0.2, 0.1]                    # one-shot; or, iterative:
 pruner = { score = "magnitude", scope = "global" }
 """
 
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
         check_densities(chain)
     pruners = tuple(_pruner(value) for value in _axis(table, "pruner")) if "pruner" in table else (Pruner(),)
     return Experiment(
-        tuple(str(value) for value in _axis(table, "technique")),
+        tuple(_text({"technique": value}, "technique") for value in _axis(table, "technique")),
         tuple(_number("retrain-epochs", value) for value in _axis(table, "retrain-epochs")),
         tuple(chains),
         iterative=not one_shot,
@@ -216,6 +217,8 @@ def _table(table: Table, key: str) -> Table:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{name} must be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, not {value}")
     return float(value)
 
 

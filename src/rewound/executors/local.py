@@ -155,8 +155,9 @@ def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: C
             errors.append(text) if kind == "error" else say(text)
 
     try:
-        for worker in workers:
-            worker.start()
+        with _interrupts_held():
+            for worker in workers:
+                worker.start()
         while any(worker.is_alive() for worker in workers) and not errors:
             listen()
             tick()
@@ -198,6 +199,16 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
 
 def _stop() -> None:
     raise SystemExit(0)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -1,0 +1,296 @@
+"""Sweeps: the TOML contract, and one clear sentence for everything that is not in it."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rewound.errors import InputError
+from rewound.planning import plan
+from rewound.pruner import Pruner
+from rewound.recipes import RECIPES
+from rewound.recipes.cifar10 import ResNet20
+from rewound.recipes.digits import Digits
+from rewound.sweep import Sweep, load_sweep, parse_sweep, shipped_sweeps
+from rewound.technique import TECHNIQUES
+
+WHOLE = """
+recipe = "digits"
+trials = [1, 2]
+randomness = "independent"
+
+[recipe-fields]
+epochs = 2
+widths = [4, 8]
+batch-size = 64
+
+[[experiment]]
+technique = ["fine-tuning", "lr-rewinding"]
+retrain-epochs = [1, 1.5]
+density = [0.5, 0.25]
+
+[[experiment]]
+technique = "weight-rewinding"
+retrain-epochs = 1
+levels = { keep = 0.5, count = 3 }
+pruner = [{ score = "magnitude", scope = "layer" }, { score = "random", skip = ["dense.*"], floor = 0.01 }]
+"""
+EXPERIMENT = """
+[[experiment]]
+technique = "fine-tuning"
+retrain-epochs = 4
+density = 0.5
+"""
+
+
+def swept(text: str) -> Sweep:
+    """Parsed, and its targets made: a sweep is checked before anything runs."""
+    sweep = parse_sweep(tomllib.loads(text), "test")
+    assert sweep.targets
+    return sweep
+
+
+def with_lines(**lines: str) -> str:
+    """A good sweep with some of its values replaced, or lines added."""
+    top = {"recipe": '"digits"', "trials": "[1]"}
+    experiment = {"technique": '"fine-tuning"', "retrain_epochs": "4", "density": "0.5"}
+    fields: dict[str, str] = {}
+    for name, value in lines.items():
+        if name.startswith("field_"):
+            fields[name.removeprefix("field_")] = value
+        elif name in ("recipe", "trials", "randomness", "top"):
+            top[name] = value
+        else:
+            experiment[name] = value
+    if "levels" in experiment and lines.get("density") is None:
+        del experiment["density"]
+    said = [f"{name} = {value}" for name, value in top.items() if value]
+    if fields:
+        said += ["[recipe-fields]", *(f"{name.replace('_', '-')} = {value}" for name, value in fields.items())]
+    said += ["[[experiment]]", *(f"{name.replace('_', '-')} = {value}" for name, value in experiment.items() if value)]
+    return "\n".join(said)
+
+
+# The contract
+
+
+def test_a_whole_sweep() -> None:
+    sweep = swept(WHOLE)
+    assert sweep.recipe == Digits(epochs=2.0, widths=(4, 8), batch_size=64)
+    assert (sweep.trials, sweep.independent) == ((1, 2), True)
+    one_shot, iterative = sweep.experiments
+    assert one_shot.techniques == ("fine-tuning", "lr-rewinding")
+    assert one_shot.retrain_epochs == (1.0, 1.5)
+    assert one_shot.densities == ((0.5,), (0.25,))
+    assert (one_shot.iterative, one_shot.pruners) == (False, (Pruner(),))
+    assert iterative.densities == ((0.5, 0.25, 0.125),)
+    assert iterative.pruners == (Pruner(scope="layer"), Pruner(score="random", skip=("dense.*",), floor=0.01))
+    assert len(sweep.targets) == 2 * (1 + 2 * 2 * 2 + 3 * 2), "every list is an axis of the grid"
+    assert [target.technique for target in sweep.targets[:2]] == ["", ""], "dense runs first"
+
+
+def test_scalars_are_lists_of_one() -> None:
+    assert swept(with_lines()).targets == swept(with_lines(density="[0.5]", technique='["fine-tuning"]')).targets
+
+
+def test_levels_by_compression_end_exactly_there() -> None:
+    (experiment,) = swept(with_lines(levels="{ keep = 0.5, compression = 10 }")).experiments
+    assert experiment.densities == ((0.5, 0.25, 0.125, 0.1),)
+    (experiment,) = swept(with_lines(levels="{ count = 2 }")).experiments
+    assert experiment.densities == ((0.8, 0.8**2),), "20% a level unless told otherwise"
+
+
+def test_several_runs_of_levels() -> None:
+    (experiment,) = swept(with_lines(levels="[{ keep = 0.5, count = 1 }, { keep = 0.8, count = 2 }]")).experiments
+    assert experiment.densities == ((0.5,), (0.8, 0.8**2))
+
+
+def test_the_same_row_asked_for_twice_counts_once() -> None:
+    assert len(swept(with_lines(density="[0.5, 0.5]", trials="[1, 1]")).targets) == 2
+    assert len(swept(with_lines() + EXPERIMENT).targets) == 2
+    assert len(swept(with_lines(density="0.25") + EXPERIMENT).targets) == 3
+
+
+def test_the_density_1_control_and_more_epochs_than_training_for_fine_tuning() -> None:
+    control, longer = swept(with_lines(density="1.0")), swept(with_lines(retrain_epochs="40"))
+    assert control.targets[1].density == 1.0
+    assert longer.targets[1].state.steps == Digits().steps_of(40)
+
+
+def test_randomness_is_shared_unless_told_otherwise() -> None:
+    assert not swept(with_lines()).independent
+    assert not swept(with_lines(randomness='"shared"')).independent
+    assert swept(with_lines(randomness='"independent"')).independent
+
+
+def test_an_experiment_may_use_some_of_the_trials() -> None:
+    sweep = swept(WHOLE.replace('technique = "weight', 'trials = 2\ntechnique = "weight'))
+    assert {t.trial for t in sweep.targets if t.iterative} == {2}
+    assert {t.trial for t in sweep.targets if not t.iterative} == {1, 2}
+
+
+def test_recipes_and_techniques_of_ones_own() -> None:
+    sweep = swept(with_lines(recipe='"rewound.recipes.digits:Digits"', technique='"test_sweep:MINE"'))
+    assert sweep.recipe == Digits()
+    assert sweep.targets[1].technique == "test_sweep:MINE"
+    assert sweep.targets[1].state.key == swept(with_lines()).targets[1].state.key
+
+
+MINE = TECHNIQUES["fine-tuning"]
+
+
+def test_a_file_or_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(with_lines())
+    assert load_sweep(str(path)).name == "mine"
+    (tmp_path / "bare").write_text(with_lines())
+    monkeypatch.chdir(tmp_path)
+    assert load_sweep("bare").name == "bare", "a file needs no suffix"
+    assert load_sweep("digits").name == "digits"
+
+
+# Shipped sweeps
+
+
+@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+def test_shipped_sweeps_load_and_plan_without_data(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sweep = load_sweep(name)
+    assert sweep.recipe.label() in RECIPES
+    assert name.startswith(sweep.recipe.label())
+    work = plan(sweep.targets)
+    assert {node.key for node in work.nodes} >= {target.state.key for target in sweep.targets}
+    assert work.epochs(dense=False) <= work.naive_epochs * 1.01 + 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_digits_sweep_is_what_the_readme_promises() -> None:
+    sweep = load_sweep("digits")
+    techniques = {(target.iterative, target.technique) for target in sweep.targets if target.technique}
+    assert {technique for iterative, technique in techniques if not iterative} == set(TECHNIQUES)
+    assert {t for iterative, t in techniques if iterative} >= {"fine-tuning", "weight-rewinding", "lr-rewinding"}
+    assert min(target.density for target in sweep.targets if target.iterative) <= 1 / 20
+    assert len(sweep.trials) == 3
+    assert any(target.technique and target.density == 1 for target in sweep.targets), "a dense control"
+
+
+def test_the_papers_grid_is_the_papers() -> None:
+    sweep = load_sweep("cifar10-resnet20-oneshot")
+    assert isinstance(sweep.recipe, ResNet20)
+    assert len(sweep.targets) == 3 * (1 + 5 * 10 * 10)
+
+
+# What is not in the contract
+
+
+BAD = {
+    "unknown recipe": (with_lines(recipe='"digit"'), "unknown recipe 'digit'; did you mean 'digits'?"),
+    "recipe far from all": (with_lines(recipe='"zebra"'), "unknown recipe 'zebra'; (known: cifar10-resnet110, "),
+    "recipe not importable": (with_lines(recipe='"no.such:Task"'), "cannot import recipe 'no.such:Task'"),
+    "recipe not in its module": (with_lines(recipe='"rewound.recipes.digits:Digit"'), "has no attribute 'Digit'"),
+    "recipe that is none": (with_lines(recipe='"rewound.pruner:Pruner"'), "is not a subclass of rewound.Recipe"),
+    "recipe missing": (with_lines(recipe=""), "the key recipe is missing"),
+    "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, not 3"),
+    "unknown field": (with_lines(field_epoch="3"), "unknown field of digits 'epoch'; did you mean 'epochs'"),
+    "field of another type": (with_lines(field_epochs='"long"'), "digits.epochs must be"),
+    "field with an item of another type": (with_lines(field_widths='[4, "8"]'), "digits.widths must be"),
+    "boolean for a number": (with_lines(field_epochs="true"), "digits.epochs must be"),
+    "no epochs": (with_lines(field_epochs="0.0"), "epochs must be above 0, not 0"),
+    "endless epochs": (with_lines(field_epochs="inf"), "epochs must be"),
+    "fields not a table": (with_lines(top='1\nrecipe-fields = 3').replace("top = 1\n", ""), "must be a table, not 3"),
+    "unknown technique": (
+        with_lines(technique='["lr-rewind"]'),
+        "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'",
+    ),
+    "technique of another type": (with_lines(technique="5"), "technique must be a text, not 5"),
+    "technique that is none": (with_lines(technique='"rewound.pruner:Pruner"'), "is a type, not a Technique"),
+    "no technique": (with_lines(technique="[]"), "technique is an empty list"),
+    "technique missing": (with_lines(technique=""), "the key technique is missing"),
+    "unknown key": (with_lines(top='1').replace("top = 1", "trails = [1]"), "unknown key 'trails'; did you mean 'trials'?"),
+    "unknown key of an experiment": (
+        with_lines(retrain_epoch="3"),
+        "unknown key of [[experiment]] 'retrain-epoch'; did you mean 'retrain-epochs'?",
+    ),
+    "unknown key of levels": (with_lines(levels="{ keeps = 0.5, count = 1 }"), "'keeps'; did you mean 'keep'?"),
+    "unknown key of pruner": (with_lines(pruner='{ scores = "random" }'), "'scores'; did you mean 'score'"),
+    "unknown score": (with_lines(pruner='{ score = "magnitudes" }'), "did you mean 'magnitude'?"),
+    "unknown scope": (with_lines(pruner='{ scope = "globally" }'), "did you mean 'global'?"),
+    "pruner not a table": (with_lines(pruner='"magnitude"'), "pruner is a table such as"),
+    "floor of another type": (with_lines(pruner='{ floor = "low" }'), "floor of pruner must be"),
+    "floor of 1": (with_lines(pruner="{ floor = 1.0 }"), "floor must be at least 0 and below 1, not 1"),
+    "score of another type": (with_lines(pruner="{ score = 1 }"), "score of pruner must be"),
+    "a pruner that selects nothing": (with_lines(pruner='{ only = ["nothing.*"] }'), "no prunable weights"),
+    "density of 0": (with_lines(density="0.0"), "density must be above 0 and at most 1, not 0"),
+    "density above 1": (with_lines(density="[0.5, 20]"), "density must be above 0 and at most 1, not 20"),
+    "negative density": (with_lines(density="-0.1"), "not -0.1"),
+    "density that is no number": (with_lines(density="nan"), "density must be"),
+    "density of another type": (with_lines(density='"half"'), "density must be a number, not 'half'"),
+    "no density": (with_lines(density="[]"), "density is an empty list"),
+    "boolean density": (with_lines(density="true"), "density must be a number, not True"),
+    "levels that grow": (with_lines(levels="{ keep = 1.25, count = 3 }"), "keep must be between 0 and 1, not 1.25"),
+    "levels that stay": (with_lines(levels="{ keep = 1, count = 3 }"), "keep must be between 0 and 1, not 1"),
+    "no levels": (with_lines(levels="{ keep = 0.8, count = 0 }"), "count must be at least 1, not 0"),
+    "levels without an end": (with_lines(levels="{ keep = 0.8 }"), "levels has either count or compression"),
+    "levels with two ends": (with_lines(levels="{ count = 3, compression = 2 }"), "either count or compression"),
+    "compression of 1": (with_lines(levels="{ compression = 1 }"), "compression must be above 1, not 1"),
+    "levels as a list": (with_lines(levels="[0.5, 0.25]"), "levels is a table such as { keep = 0.8, count = 10 }"),
+    "half a level": (with_lines(levels="{ count = 1.5 }"), "count must be whole numbers, not 1.5"),
+    "density and levels": (with_lines(density="0.5", levels="{ count = 1 }"), "either density (one-shot) or levels"),
+    "neither density nor levels": (with_lines(density=""), "either density (one-shot) or levels"),
+    "no retraining": (with_lines(retrain_epochs="0"), "retraining time must be above 0, not 0"),
+    "negative retraining": (with_lines(retrain_epochs="-3"), "retraining time must be above 0, not -3"),
+    "endless retraining": (with_lines(retrain_epochs="inf"), "retrain-epochs must be"),
+    "retraining time that is no number": (with_lines(retrain_epochs="nan"), "must be"),
+    "retraining time of another type": (with_lines(retrain_epochs='"long"'), "must be a number, not 'long'"),
+    "no retraining time": (with_lines(retrain_epochs="[]"), "retrain-epochs is an empty list"),
+    "rewinding too far": (
+        with_lines(technique='"lr-rewinding"', retrain_epochs="[4, 17]"),
+        "cannot rewind 17 epochs: digits trains for 16; use at most 16, or technique fine-tuning",
+    ),
+    "rewinding weights too far": (with_lines(technique='"weight-rewinding"', retrain_epochs="16.5"), "cannot rewind"),
+    "no trials": (with_lines(trials="[]"), "trials is an empty list"),
+    "trials missing": (with_lines(trials=""), "the key trials is missing"),
+    "half a trial": (with_lines(trials="[1.5]"), "trials must be whole numbers, not 1.5"),
+    "trial of another type": (with_lines(trials='["one"]'), "trials must be whole numbers, not 'one'"),
+    "trials of an experiment that the sweep has not": (WHOLE.replace("levels", "trials = 3\nlevels"), "not 3"),
+    "unknown randomness": (with_lines(randomness='"some"'), 'randomness is "shared" or "independent", not \'some\''),
+    "one bracket": (with_lines().replace("[[experiment]]", "[experiment]"), "with two brackets"),
+    "experiments as a text": (with_lines(top='"x"').replace("top", "experiment").split("[[")[0], "two brackets"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case: str) -> None:
+    text, says = BAD[case]
+    with pytest.raises(InputError) as caught:
+        swept(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"recipe = ", "bad.toml is not TOML"),
+        (b"{ \"json\": true }", "bad.toml is not TOML"),
+        (b"\xff\xfe\x00", "cannot read sweep .*bad.toml: it is not text"),
+    ],
+)
+def test_what_is_not_toml(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        load_sweep(str(path))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read sweep .*absent.toml: No such file or directory"):
+        load_sweep(str(tmp_path / "absent.toml"))
+    with pytest.raises(InputError, match="unknown sweep 'digit'; did you mean 'digits'"):
+        load_sweep("digit")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InputError, match="cannot read sweep .*folder.toml: Is a directory"):
+        load_sweep(str(tmp_path / "folder.toml"))
