@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,9 +40,7 @@ class Disturbance(Exception):
     """What should not happen, happened."""
 
 
-def check(
-    sweep: str, kills: int, jobs: int, seed: int, folder: Path, rewound: Sequence[str] = REWOUND
-) -> list[str]:
+def check(sweep: str, kills: int, jobs: int, seed: int, folder: Path, rewound: Sequence[str] = REWOUND) -> list[str]:
     """Run, kill and continue; returns the tables that differ."""
     whole, disturbed = folder / "whole", folder / "disturbed"
     began = time.monotonic()
@@ -97,10 +96,8 @@ def _kill(sweep: str, place: Path, jobs: int, moment: Moment, rewound: Sequence[
         try:
             while moment.nodes is not None and _done(place) < moment.nodes and process.poll() is None:
                 time.sleep(0.005)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(moment.seconds)
-            except subprocess.TimeoutExpired:
-                pass
         finally:
             ended = process.poll()
             if ended is None:

@@ -23,8 +23,8 @@ from rewound.pruner import kept_count
 from rewound.recipe import Batch, Position, Scores
 from rewound.recipes.digits import Digits
 from rewound.report import outdated
-from rewound.schedule import Schedule
 from rewound.results import CurveRow, LayerRow, Row
+from rewound.schedule import Schedule
 from rewound.store import Result, Store
 from rewound.sweep import Sweep, parse_sweep
 from rewound.tables import Tables, collected
@@ -320,9 +320,7 @@ def test_missing_parents_are_made_again_and_it_is_said(store: Store, whole: Stor
 
 
 @pytest.mark.parametrize("kind", ["result", "state"])
-def test_damage_is_found_set_aside_and_repaired(
-    store: Store, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_set_aside_and_repaired(store: Store, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = sweep_of(FINE_TUNING)
     run(sweep, store, keep_all=True)
     before = collected(sweep.targets, store)

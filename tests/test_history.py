@@ -90,9 +90,7 @@ def test_golden_defaults(recipe: Recipe) -> None:
 # What does not matter
 
 
-SEQUENCES = st.lists(
-    st.builds(Segment, st.sampled_from([0.1, 0.01, 0.001]), st.integers(1, 9)), min_size=1, max_size=8
-)
+SEQUENCES = st.lists(st.builds(Segment, st.sampled_from([0.1, 0.01, 0.001]), st.integers(1, 9)), min_size=1, max_size=8)
 
 
 @settings(max_examples=50, deadline=None)
@@ -140,7 +138,13 @@ def test_a_field_at_its_default_is_not_in_the_address() -> None:
 
 def test_every_field_of_the_recipe_matters() -> None:
     keys = {dense(DIGITS, 1).state.key}
-    for name, value in {"epochs": 8.0, "weight-decay": 0.0, "widths": [4, 8], "split-seed": 1, "nesterov": False}.items():
+    for name, value in {
+        "epochs": 8.0,
+        "weight-decay": 0.0,
+        "widths": [4, 8],
+        "split-seed": 1,
+        "nesterov": False,
+    }.items():
         keys.add(dense(Digits.with_fields({name: value}), 1).state.key)
     assert len(keys) == 6
 

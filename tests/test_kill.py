@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kill_and_continue import _table, check
 
 SWEEP = """
@@ -12,17 +13,12 @@ recipe = "digits"
 trials = [1]
 
 [recipe-fields]
-epochs = 3.0
+epochs = 12.0
 widths = [4, 8]
 
 [[experiment]]
 technique = ["weight-rewinding", "lr-rewinding"]
-retrain-epochs = [1, 3]
-density = 0.5
-
-[[experiment]]
-technique = "lr-rewinding"
-retrain-epochs = 3
+retrain-epochs = 8
 levels = { keep = 0.5, count = 2 }
 """
 

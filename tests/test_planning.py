@@ -29,9 +29,7 @@ def nodes_of(work: Plan) -> dict[str, Node]:
 
 
 def one_shot(technique: str, *times: float, density: float = 0.1, trial: int = 1) -> list[Target]:
-    return [
-        target for t in times for target in retrained(DIGITS, trial, technique, t, [density], iterative=False)
-    ]
+    return [target for t in times for target in retrained(DIGITS, trial, technique, t, [density], iterative=False)]
 
 
 def iterative(technique: str, t: float, count: int, keep: float = 0.5) -> list[Target]:

@@ -293,9 +293,7 @@ def refusing(code: int) -> Callable[..., NoReturn]:
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_what_the_system_refuses_is_said(
-    store: Store, monkeypatch: pytest.MonkeyPatch, code: int, says: str
-) -> None:
+def test_what_the_system_refuses_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, code: int, says: str) -> None:
     store.publish(KEY, RESULT)
     store.save(KEY, a_state(), a_mask())
     with monkeypatch.context() as patch:
@@ -356,11 +354,15 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_is_full(tiny_disk: Path) -> None:
     store = Store(tiny_disk / "store")
-    kept = 0
+
+    def fill() -> None:
+        for number in range(100):
+            store.save(f"{number:032x}", a_state(number, size=2000), a_mask())
+            store.publish(f"{number:032x}", RESULT)
+
     with pytest.raises(InputError, match="the disk is full"):
-        for kept in range(100):
-            store.save(f"{kept:032x}", a_state(kept, size=2000), a_mask())
-            store.publish(f"{kept:032x}", RESULT)
+        fill()
+    kept = len(store.finished())
     assert kept > 0
     assert parts(store) == []
     with pytest.raises(InputError, match="the disk is full"):

@@ -153,9 +153,7 @@ def test_a_file_or_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", sorted(shipped_sweeps()))
-def test_shipped_sweeps_load_and_plan_without_data(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_sweeps_load_and_plan_without_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     sweep = load_sweep(name)
@@ -200,7 +198,7 @@ BAD = {
     "boolean for a number": (with_lines(field_epochs="true"), "digits.epochs must be"),
     "no epochs": (with_lines(field_epochs="0.0"), "epochs must be above 0, not 0"),
     "endless epochs": (with_lines(field_epochs="inf"), "epochs must be"),
-    "fields not a table": (with_lines(top='1\nrecipe-fields = 3').replace("top = 1\n", ""), "must be a table, not 3"),
+    "fields not a table": (with_lines(top="1\nrecipe-fields = 3").replace("top = 1\n", ""), "must be a table, not 3"),
     "unknown technique": (
         with_lines(technique='["lr-rewind"]'),
         "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'",
@@ -209,7 +207,10 @@ BAD = {
     "technique that is none": (with_lines(technique='"rewound.pruner:Pruner"'), "is a type, not a Technique"),
     "no technique": (with_lines(technique="[]"), "technique is an empty list"),
     "technique missing": (with_lines(technique=""), "the key technique is missing"),
-    "unknown key": (with_lines(top='1').replace("top = 1", "trails = [1]"), "unknown key 'trails'; did you mean 'trials'?"),
+    "unknown key": (
+        with_lines(top="1").replace("top = 1", "trails = [1]"),
+        "unknown key 'trails'; did you mean 'trials'?",
+    ),
     "unknown key of an experiment": (
         with_lines(retrain_epoch="3"),
         "unknown key of [[experiment]] 'retrain-epoch'; did you mean 'retrain-epochs'?",
@@ -275,7 +276,7 @@ def test_bad_input_is_one_sentence(case: str) -> None:
     ("content", "says"),
     [
         (b"recipe = ", "bad.toml is not TOML"),
-        (b"{ \"json\": true }", "bad.toml is not TOML"),
+        (b'{ "json": true }', "bad.toml is not TOML"),
         (b"\xff\xfe\x00", "cannot read sweep .*bad.toml: it is not text"),
     ],
 )
@@ -287,10 +288,10 @@ def test_what_is_not_toml(tmp_path: Path, content: bytes, says: str) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read sweep .*absent.toml: No such file or directory"):
+    with pytest.raises(InputError, match=r"cannot read sweep .*absent.toml: No such file or directory"):
         load_sweep(str(tmp_path / "absent.toml"))
     with pytest.raises(InputError, match="unknown sweep 'digit'; did you mean 'digits'"):
         load_sweep("digit")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(InputError, match="cannot read sweep .*folder.toml: Is a directory"):
+    with pytest.raises(InputError, match=r"cannot read sweep .*folder.toml: Is a directory"):
         load_sweep(str(tmp_path / "folder.toml"))

@@ -50,6 +50,7 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
     """Do the nodes that `take` hands out, claimed and ready, until it has no more and all of them are done."""
     jobs: dict[int, Job] = {}
     drafted: set[int] = set()
+    looked = time.perf_counter()
 
     def fill() -> None:
         while fleet.free > 0 and time.monotonic() < worker.until and (node := take()) is not None:
@@ -63,7 +64,10 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
     try:
         fill()
         for member, outcome, ended in fleet.events():
-            job = jobs[member]
+            job, now = jobs[member], time.perf_counter()
+            for each in jobs.values():
+                each.seconds += (now - looked) / len(jobs)  # runs that share a device share its time
+            looked = now
             if ended and not isinstance(outcome, Diverged) and not _is_finite(outcome):
                 outcome = Diverged(outcome.position.steps, math.nan)  # as its next loss would be
             if isinstance(outcome, Diverged):
@@ -92,7 +96,7 @@ class Job:
 
     def __init__(self, node: Node, plan: Plan, worker: Worker) -> None:
         self.node, self.plan, self.worker = node, plan, worker
-        self.started = self.beaten = self.saved = time.perf_counter()
+        self.beaten = self.saved = time.perf_counter()
         notes = Notes(curve=[], seconds=0.0)
         store, source = worker.store, (worker.store, worker.device, worker.say)
         if (draft := store.load(node.key, draft=True)) is not None:
@@ -100,14 +104,9 @@ class Job:
         else:
             state, self.mask = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, *source)
-        self.curve, self.seconds_before = notes["curve"], notes["seconds"]
+        self.curve, self.seconds = notes["curve"], notes["seconds"]
         done = state.position.steps
         self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))
-
-    @property
-    def seconds(self) -> float:
-        """Spent on the node, over all its interruptions."""
-        return self.seconds_before + time.perf_counter() - self.started
 
     def look_at(self, state: State) -> None:
         """Note where training is; now and then say so, and keep a draft."""

@@ -40,7 +40,7 @@ def integers(key: int | Tensor, counters: Tensor, high: int) -> Tensor:
     """One integer in [0, high) per counter; the bias of the remainder is below high / 2**63.
 
     >>> integers(7, torch.arange(6), 3).tolist()
-    [2, 1, 1, 2, 0, 0]
+    [0, 0, 1, 1, 1, 0]
     """
     return bits(key, counters) % high
 
