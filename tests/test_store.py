@@ -551,3 +551,14 @@ def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.Mo
     assert store.claims() == {}
     write_claim(store, "elsewhere", 1, "123", 5)
     assert store.claim(KEY)
+
+
+def test_tied_weights_are_kept_under_both_names(tmp_path: Path) -> None:
+    weight = torch.randn(3, 4)
+    state = State({"encoder.weight": weight, "decoder.weight": weight}, {}, 1, Position(0, 0))
+    store = Store(tmp_path / "store")
+    store.save("0" * 32, state, None)
+    stored = store.load("0" * 32)
+    assert stored is not None
+    assert torch.equal(stored[0].model["encoder.weight"], weight)
+    assert torch.equal(stored[0].model["decoder.weight"], weight)

@@ -21,7 +21,7 @@ from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
-from rewound.store import Store
+from rewound.store import Store, separate
 from rewound.targets import Target, dense, retrained
 
 DEFAULT_STORE = Path("rewound-store")
@@ -56,8 +56,7 @@ class PrunedNetwork:
         (bit-packed, with shapes in its metadata) and `summary.json`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        save_file(separate(self.model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
         save_file(self.mask.packed(), folder / "mask.safetensors", {"shapes": shapes})
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}

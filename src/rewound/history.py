@@ -24,7 +24,6 @@ from rewound.recipe import Recipe
 from rewound.schedule import Schedule, Segment, merged, sliced, total
 from rewound.technique import Facts, Rule
 
-
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 

@@ -169,7 +169,7 @@ class Store:
             tensors |= {f"slots/{name}": t for name, t in state.slots.items()}
         shapes = {name: list(m.shape) for name, m in (mask or {}).items()}
         tensors |= {f"mask/{name}": t for name, t in (mask.packed() if mask else {}).items()}
-        tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        tensors = separate(tensors)
         facts = {
             "seed": state.seed,
             "position": state.position,
@@ -351,6 +351,17 @@ class Store:
             if "No space" in str(error) or "os error 28" in str(error):
                 _refuse(self.root, OSError(errno.ENOSPC, "no space"))
             raise
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor on the CPU in memory of its own: safetensors refuses tied weights that share it."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        out[name] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
+    return out
 
 
 def _checked(key: str) -> str:
