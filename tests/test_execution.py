@@ -562,11 +562,28 @@ def test_every_technique_starts_where_it_should(store: Store) -> None:
     assert Counter(tuple(position) for position in ENTERED if position.prunings) == starts
 
 
-def test_a_target_that_another_sweep_passed_on_its_way(store: Store) -> None:
-    # Weight rewinding leaves W_9 of the dense run unevaluated; a shorter task has another address, so nothing collides.
-    recipe = Tiny()
-    targets = list(retrained(recipe, 1, "weight-rewinding", 1, [0.5], iterative=False))
-    local.run(plan(targets), store, Options(), say=lambda text: None)
-    shorter = Tiny.with_fields({"epochs": 1.0})
-    local.run(plan([dense(shorter, 1)]), store, Options(), say=lambda text: None)
-    assert collected((dense(shorter, 1),), store).missing == 0
+@dataclass(frozen=True)
+class Held(Tiny):
+    """After its end the schedule holds the rate of its middle, so that fine-tuning is the beginning of other runs."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.piecewise(19, [0.1, 0.01, 0.001], drops=[2, 14], final=0.01)
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_another_sweep_passed_on_its_way_is_evaluated_when_asked_for(store: Store, jobs: int) -> None:
+    rewinding = {"technique": "lr-rewinding", "retrain-epochs": [1, 1.25, 1.5], "density": 0.5}
+    tuning = {"technique": "fine-tuning", "retrain-epochs": 0.5, "density": 0.5}
+    run(sweep_of(rewinding, recipe="Held"), store)
+    sweep = sweep_of(tuning, recipe="Held")
+    (target,) = targets_of(sweep, technique="fine-tuning")
+    passed = store.result(target.state.key)
+    assert passed is not None, "a branch point of the first sweep"
+    assert "val" not in passed
+    assert collected(sweep.targets, store).missing == 1
+    run(sweep, store, jobs=jobs)
+    other = Store(store.root.with_name("other"))
+    run(sweep, other)
+    assert _values(collected(sweep.targets, store)) == _values(collected(sweep.targets, other))
+    assert run(sweep, store) == []

@@ -157,21 +157,25 @@ class Job:
         }
 
 
+def answers(node: Node, result: Result | None) -> bool:
+    """Whether a result says all that is asked: another sweep may have passed the state without evaluating it."""
+    return result is not None and ("val" in result or "failed" in result or not node.asked)
+
+
 def todo(plan: Plan, store: Store) -> list[Node]:
     """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped.
 
     What failed, and what builds on it, is not to be done.
     """
     finished, missing = store.finished(), set[str]()
-    if finished.issuperset(node.key for node in plan.nodes):
-        return []
     results = {node.key: store.result(node.key) for node in plan.nodes if node.key in finished}
-    lost = plan.lost([key for key, result in results.items() if result and "failed" in result], finished)
+    done = {node.key for node in plan.nodes if answers(node, results.get(node.key))}
+    lost = plan.lost([key for key, result in results.items() if result and "failed" in result], done)
     for node in reversed(plan.nodes):  # children before parents
         if node.key in lost:
             continue
         needed = not missing.isdisjoint(plan.readers.get(node.key, ()))
-        if node.key not in finished or (needed and not store.has_state(node.key, to_train=True)):
+        if node.key not in done or (needed and not store.has_state(node.key, to_train=True)):
             missing.add(node.key)
     return [node for node in plan.nodes if node.key in missing]
 

@@ -37,7 +37,7 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     for target in targets:
         result = reader.result(target.state.key)
         failed = target.state.key in lost
-        if result is None and not failed:
+        if not failed and (result is None or "val" not in result):
             missing += 1
             continue
         out.rows.append(_row(target, None if failed else result, reader))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from rewound.errors import InputError
-from rewound.execution import Paused, Worker, device_named, execute, tidy, todo
+from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, todo
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
@@ -78,7 +78,7 @@ class _Watch:
     def __init__(self, plan: Plan, store: Store) -> None:
         self.plan, self.store = plan, store
         self.nodes = {node.key: node for node in plan.nodes}
-        self.again = {node.key for node in todo(plan, store)} & store.finished()
+        self.again = {node.key for node in todo(plan, store) if answers(node, store.result(node.key))}
         """Nodes with a result whose tensors must be made again."""
         self.status: dict[str, bool] = {}
 
@@ -87,7 +87,8 @@ class _Watch:
         for key in finished & (self.nodes.keys() - self.status.keys()):
             if key in self.again and not self.store.has_state(key) and not finished.issuperset(self.plan.readers[key]):
                 continue
-            if (result := self.store.result(key)) is not None:
+            result = self.store.result(key)
+            if result is not None and answers(self.nodes[key], result):
                 self.status[key] = "failed" not in result
         for node in self.plan.nodes:  # parents come first, so failure spreads in one pass
             if any(self.status.get(key) is False for key in node.needs):
