@@ -25,8 +25,9 @@ from rewound import cli
 from rewound.mask import Mask
 from rewound.planning import plan
 from rewound.recipes.digits import Digits
+from rewound.records import Result
 from rewound.results import read_rows
-from rewound.store import Result, Store
+from rewound.store import Store
 from rewound.sweep import load_sweep
 
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]

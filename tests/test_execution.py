@@ -22,13 +22,14 @@ from rewound.planning import Plan, plan
 from rewound.pruner import kept_count
 from rewound.recipe import Batch, Position, Scores
 from rewound.recipes.digits import Digits
+from rewound.records import Result
 from rewound.report import outdated
 from rewound.results import CurveRow, LayerRow, Row
 from rewound.schedule import Schedule
-from rewound.store import Result, Store
+from rewound.store import Store
 from rewound.sweep import Sweep, parse_sweep
 from rewound.tables import Tables, collected
-from rewound.targets import Target, dense, retrained
+from rewound.targets import Target, dense
 
 
 @dataclass(frozen=True)
@@ -571,8 +572,7 @@ class Held(Tiny):
         return Schedule.piecewise(19, [0.1, 0.01, 0.001], drops=[2, 14], final=0.01)
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_another_sweep_passed_on_its_way_is_evaluated_when_asked_for(store: Store, jobs: int) -> None:
+def test_what_another_sweep_passed_on_its_way_is_evaluated_when_asked_for(store: Store) -> None:
     rewinding = {"technique": "lr-rewinding", "retrain-epochs": [1, 1.25, 1.5], "density": 0.5}
     tuning = {"technique": "fine-tuning", "retrain-epochs": 0.5, "density": 0.5}
     run(sweep_of(rewinding, recipe="Held"), store)
@@ -582,7 +582,7 @@ def test_what_another_sweep_passed_on_its_way_is_evaluated_when_asked_for(store:
     assert passed is not None, "a branch point of the first sweep"
     assert "val" not in passed
     assert collected(sweep.targets, store).missing == 1
-    run(sweep, store, jobs=jobs)
+    run(sweep, store)
     other = Store(store.root.with_name("other"))
     run(sweep, other)
     assert _values(collected(sweep.targets, store)) == _values(collected(sweep.targets, other))

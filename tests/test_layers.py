@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
-    ("history", "store", "realisation"),
+    ("history", "records", "claims", "store", "realisation"),
     # 3: from a declared experiment to tables
     ("targets", "planning", "execution", "sweep", "results", "tables", "findings", "packing"),
     # 4: where it runs, how it is shown, who calls it

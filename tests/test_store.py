@@ -16,11 +16,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+import rewound.claims
 import rewound.store
+from rewound.claims import STALE, Claim
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.recipe import Position
-from rewound.store import STALE, Claim, Notes, Point, Result, Store
+from rewound.records import Notes, Point, Result
+from rewound.store import Store
 from rewound.training import State
 
 KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -540,14 +543,15 @@ def test_an_unreadable_claim_is_nobodys(store: Store, content: str) -> None:
 
 def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_claim(store, "elsewhere", 1, "123", 5)
-    read = rewound.store._read_claim
+    read = rewound.claims.read_claim
 
     def read_then_released(path: Path) -> Claim | None:
         claim = read(path)
         store.release(KEY)
         return claim
 
-    monkeypatch.setattr(rewound.store, "_read_claim", read_then_released)
+    for module in (rewound.claims, rewound.store):
+        monkeypatch.setattr(module, "read_claim", read_then_released)
     assert store.claims() == {}
     write_claim(store, "elsewhere", 1, "123", 5)
     assert store.claim(KEY)

@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 
+from rewound.claims import HEARTBEAT
 from rewound.errors import Diverged, InputError
 from rewound.fleet import Fleet, Run
 from rewound.history import described
@@ -20,8 +21,9 @@ from rewound.mask import Mask
 from rewound.planning import Node, Plan
 from rewound.realisation import rates, realised
 from rewound.recipe import Recipe, Scores
+from rewound.records import Failure, LayerCount, Notes, Point, Result
 from rewound.schedule import sliced
-from rewound.store import HEARTBEAT, Failure, LayerCount, Notes, Point, Result, Say, Store
+from rewound.store import Say, Store
 from rewound.training import State
 
 SNAPSHOT = 60.0

@@ -17,78 +17,27 @@ import hashlib
 import json
 import os
 import re
-import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, Required, TypedDict, cast
+from typing import Literal, NoReturn, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rewound.claims import Claim, is_abandoned, my_claim, read_claim
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.recipe import Position
+from rewound.records import Notes, Point, Result
 from rewound.training import State
 
 Say = Callable[[str], None]
 VERSION = 1
-HEARTBEAT = 2.0
-STALE = 120.0
-"""Seconds without a heartbeat after which another host's claim is taken over."""
-
-
-class Point(NamedTuple):
-    """One point of a training curve: the mean loss since the point before it."""
-
-    step: int
-    lr: float
-    loss: float
-
-
-class LayerCount(TypedDict):
-    """What is left of one layer."""
-
-    kept: int
-    total: int
-    flops: int
-
-
-class Failure(TypedDict):
-    """Where a run stopped being numbers."""
-
-    step: int
-    loss: str
-
-
-class Result(TypedDict, total=False):
-    """What is known of a node; only what a target asks for is evaluated."""
-
-    recipe: Required[str]
-    history: Required[list[str]]
-    after: Required[str | None]
-    """The node under the same mask that it continued."""
-    steps: Required[int]
-    seconds: Required[float]
-    curve: Required[list[Point]]
-    made: Required[dict[str, str]]
-    val: float
-    test: float
-    flops: int
-    layers: dict[str, LayerCount]
-    failed: Failure
-
-
-class Notes(TypedDict):
-    """What a draft knows beside its tensors."""
-
-    curve: list[Point]
-    seconds: float
 
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -97,16 +46,6 @@ _ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(j
 
 class Damaged(Exception):
     """An artifact whose content is not what its checksum says."""
-
-
-class Claim(NamedTuple):
-    """Who works on a node, and how many steps it has done."""
-
-    host: str
-    pid: int
-    birth: str | None
-    """When the process was born, so that a number used again is not taken for it."""
-    steps: int
 
 
 @dataclass(frozen=True)
@@ -264,14 +203,14 @@ class Store:
         """Take the work on `key`, unless somebody alive has it."""
         path = self._claim_path(key)
         with self._said(), self._claims_locked():
-            if path.exists() and not self._is_abandoned(path):
+            if path.exists() and not is_abandoned(path):
                 return False
-            self._write(path, json.dumps(_me(0)).encode(), durable=False)
+            self._write(path, json.dumps(my_claim(0)).encode(), durable=False)
             return True
 
     def beat(self, key: str, steps: int) -> None:
         """Say that the owner of the claim is alive, and how many steps it has done."""
-        self._write(self._claim_path(key), json.dumps(_me(steps)).encode(), durable=False)
+        self._write(self._claim_path(key), json.dumps(my_claim(steps)).encode(), durable=False)
 
     def release(self, key: str) -> None:
         """Give the claim up."""
@@ -281,20 +220,9 @@ class Store:
         """The work under way, by key."""
         out = {}
         for path in self.root.glob("claims/*.json"):
-            if (claim := _read_claim(path)) is not None and not self._is_abandoned(path):
+            if (claim := read_claim(path)) is not None and not is_abandoned(path):
                 out[path.stem] = claim
         return out
-
-    def _is_abandoned(self, path: Path) -> bool:
-        owner = _read_claim(path)
-        if owner is None:
-            return True
-        if owner.host == socket.gethostname():
-            return _process_start(owner.pid) != owner.birth
-        try:
-            return time.time() - path.stat().st_mtime > STALE
-        except FileNotFoundError:  # given up since it was read
-            return True
 
     @contextmanager
     def _claims_locked(self) -> Iterator[None]:
@@ -401,34 +329,3 @@ def _tensor_digest(tensors: Mapping[str, Tensor], header: str) -> str:
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
         digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return digest.hexdigest()
-
-
-def _me(steps: int) -> Claim:
-    pid = os.getpid()
-    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
-
-
-def _read_claim(path: Path) -> Claim | None:
-    try:
-        return Claim(*json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _process_start(pid: int) -> str | None:
-    """When a local process was born: with its number, it names one process for ever. None: it is dead."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return None if Path("/proc/self").exists() or not _is_alive(pid) else "unknown"
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

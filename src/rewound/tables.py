@@ -5,8 +5,9 @@ from pathlib import Path
 
 from rewound.history import Pruned, lineage
 from rewound.planning import plan
+from rewound.records import Result
 from rewound.results import CurveRow, LayerRow, Row, write_curves, write_layers, write_rows
-from rewound.store import Result, Store
+from rewound.store import Store
 from rewound.targets import Target
 
 

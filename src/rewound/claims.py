@@ -1,0 +1,72 @@
+"""Who is working on what: one small file per node, with the owner's host, process and heartbeat.
+
+A claim whose local owner is dead is free at once; another host's when its heartbeat has stopped for two minutes.
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HEARTBEAT = 2.0
+"""Seconds between two signs of life."""
+STALE = 120.0
+"""Seconds without one after which another host's claim is taken over."""
+
+
+class Claim(NamedTuple):
+    """Who works on a node, and how many steps it has done."""
+
+    host: str
+    pid: int
+    birth: str | None
+    """When the process was born, so that a number used again is not taken for it."""
+    steps: int
+
+
+def my_claim(steps: int) -> Claim:
+    """The claim of this process, `steps` steps into the work."""
+    pid = os.getpid()
+    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
+
+
+def read_claim(path: Path) -> Claim | None:
+    """The claim in a file; None: it is not there, or makes no sense."""
+    try:
+        return Claim(*json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether nobody alive holds the claim in a file."""
+    owner = read_claim(path)
+    if owner is None:
+        return True
+    if owner.host == socket.gethostname():
+        return _process_start(owner.pid) != owner.birth
+    try:
+        return time.time() - path.stat().st_mtime > STALE
+    except FileNotFoundError:  # given up since it was read
+        return True
+
+
+def _process_start(pid: int) -> str | None:
+    """When a local process was born: with its number, it names one process for ever. None: it is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None if Path("/proc/self").exists() or not _is_alive(pid) else "unknown"
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

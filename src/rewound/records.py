@@ -1,0 +1,51 @@
+"""What is kept of a node beside its tensors: the shape of a result, and of a draft's notes."""
+
+from typing import NamedTuple, Required, TypedDict
+
+
+class Point(NamedTuple):
+    """One point of a training curve: the mean loss since the point before it."""
+
+    step: int
+    lr: float
+    loss: float
+
+
+class LayerCount(TypedDict):
+    """What is left of one layer."""
+
+    kept: int
+    total: int
+    flops: int
+
+
+class Failure(TypedDict):
+    """Where a run stopped being numbers."""
+
+    step: int
+    loss: str
+
+
+class Result(TypedDict, total=False):
+    """What is known of a node; only what a target asks for is evaluated."""
+
+    recipe: Required[str]
+    history: Required[list[str]]
+    after: Required[str | None]
+    """The node under the same mask that it continued."""
+    steps: Required[int]
+    seconds: Required[float]
+    curve: Required[list[Point]]
+    made: Required[dict[str, str]]
+    val: float
+    test: float
+    flops: int
+    layers: dict[str, LayerCount]
+    failed: Failure
+
+
+class Notes(TypedDict):
+    """What a draft knows beside its tensors."""
+
+    curve: list[Point]
+    seconds: float
