@@ -3,7 +3,7 @@
 ResNet-20 on random CIFAR-10 shaped batches of 32, SGD with momentum 0.9 and weight decay, one thread, density 0.2.
 Goal: a step under `mask.attached` takes at most 3% longer than a step without; the overhead of
 `torch.nn.utils.prune.global_unstructured` on the same network and batch is printed beside it. What a mask costs does
-not depend on the batch, so that in batches of 128, which the recipe uses, it is about a quarter of what is printed here.
+not depend on the batch, so that in the recipe's batches of 128 it is about a quarter of what is printed here.
 
 The three take a step in turn, in rotating order, so that every round gives one ratio to a step without a mask.
 The overhead is the median over rounds, with the quartiles in brackets: of CPU time, which other programs on the

@@ -566,3 +566,19 @@ def test_tied_weights_are_kept_under_both_names(tmp_path: Path) -> None:
     assert stored is not None
     assert torch.equal(stored[0].model["encoder.weight"], weight)
     assert torch.equal(stored[0].model["decoder.weight"], weight)
+
+
+def test_others_may_read_a_shared_store(store: Store) -> None:
+    store.save(KEY, State({"w": torch.ones(2)}, {}, 1, Position(0, 0)), None)
+    modes = {path.stat().st_mode & 0o777 for path in store.root.rglob("*") if path.is_file() and path.name[0] != "."}
+    assert modes == {0o644}
+
+
+def test_what_killed_writers_left_is_swept_up_after_an_hour(store: Store) -> None:
+    old, new = store.root / "states" / ".old.part", store.root / "states" / ".new.part"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    store.sweep_up()
+    assert not old.exists()
+    assert new.exists()

@@ -192,6 +192,7 @@ def release(node: Node, plan: Plan, store: Store) -> None:
 def tidy(plan: Plan, store: Store) -> None:
     """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
     finished = store.finished()
+    store.sweep_up()
     for node in plan.nodes:
         if node.key in finished:
             store.drop(node.key, draft=True)

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -171,6 +172,13 @@ class Store:
         """Remove tensors that nothing needs any more."""
         self._state_path(key, draft).unlink(missing_ok=True)
 
+    def sweep_up(self) -> None:
+        """Remove what writers that were killed left half-written, an hour after nobody touched it."""
+        for path in self.root.rglob(".*.part"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > 3600:
+                    path.unlink()
+
     def size(self) -> int:
         """Bytes of tensors held."""
         return sum(
@@ -258,6 +266,7 @@ class Store:
         os.close(handle)
         try:
             yield Path(name)
+            Path(name).chmod(0o644)  # mkstemp and safetensors keep files to their owner; a store may be shared
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)

@@ -225,8 +225,15 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _warnings_said(say: Say) -> Iterator[None]:
-    """Warnings as lines among the others, each once."""
+    """The first warning of a worker as a line among the others; a sweep may give hundreds like it."""
+    said: list[str] = []
+
+    def show(message: Warning | str) -> None:
+        if not said:
+            say(f"warning: {message} (more such warnings are not shown; layers.csv has every layer)")
+        said.append(str(message))
+
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+        warnings.showwarning = lambda message, *_: show(message)
         yield
