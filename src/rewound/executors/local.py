@@ -26,7 +26,8 @@ from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
 from rewound.store import Say, Store
 
-_POLL = 0.1
+_POLL = 0.1  # seconds between looks at what others do
+_TELL = 0.5  # and between updates of the progress bar
 
 
 class Progress(NamedTuple):
@@ -59,14 +60,20 @@ def run(
     if options.jobs < 1:
         raise InputError(f"jobs must be at least 1, not {options.jobs}")
     device_named(options.device)
-    watch = _Watch(plan, store)
+    watch, told = _Watch(plan, store), [0.0]
+
+    def alive() -> None:
+        if time.monotonic() - told[0] > _TELL:  # looking costs as much as a small network's epoch
+            tick(watch.progress())
+            told[0] = time.monotonic()
+
     if options.jobs == 1:
-        device, alive = device_named(options.device), lambda: tick(watch.progress())
+        device = device_named(options.device)
         worker = Worker(store, device, options.keep_all, say, alive, options.until)
         with _one_thread(), _warnings_said(say), suppress(Paused):
             _work(plan, worker)
     else:
-        _run_processes(plan, store, options, say, lambda: tick(watch.progress()))
+        _run_processes(plan, store, options, say, alive)
     tick(watch.progress())
     if not options.keep_all:
         tidy(plan, store)
