@@ -28,6 +28,7 @@ def test_published_flops(depth: int, flops: int) -> None:
     assert profile(resnet(depth), IMAGE, PAPER).total() == flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "rows"),
     [

@@ -132,6 +132,7 @@ def unpack(bits: Tensor, weight: Tensor) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=weight.numel())).reshape(weight.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN} is not here: it lies beside the project's checkout")
 def test_six_golden_steps() -> None:
     with np.load(GOLDEN) as archive:
