@@ -491,7 +491,11 @@ def test_ctrl_c_in_one_process(rewound_command: Rewound, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text(SWEEP.replace("trials = [1]", "trials = [1, 2]"))
+    # Enough work that the first result is far from the last, however long Ctrl-C takes on a busy machine.
+    long = SWEEP.replace("trials = [1]", "trials = [1, 2, 3, 4, 5, 6]\n[recipe-fields]\nepochs = 8").replace(
+        "[1, 2]\n", "[4, 8]\n"
+    )
+    (tmp_path / "x.toml").write_text(long)
     process = subprocess.Popen(
         command("run", "x.toml", "--jobs", "2", "--out", "report"),
         cwd=tmp_path,
@@ -525,7 +529,7 @@ def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: P
     assert finished < store.finished()
     with (tmp_path / "report" / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * (1 + 4)
+    assert len(rows) == 6 * (1 + 4)
     assert all(row["test"] for row in rows)
 
 
