@@ -15,7 +15,7 @@ SOURCE = Path(rewound.__file__).parent
 # A module may import from its own layer and from those below. `name/*` is a folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0: usable alone, with anybody's training loop
-    ("errors", "names", "randomness", "schedule", "technique", "algorithm", "mask", "pruner", "flops"),
+    ("errors", "names", "randomness", "schedule", "technique", "algorithm", "mask", "ranking", "pruner", "flops"),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives

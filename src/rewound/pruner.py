@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from rewound.errors import InputError
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
+from rewound.ranking import largest
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
 Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
@@ -129,9 +129,10 @@ class Pruner:
                 raise InputError(f"score {self.score!r} must give one number per weight of {name}, none below 0")
             return pattern(scores)
 
+        sizes = self._units({name: w.shape for name, w in chosen.items()})
         kept: dict[str, Tensor] = {}
         for group in scope(list(chosen)):
-            kept |= _rank(group, units, density, before, self.floor)
+            kept |= _rank({name: sizes[name] for name in group}, units, density, before, self.floor)
         # A mask only shrinks: what an earlier pruner pruned and this one does not select stays pruned.
         expanded = {name: kept[name].expand(chosen[name].shape).contiguous() for name in chosen}
         pruned = Mask({**{name: m for name, m in before.items() if name not in expanded}, **expanded})
@@ -140,9 +141,12 @@ class Pruner:
 
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone."""
-        scope, pattern = lookup("scope", self.scope, SCOPES), lookup("pattern", self.pattern, PATTERNS)
-        units = {name: pattern(torch.empty(shapes[name], device="meta")).numel() for name in self._chosen(shapes)}
+        scope, units = lookup("scope", self.scope, SCOPES), self._units(shapes)
         return sum(kept_count(sum(units[name] for name in group), density) for group in scope(list(units)))
+
+    def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        pattern = lookup("pattern", self.pattern, PATTERNS)
+        return {name: pattern(torch.empty(shapes[name], device="meta")).numel() for name in self._chosen(shapes)}
 
     def _chosen(self, names: Collection[str]) -> list[str]:
         chosen = [name for name in names if self._selects(name)]
@@ -167,63 +171,31 @@ def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mapping[str, Te
 
 
 def _rank(
-    names: Sequence[str], units: Callable[[str], Tensor], density: float, masks: Mapping[str, Tensor], floor: float
+    sizes: Mapping[str, int],
+    units: Callable[[str], Tensor],
+    density: float,
+    masks: Mapping[str, Tensor],
+    floor: float,
 ) -> dict[str, Tensor]:
     """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays."""
 
     def scores(name: str) -> Tensor:
         s = units(name).to("cpu", torch.float32)
-        if name in masks:
-            s = s.masked_fill(~masks[name].to("cpu"), -1.0)  # below every score: what is pruned stays pruned
-        return _protect(s, floor) if floor else s
+        if not floor:
+            return s
+        # What is gone already is below every score, so that only what is left is protected.
+        return _protect(s.masked_fill(~masks[name].to("cpu"), -1.0) if name in masks else s, floor)
 
-    sizes = {name: units(name).numel() for name in names}
     total = sum(sizes.values())
     kept = kept_count(total, density)
-    alive = sum(int(masks[name].count_nonzero()) if name in masks else sizes[name] for name in names)
+    alive = sum(int(masks[name].count_nonzero()) if name in masks else size for name, size in sizes.items())
     if kept > alive:
         raise InputError(
             f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
         )
     if floor and kept < (least := sum(_least(size, floor) for size in sizes.values())):
         raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
-    threshold, equals_pruned = _threshold(map(scores, names), total, total - kept, total - alive)
-    out = {}
-    for name in names:
-        s = scores(name)
-        out[name] = s > threshold
-        if equals_pruned is not None:
-            equal = (s == threshold).reshape(-1).nonzero().reshape(-1)
-            out[name].view(-1)[equal[equals_pruned:]] = True
-            equals_pruned = max(0, equals_pruned - len(equal))
-    return out
-
-
-def _threshold(scores: Iterable[Tensor], total: int, pruned: int, gone: int) -> tuple[float, int | None]:
-    """The largest pruned score, and how many of its equals are pruned (None: all of them); `gone` scores are below 0.
-
-    numpy's in-place selection needs no copy and is ten times faster than torch.kthvalue on 165 million weights, but
-    slow where most values are equal: zeros and what is gone already are counted instead of ranked.
-    """
-    buffer, filled, zeros = torch.empty(total), 0, 0
-    for s in scores:
-        zeros_here = s.numel() - int(s.count_nonzero())
-        ranked = s[~(s <= 0)] if gone or zeros_here > 0.1 * s.numel() else s.reshape(-1)  # NaN stays, to be found
-        buffer[filled : filled + ranked.numel()] = ranked
-        filled += ranked.numel()
-        zeros += zeros_here
-    if not math.isfinite(buffer[:filled].amax() if filled else 0.0):
-        raise InputError("cannot rank weights that are NaN or infinite; the network has diverged")
-    if pruned <= gone:
-        return -1.0, None
-    if pruned <= gone + zeros:
-        return 0.0, pruned - gone
-    # What was not ranked is not positive, so it comes before whatever is still to be pruned.
-    values, last = buffer[:filled].numpy(), pruned - (total - filled) - 1
-    values.partition(last)
-    threshold = values[last]
-    equals_kept = bool((values[last + 1 :] == threshold).any())
-    return float(threshold), int(np.count_nonzero(values[: last + 1] == threshold)) if equals_kept else None
+    return largest(list(sizes), scores, kept, masks)
 
 
 def _protect(scores: Tensor, floor: float) -> Tensor:
