@@ -162,19 +162,19 @@ class Pruner:
         return (not self.only or matches(self.only)) and not matches(self.skip)
 
 
-def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
     """The masks that pruning goes on from, if they are for these weights."""
     for name, kept in (mask or {}).items():
         if name not in weights or weights[name].shape != kept.shape:
             raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
-    return mask or {}
+    return mask if mask is not None else Mask({})
 
 
 def _rank(
     sizes: Mapping[str, int],
     units: Callable[[str], Tensor],
     density: float,
-    masks: Mapping[str, Tensor],
+    masks: Mask,
     floor: float,
 ) -> dict[str, Tensor]:
     """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays."""
@@ -188,7 +188,7 @@ def _rank(
 
     total = sum(sizes.values())
     kept = kept_count(total, density)
-    alive = sum(int(masks[name].count_nonzero()) if name in masks else size for name, size in sizes.items())
+    alive = sum(masks.counts.get(name, size) for name, size in sizes.items())
     if kept > alive:
         raise InputError(
             f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
@@ -212,7 +212,7 @@ def _least(total: int, floor: float) -> int:
 
 
 def _warn_of_starved(mask: Mask) -> None:
-    starved = [name for name, kept in mask.items() if kept.count_nonzero() < 0.01 * kept.numel()]
+    starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
     if starved:
         warnings.warn(
             f"less than 1% of the weights are left in {', '.join(starved[:5])}"

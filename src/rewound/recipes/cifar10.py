@@ -102,7 +102,7 @@ class ResNet20(CIFAR10):
 
     name: ClassVar[str] = "cifar10-resnet20"
     blocks_per_stage: ClassVar[int] = 3
-    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 0.35, "cpu": 60.0}
+    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 0.35, "cpu": 300.0}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ResNet56(CIFAR10):
 
     name: ClassVar[str] = "cifar10-resnet56"
     blocks_per_stage: ClassVar[int] = 9
-    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 0.9, "cpu": 180.0}
+    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 0.9, "cpu": 900.0}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ResNet110(CIFAR10):
 
     name: ClassVar[str] = "cifar10-resnet110"
     blocks_per_stage: ClassVar[int] = 18
-    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 1.8, "cpu": 360.0}
+    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 1.8, "cpu": 1800.0}
 
 
 @lru_cache
