@@ -362,6 +362,7 @@ def interrupting(after: int) -> Callable[[Progress], None]:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)  # a draft at the end of every epoch
     monkeypatch.setattr(rewound.execution, "HEARTBEAT", -1.0)
     sweep = sweep_of(FINE_TUNING, recipe="Watched")
@@ -382,6 +383,7 @@ def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatc
 
 
 def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING).targets)
     with pytest.raises(Interrupted):
@@ -490,6 +492,7 @@ def test_weights_that_are_infinite_fail_although_the_loss_was_a_number(store: St
 
 
 def test_a_failed_node_leaves_no_draft(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
     POISON[2, 0] = 12
     run(failing((2,)), store)
