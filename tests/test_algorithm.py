@@ -148,7 +148,7 @@ ENDS_AT_ZERO = {
 def test_a_schedule_that_ends_near_zero_has_no_rate_to_fine_tune_at(name: str, schedule: str) -> None:
     S = ENDS_AT_ZERO[schedule]
     with pytest.raises(InputError) as error:
-        check_final(TECHNIQUES[name], S)
+        check_final(TECHNIQUES[name], S.final, S.peak)
     assert str(error.value) == (
         f"this schedule ends at {S.final:g}, too low to retrain at (peak 0.1); "
         "declare what holds after its end, for example final=0.001"
@@ -157,13 +157,16 @@ def test_a_schedule_that_ends_near_zero_has_no_rate_to_fine_tune_at(name: str, s
 
 @pytest.mark.parametrize("name", ["weight-rewinding", "lr-rewinding", "reinitialization"])
 def test_other_techniques_may_follow_such_a_schedule(name: str) -> None:
-    check_final(TECHNIQUES[name], ENDS_AT_ZERO["cosine"])
+    check_final(TECHNIQUES[name], ENDS_AT_ZERO["cosine"].final, ENDS_AT_ZERO["cosine"].peak)
 
 
-def test_what_the_error_proposes_helps() -> None:
-    check_final(TECHNIQUES["fine-tuning"], Schedule.cosine(100, 0.1, final=0.001))
-    check_final(TECHNIQUES["fine-tuning"], Schedule.constant(1, 0.1))
-    check_final(TECHNIQUES["fine-tuning"], Schedule.cosine(100, 1.0, final=1 / 2000))
+@pytest.mark.parametrize(
+    "S",
+    [Schedule.cosine(100, 0.1, final=0.001), Schedule.constant(1, 0.1), Schedule.cosine(100, 1.0, final=1 / 2000)],
+    ids=["proposed", "constant", "at the limit"],
+)
+def test_what_the_error_proposes_helps(S: Schedule) -> None:
+    check_final(TECHNIQUES["fine-tuning"], S.final, S.peak)
 
 
 # Targets: the levels written out as rows

@@ -15,11 +15,24 @@ SOURCE = Path(rewound.__file__).parent
 # A module may import from its own layer and from those below. `name/*` is a folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0: usable alone, with anybody's training loop
-    ("errors", "names", "randomness", "schedule", "technique", "algorithm", "mask", "ranking", "pruner", "flops"),
+    (
+        "errors",
+        "names",
+        "randomness",
+        "schedule",
+        "technique",
+        "algorithm",
+        "mask",
+        "ranking",
+        "pruner",
+        "recording",
+        "ranks",
+        "flops",
+    ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
-    ("history", "records", "claims", "store", "realisation"),
+    ("history", "records", "claims", "store", "realisation", "course", "progress", "snapshot", "checkpoints", "loop"),
     # 3: from a declared experiment to tables
     ("targets", "planning", "execution", "sweep", "results", "tables", "findings", "packing"),
     # 4: where it runs, how it is shown, who calls it

@@ -9,6 +9,7 @@ from rewound.algorithm import Level, densities, levels
 from rewound.compression import PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
 from rewound.flops import profile
+from rewound.loop import Epochs, epochs
 from rewound.mask import Mask
 from rewound.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
@@ -23,6 +24,7 @@ __all__ = [
     "TECHNIQUES",
     "Batch",
     "Diverged",
+    "Epochs",
     "Facts",
     "InputError",
     "Level",
@@ -39,6 +41,7 @@ __all__ = [
     "Technique",
     "begin",
     "densities",
+    "epochs",
     "evaluate",
     "levels",
     "load_sweep",

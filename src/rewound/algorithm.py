@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Literal
 
 from rewound.errors import InputError
-from rewound.schedule import Schedule
 from rewound.technique import Technique
 
 KEEP = 0.8
@@ -93,10 +92,10 @@ def check_densities(densities: Sequence[float]) -> None:
             raise InputError(f"densities must not grow along a run, but {before:g} is followed by {after:g}")
 
 
-def check_final(technique: Technique, schedule: Schedule) -> None:
+def check_final(technique: Technique, final: float, peak: float) -> None:
     """Law 7: a schedule that ends near zero has no final rate worth retraining at."""
-    if technique.lr == "final" and schedule.final < schedule.peak / 2000:
+    if technique.lr == "final" and final < peak / 2000:
         raise InputError(
-            f"this schedule ends at {schedule.final:g}, too low to retrain at (peak {schedule.peak:g}); "
-            f"declare what holds after its end, for example final={schedule.peak / 100:g}"
+            f"this schedule ends at {final:g}, too low to retrain at (peak {peak:g}); "
+            f"declare what holds after its end, for example final={peak / 100:g}"
         )

@@ -81,7 +81,7 @@ class Mask(Mapping[str, Tensor]):
     def apply(self, model: nn.Module) -> None:
         """Set the pruned weights of `model` to exactly zero (also for an EMA copy made earlier)."""
         with torch.no_grad():
-            for parameter, mask in self._pairs(model):
+            for parameter, mask in self.pairs(model):
                 _zero(parameter, mask)
 
     @contextmanager
@@ -98,7 +98,7 @@ class Mask(Mapping[str, Tensor]):
         0.0
         """
         masks: dict[nn.Parameter, Tensor] = {}
-        for parameter, mask in self._pairs(model):
+        for parameter, mask in self.pairs(model):
             own = torch.empty_like(parameter, requires_grad=False).copy_(mask)  # in the parameter's memory format
             masks[parameter] = own * masks[parameter] if parameter in masks else own  # tied: under both names
         with ExitStack() as hooks:
@@ -122,14 +122,21 @@ class Mask(Mapping[str, Tensor]):
             out[name] = torch.from_numpy(flat).reshape(shapes[name])
         return cls(out)
 
-    def _pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    def pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
         parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
-        wrong = [name for name, mask in self.items() if getattr(parameters.get(name), "shape", None) != mask.shape]
-        if wrong:
+        if wrong := self._strangers(model):
             listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
             raise InputError(f"this mask is for another model: no parameter of the mask's name and shape for {listed}")
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the model has a parameter of every name and shape of the mask."""
+        return not self._strangers(model)
+
+    def _strangers(self, model: nn.Module) -> list[str]:
+        shapes = {plain_name(name): p.shape for name, p in model.named_parameters(remove_duplicate=False)}
+        return [name for name, mask in self.items() if shapes.get(name) != mask.shape]
 
 
 class _Attachment:

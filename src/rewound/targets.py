@@ -56,7 +56,7 @@ def retrained(
     pruner = pruner or Pruner()
     chosen = technique_named(technique)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
-    check_final(chosen, recipe.schedule)
+    check_final(chosen, recipe.schedule.final, recipe.schedule.peak)
     T, t = recipe.schedule.steps, recipe.steps_of(epochs)
     original = dense(recipe, trial).state
     salt = f"{technique} {epochs:g}" if independent else ""

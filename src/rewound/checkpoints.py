@@ -1,0 +1,129 @@
+"""The folder of a run in a user's own loop: its snapshots, one file each, and the arguments it was made with.
+
+    arguments.json      what the run was asked for; other arguments are an error that names the difference
+    rewind-0060.pt      the dense run after 60 epochs, if the technique goes back there
+    level-00.pt         the end of the dense run; level-03.pt that of the third level
+    latest.pt           where the present level can be resumed
+
+Files are written under another name and renamed, so that a killed process leaves the old one or the new one. They are
+read by torch's `weights_only` loader, which runs no code.
+"""
+
+import json
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rewound import ranks
+from rewound.errors import InputError
+from rewound.progress import Progress
+from rewound.snapshot import Content
+
+Arguments = Mapping[str, object]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The snapshots below one path; with several processes rank 0 writes, and all must see the same folder."""
+
+    path: Path
+
+    def claim(self, arguments: Arguments, may_differ: Collection[str] = (), *, check: bool = True) -> None:
+        """Make the folder for a run with these arguments, or check that it was made for them."""
+        made = self._arguments() if check else {}
+        for name, value in arguments.items():
+            if made and made.get(name) != value and name not in may_differ:
+                raise InputError(
+                    f"{self.path} was made with {name} {made.get(name)}, not {value}; "
+                    "give the same arguments, or another folder"
+                )
+        if ranks.rank() == 0:
+            self.path.mkdir(parents=True, exist_ok=True)
+            draft = self.path / "arguments.draft"
+            draft.write_text(json.dumps({"version": VERSION, **arguments}, indent=1) + "\n")
+            draft.replace(self.path / "arguments.json")
+        ranks.from_first(None)  # wait for the file
+
+    def _arguments(self) -> dict[str, object]:
+        try:
+            found = json.loads((self.path / "arguments.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path} is not the folder of a run: {error}; give another one") from error
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise InputError(f"{self.path} was made by another version of rewound; give another folder")
+        return found
+
+    def write(self, name: str, content: Content) -> None:
+        """Keep a snapshot; afterwards every rank may read it."""
+        if ranks.rank() == 0:
+            draft = self.path / f"{name}.draft"
+            torch.save(content, draft)
+            draft.replace(self._file(name))
+        ranks.from_first(None)  # wait for the file
+
+    def read(self, name: str) -> Content | None:
+        """A snapshot with its tensors on the CPU, or None."""
+        path = self._file(name)
+        if not path.exists():
+            return None
+        try:
+            return cast(Content, torch.load(path, map_location="cpu", weights_only=True))
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"cannot read {path}: {reason}; remove the folder to start again") from error
+
+    def keep(self, levels: Collection[int]) -> None:
+        """Remove the ends of all other levels, and what resumed the one that has ended."""
+        if ranks.rank() == 0:
+            self._file("latest").unlink(missing_ok=True)
+            for level in self._levels():
+                if level not in levels:
+                    self._file(level_name(level)).unlink()
+
+    def resumable(self, densities: Sequence[float]) -> Content | None:
+        """The newest snapshot on the way to these densities."""
+        newest: tuple[int, str, list[float]] | None = None
+        for name in ("latest", *map(level_name, self._levels()[-1:])):
+            if (content := self.read(name)) is not None:
+                progress = progress_in(content)
+                newest = max(newest or (-1, "", []), (progress.epoch, name, progress.densities))
+        if newest is None:
+            return None
+        _, name, done = newest
+        shared = sum(mine == theirs for mine, theirs in zip(done, densities, strict=False))
+        content = self.read(name if shared == len(done) else level_name(shared))
+        if content is None or (done and densities[-1] > done[-1]):
+            raise InputError(
+                f"{self.path} was pruned to {1 / done[-1]:.4g}x, which does not lead to {1 / densities[-1]:.4g}x; "
+                "give the same arguments, or another folder"
+            )
+        return content
+
+    def _levels(self) -> list[int]:
+        """The levels whose ends are kept, in order."""
+        return sorted(int(path.stem.removeprefix("level-")) for path in self.path.glob("level-*.pt"))
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.pt"
+
+
+def progress_in(content: Content) -> Progress:
+    """How far the run had come when the snapshot was taken."""
+    return Progress.from_state_dict(cast(Content, content["progress"]))
+
+
+def level_name(level: int) -> str:
+    """The end of a level; 0 is the dense run."""
+    return f"level-{level:02d}"
+
+
+def rewind_name(epoch: int) -> str:
+    """The dense run after so many epochs."""
+    return f"rewind-{epoch:04d}"

@@ -1,0 +1,134 @@
+"""What a run in a user's own loop will do, checked before its first epoch: its levels, and what they need."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from rewound.algorithm import Level, densities, levels
+from rewound.errors import InputError
+from rewound.pruner import Pruner, prunable_weights
+from rewound.recording import Recording, Scheduler, rehearsed, scheduled
+from rewound.schedule import Schedule
+from rewound.technique import Technique, technique_named
+
+Init = Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run as it was asked for."""
+
+    training_epochs: int
+    compression: float
+    technique: str
+    retrain_epochs: int
+    rate: float
+    one_shot: bool
+    pruner: Pruner
+    final: float | None
+    adopt: bool
+    max_drop: float | None
+    init: Init | None
+
+    def __post_init__(self) -> None:
+        if self.training_epochs < 1:
+            raise InputError(f"training takes at least 1 epoch, not {self.training_epochs}")
+        if self.max_drop is not None and self.max_drop < 0:
+            raise InputError(f"max_drop must not be negative, not {self.max_drop:g}")
+        source = self.levels[0].weights_from
+        if callable(self.how.lr):
+            raise InputError(
+                f"technique {self.technique!r} draws its own learning rates, which needs a recipe; use rewound.prune"
+            )
+        if self.adopt and isinstance(source, int):
+            raise InputError(
+                f"cannot use {self.technique} on an adopted network: its weights at epoch {source} were not kept; "
+                "use lr-rewinding or fine-tuning"
+            )
+        if source == "fresh" and self.init is None:
+            raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
+
+    @property
+    def how(self) -> Technique:
+        """The technique itself."""
+        return technique_named(self.technique)
+
+    @property
+    def levels(self) -> list[Level]:
+        """What each level prunes to, starts from and trains, in epochs."""
+        goals = densities(self.compression, 1 - self.rate)[-1 if self.one_shot else 0 :]
+        return list(levels(self.how, self.retrain_epochs, self.training_epochs, goals))
+
+    @property
+    def dense_epochs(self) -> int:
+        """How long the dense run is: an adopted network has had its own."""
+        return 0 if self.adopt else self.training_epochs
+
+    @property
+    def rewound_to(self) -> set[int]:
+        """The epochs of the dense run that the technique goes back to."""
+        source = self.levels[0].weights_from
+        return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
+
+    def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
+        """What must stay the same for a run to be continued, as plain data."""
+        plain = ("training_epochs", "compression", "technique", "retrain_epochs", "rate", "one_shot", "final", "adopt")
+        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.pruner).items()}
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "pruner": pruner,
+            "optimizer": type(optimizer).__name__,
+            "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
+        }
+
+    def check(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Whether this model can be pruned while this optimizer trains it."""
+        weights = prunable_weights(model)
+        if any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor, made by fully_shard
+            raise InputError(
+                "cannot prune sharded parameters (fully_shard): a rank sees only its part of the weights to rank; "
+                "use DistributedDataParallel"
+            )
+        self.pruner.kept({name: tuple(weight.shape) for name, weight in weights.items()}, 1.0)
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(weight) in trained for weight in weights.values()):
+            raise InputError("the optimizer trains none of the model's prunable weights: give the one that trains it")
+
+
+def adopted(
+    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
+) -> Recording:
+    """The recording of a training run that happened elsewhere."""
+    if isinstance(scheduler, Schedule):
+        return scheduled(optimizer, scheduler, epochs)
+    if len(scheduler) != 1:
+        raise InputError(
+            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
+            f"not {len(scheduler)} schedulers"
+        )
+    if (position := getattr(scheduler[0], "last_epoch", 0)) > 0:
+        raise InputError(
+            f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
+        )
+    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, inside what torch.compile and data parallelism put around it."""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def inner(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, inside what Accelerate or Lightning put around it."""
+    while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = within
+    return optimizer

@@ -1,0 +1,218 @@
+"""What a schedule did to an optimizer, step by step, so that it can be done again from any epoch.
+
+Whatever sets a learning rate (a scheduler, a warm-up, a line in the loop) leaves it in the optimizer's groups before
+each step. A `Recording` keeps, for every group and hyperparameter that moves (the rate; under OneCycle also momentum or
+betas), its value at each step, by (epoch, step in the epoch). Reading it from an earlier epoch is rewinding the
+learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Protocol
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from rewound.errors import InputError
+from rewound.schedule import Schedule
+
+Value = float | tuple[float, ...]
+Runs = list[tuple[Value, int]]  # (value, for so many steps)
+Group = dict[str, object]
+
+
+class Scheduler(Protocol):
+    """What moves the learning rate of an optimizer: any scheduler of torch's, or of a library around it."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state: dict[str, object], /) -> object: ...
+
+
+class Recording:
+    """The hyperparameters of every step of a training run: `groups[i][name][epoch]` are runs of equal values."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0) -> None:
+        self.groups = [{name: list(track) for name, track in group.items()} for group in groups]
+        self.epochs = epochs
+        self._own: set[tuple[int, str]] = set()
+
+    def begin_epoch(self) -> None:
+        """What is observed from here on belongs to the next epoch."""
+        self.epochs += 1
+        for group in self.groups:
+            for track in group.values():
+                track.append([])
+
+    def observe(self, optimizer: Optimizer) -> None:
+        """Note what the step that is about to be taken will use."""
+        for number, group in enumerate(optimizer.param_groups):
+            if number == len(self.groups):  # the first step of all, or a group that joined on the way
+                self.groups.append({})
+            tracks = self.groups[number]
+            for name, value in hyperparameters(group).items():
+                if (number, name) in self._own:
+                    continue
+                if name not in tracks:
+                    tracks[name] = [[] for _ in range(self.epochs)]
+                runs = tracks[name][-1]
+                if runs and runs[-1][0] == value:
+                    runs[-1] = (value, runs[-1][1] + 1)
+                else:
+                    runs.append((value, 1))
+
+    def disown(self, optimizer: Optimizer) -> None:
+        """Forget what the step itself changed: numbers that an optimizer keeps for itself, like Prodigy's d."""
+        for number, (group, tracks) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
+            for name, value in hyperparameters(group).items():
+                if name in tracks and tracks[name][-1][-1][0] != value:
+                    del tracks[name]
+                    self._own.add((number, name))
+
+    def replayed(self, epoch: int) -> Iterator[list[dict[str, Value]]]:
+        """What to set before each step of an epoch, by group, without end: the epoch's last values hold."""
+        groups = [{name: track for name, track in group.items() if _moves(name, track)} for group in self.groups]
+        streams = [{name: _values(track, epoch) for name, track in group.items()} for group in groups]
+        while True:
+            yield [{name: next(stream) for name, stream in group.items()} for group in streams]
+
+    def rates(self) -> list[list[float]]:
+        """All learning rates that occurred, by group, the last one last."""
+        return [[_rate(value) for runs in group.get("lr", []) for value, _ in runs] for group in self.groups]
+
+    def final(self) -> list[float]:
+        """The learning rate of the last step, by group."""
+        return [rates[-1] if rates else 0.0 for rates in self.rates()]
+
+    def peaks(self) -> list[float]:
+        """The largest learning rate, by group."""
+        return [max(rates, default=0.0) for rates in self.rates()]
+
+    def held(self, final: float) -> "Recording":
+        """The same with another rate after its end: `final` for the largest group, the others in proportion."""
+        peaks = self.peaks()
+        groups: list[dict[str, list[Runs]]] = []
+        for group, peak in zip(self.groups, peaks, strict=True):
+            last = {name: [*track, [next(r for r in reversed(track) if r)[-1]]] for name, track in group.items()}
+            groups.append({**last, "lr": [*group["lr"], [(final * peak / max(peaks), 1)]]})
+        return Recording(groups, self.epochs + 1)
+
+    def state_dict(self) -> dict[str, object]:
+        """The recording as plain data; what never moved is left out."""
+        moving = [{name: track for name, track in group.items() if _moves(name, track)} for group in self.groups]
+        return {"epochs": self.epochs, "groups": moving}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":
+        """The inverse of `state_dict`."""
+        return cls(state["groups"], state["epochs"])  # type: ignore[arg-type]  # what `state_dict` wrote
+
+
+def hyperparameters(group: Group) -> dict[str, Value]:
+    """The numbers of a parameter group; tensors become numbers, names and switches are left out.
+
+    >>> hyperparameters({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "nesterov": True, "dampening": 0})
+    {'lr': 0.1, 'betas': (0.9, 0.99), 'dampening': 0.0}
+    """
+    found: dict[str, Value] = {}
+    for name, value in group.items():
+        if (isinstance(value, Tensor) and value.ndim == 0) or (
+            isinstance(value, int | float) and not isinstance(value, bool)
+        ):
+            found[name] = float(value)
+        elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
+            found[name] = tuple(map(float, value))
+    return found
+
+
+def assign(group: Group, values: Mapping[str, Value]) -> None:
+    """Set hyperparameters of a group; a tensor is filled in place, since a compiled or captured step reads it there."""
+    for name, value in values.items():
+        if isinstance(held := group.get(name), Tensor):
+            held.fill_(_rate(value))
+        else:
+            group[name] = value
+
+
+@contextmanager
+def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
+    """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out."""
+
+    def rest(scheduler: Scheduler) -> Callable[..., None]:
+        def step(*args: object, **kwargs: object) -> None:
+            if hasattr(scheduler, "_last_lr"):  # what get_last_lr() tells
+                scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+        return step
+
+    before = [vars(scheduler).get("step") for scheduler in schedulers]
+    for scheduler in schedulers:
+        scheduler.step = rest(scheduler)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for scheduler, own in zip(schedulers, before, strict=True):
+            if own is None:
+                del scheduler.step
+            else:
+                scheduler.step = own  # type: ignore[method-assign]
+
+
+def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
+    """What a new scheduler would do over a whole training run, found by running through it; both end as they were."""
+    before, groups = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
+    tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
+    recording = Recording()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
+        for _ in range(epochs):
+            recording.begin_epoch()
+            for _ in range(steps_per_epoch):
+                recording.observe(optimizer)
+                scheduler.step()
+    scheduler.load_state_dict(before)
+    for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
+        group.update(held)
+        for name, copy in copies.items():
+            held[name].copy_(copy)
+    return recording
+
+
+def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recording:
+    """The recording of a schedule whose steps are epochs, or so many steps to each epoch; groups keep their ratios."""
+    steps, rest = divmod(schedule.steps, epochs)
+    if rest:
+        raise InputError(
+            f"a schedule of {schedule.steps:,} steps does not divide into {epochs} epochs; "
+            "give it one step per epoch, or the same number in each"
+        )
+    rates = [_rate(hyperparameters(group)["lr"]) for group in optimizer.param_groups]
+    ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
+    cuts = [schedule.segments(epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
+    groups: list[dict[str, list[Runs]]] = [
+        {"lr": [[(rate * ratio, count) for rate, count in cut] for cut in cuts]} for ratio in ratios
+    ]
+    recording = Recording(groups, epochs)
+    return recording if schedule.hold is None else recording.held(schedule.hold)
+
+
+def _moves(name: str, track: Sequence[Runs]) -> bool:
+    # The learning rate always counts: a loop that sets it by hand would go on past the end of its own schedule.
+    return name == "lr" or len({value for runs in track for value, _ in runs}) > 1
+
+
+def _values(track: Sequence[Runs], epoch: int) -> Iterator[Value]:
+    """The values of an epoch's steps; beyond the recording, and in an epoch without steps, the last one before it."""
+    runs = track[epoch] if epoch < len(track) else []
+    if not runs:
+        earlier = [r for r in track[:epoch] if r] or [r for r in track if r]
+        return repeat(earlier[-1][-1][0])
+    return chain(chain.from_iterable(repeat(value, steps) for value, steps in runs), repeat(runs[-1][0]))
+
+
+def _rate(value: Value) -> float:
+    if isinstance(value, tuple):
+        raise TypeError(f"a learning rate is one number, not {value}")
+    return value

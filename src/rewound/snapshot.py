@@ -1,0 +1,107 @@
+"""All that a user's training loop changes, taken at one moment and put back.
+
+A snapshot holds the model, the optimizer, the schedulers, whatever else has a `state_dict` (an EMA, a GradScaler) and
+the random states of Python, numpy and torch.
+"""
+
+import io
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from rewound import ranks
+from rewound.errors import InputError
+from rewound.recording import Scheduler
+
+Content = dict[str, object]
+
+
+class Stateful(Protocol):
+    """Anything that can be saved and restored."""
+
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state: dict[str, object], /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is trained, and what is moved along with it."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedulers: Sequence[Scheduler] = ()
+    also: Sequence[Stateful] = ()
+
+    def taken(self) -> Content:
+        """The present state of everything; tensors are the live ones, to be written before training goes on."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "also": [thing.state_dict() for thing in self.also],
+            "random": ranks.gathered(_random_states()),
+        }
+
+    def rewind(self, content: Content) -> None:
+        """Put back what belongs to the weights (law 4): parameters, buffers, optimizer slots, EMA and scaler."""
+        self.model.load_state_dict(cast(dict[str, Tensor], content["model"]))
+        self.rewind_optimizer(content)
+        for thing, state in zip(self.also, cast(list[Content], content["also"]), strict=True):
+            thing.load_state_dict(state)
+
+    def rewind_optimizer(self, content: Content) -> None:
+        """Put back the optimizer; hyperparameters that are tensors stay the same tensors."""
+        tensors = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(cast(Content, content["optimizer"]))
+        for group, before in zip(self.optimizer.param_groups, tensors, strict=True):
+            for name, held in before.items():
+                if isinstance(held, Tensor):
+                    group[name] = held.copy_(torch.as_tensor(group[name]))
+
+    def resume(self, content: Content) -> None:
+        """Put back everything, as if the process had never ended."""
+        self.rewind(content)
+        for scheduler, state in zip(self.schedulers, cast(list[Content], content["schedulers"]), strict=True):
+            scheduler.load_state_dict(state)
+        states = cast(list[Content], content["random"])
+        if ranks.rank() < len(states):  # a rank that was not there before goes on with its own numbers
+            _set_random_states(states[ranks.rank()])
+
+    def check(self) -> None:
+        """An error that names what could not be read again without running its code."""
+        for thing in (self.optimizer, *self.schedulers, *(t for t in self.also if not isinstance(t, nn.Module))):
+            buffer = io.BytesIO()
+            try:
+                torch.save(thing.state_dict(), buffer)
+                buffer.seek(0)
+                torch.load(buffer, weights_only=True)
+            except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+                raise InputError(
+                    f"the state of {type(thing).__name__} is not plain data, so that it could be read again safely; "
+                    "give its state_dict only tensors, numbers, texts and containers of them"
+                ) from error
+
+
+def _random_states() -> Content:
+    shared = np.random.get_state(legacy=False)  # noqa: NPY002  # the generator that loops and data sets share
+    return {
+        "python": random.getstate(),
+        "numpy": {**shared, "state": {**shared["state"], "key": shared["state"]["key"].tolist()}},
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _set_random_states(states: Mapping[str, object]) -> None:
+    random.setstate(cast(tuple[object, ...], states["python"]))
+    np.random.set_state(cast(dict[str, object], states["numpy"]))  # noqa: NPY002
+    torch.set_rng_state(cast(Tensor, states["torch"]))
+    for device, state in enumerate(cast(list[Tensor], states["cuda"])[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)
