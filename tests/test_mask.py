@@ -441,6 +441,23 @@ def step_after(model: nn.Module, optimizer: Optimizer) -> None:
     update(model, model, optimizer, "plain", 0)
 
 
+def test_weights_loaded_inside_the_context_are_masked_at_the_next_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    dense = copy.deepcopy(model.state_dict())
+    mask = Pruner()(model, 0.3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with mask.attached(model, sgd):
+        for _ in range(2):
+            model(torch.randn(5, 6)).square().mean().backward()
+            sgd.step()
+        model.load_state_dict(dense)
+        for _ in range(2):
+            model(torch.randn(5, 6)).square().mean().backward()
+            sgd.step()
+            assert not model.weight[~mask["weight"]].any()
+
+
 def test_after_the_context_everything_trains_again() -> None:
     model = network()
     mask = half(model)

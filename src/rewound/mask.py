@@ -5,7 +5,7 @@ starts, then gradients as they arrive, before any clipping. For optimizers that 
 weight, gradient and slot stay zero; for all others the weights are masked again after every step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from weakref import WeakSet
 
@@ -146,13 +146,20 @@ class _Attachment:
         self.masks = masks
         self.hooks = hooks
         self.adopted: WeakSet[Optimizer] = WeakSet()
+        self.arrived: list[Tensor] = []
+        """The weights whose gradients the backward pass under way has touched."""
+        self.backward = -1
+        """The number of that backward pass."""
         self.masked_as: dict[Tensor, tuple[int, int]] = {}
         """The identity and version of each gradient when it was masked."""
+        self.stepped_to: dict[Tensor, int] = {}
+        """The version of each weight after the last step: one that differs was written to, by load_state_dict say."""
 
     def begin(self) -> None:
         with torch.no_grad():
             for parameter, mask in self.masks.items():
                 _zero(parameter, mask)
+                self.stepped_to[parameter] = parameter._version
                 if parameter.grad is not None:
                     _zero(parameter.grad, mask)
         for parameter in self.masks:
@@ -160,13 +167,27 @@ class _Attachment:
         self.hooks.callback(register_optimizer_step_pre_hook(self.before_step).remove)
 
     def gradient_arrived(self, parameter: Tensor) -> None:
-        grad = parameter.grad
-        if grad is not None:
-            grad.mul_(self.masks[parameter])  # type: ignore[index]  # hooks sit on our parameters alone
-            self.masked_as[parameter] = (id(grad), grad._version)
+        # Masking them together when the backward pass ends takes a third of the time of one after the other.
+        if self.backward != (number := torch._C._current_graph_task_id()):
+            self.backward, self.arrived = number, []
+            _at_the_end_of_backward(lambda: _at_the_end_of_backward(self.gradients_complete))
+        self.arrived.append(parameter)
+
+    def gradients_complete(self) -> None:
+        self._mask_gradients(self.arrived)
+        self.masked_as |= {p: (id(p.grad), p.grad._version) for p in self.arrived if p.grad is not None}
+        self.backward, self.arrived = -1, []
+
+    def _mask_gradients(self, parameters: Sequence[Tensor]) -> None:
+        pairs = [(p.grad, self.masks[p]) for p in parameters if p.grad is not None]  # type: ignore[index]  # ours alone
+        for grad, mask in pairs:
+            if grad.layout != torch.strided:
+                grad.mul_(mask)
+        if dense := [(grad, mask) for grad, mask in pairs if grad.layout == torch.strided]:
+            torch._foreach_mul_(*map(list, zip(*dense, strict=True)))
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Mask an optimizer's slots, once; keep masking what a coupling optimizer writes."""
+        """Mask an optimizer's slots, once, and follow its steps."""
         if optimizer in self.adopted:
             return
         self.adopted.add(optimizer)
@@ -174,21 +195,28 @@ class _Attachment:
             for slot in optimizer.state.get(parameter, {}).values():
                 if isinstance(slot, Tensor) and slot.shape == parameter.shape:
                     _zero(slot, self.masks[parameter])
-        if type(optimizer) not in _ELEMENTWISE:
-            self.hooks.callback(optimizer.register_step_post_hook(self.after_step).remove)
+        self.hooks.callback(optimizer.register_step_post_hook(self.after_step).remove)
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self.adopt(optimizer)
+        unmasked: list[Tensor] = []
         for parameter in self._owned(optimizer):
+            if self.stepped_to[parameter] != parameter._version:
+                with torch.no_grad():
+                    _zero(parameter, self.masks[parameter])
             # Gradients that a loop assigned itself never arrived; noise may have been added to those that did.
             grad = parameter.grad
             if grad is not None and self.masked_as.pop(parameter, None) != (id(grad), grad._version):
-                grad.mul_(self.masks[parameter])
+                unmasked.append(parameter)
+        self._mask_gradients(unmasked)
 
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        couples = type(optimizer) not in _ELEMENTWISE
         with torch.no_grad():
             for parameter in self._owned(optimizer):
-                parameter.mul_(self.masks[parameter])
+                if couples:
+                    parameter.mul_(self.masks[parameter])
+                self.stepped_to[parameter] = parameter._version
 
     def _owned(self, optimizer: Optimizer) -> list[nn.Parameter]:
         return [p for group in optimizer.param_groups for p in group["params"] if p in self.masks]
@@ -196,6 +224,11 @@ class _Attachment:
 
 def _zero(tensor: Tensor, mask: Tensor) -> None:
     tensor.masked_fill_(mask == 0, 0)  # not a product: a pruned NaN or infinity is zero afterwards, too
+
+
+def _at_the_end_of_backward(function: Callable[[], None]) -> None:
+    # Twice, one inside the other, comes after DistributedDataParallel has put the averaged gradients in place.
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def _count(kept: Tensor) -> int:

@@ -7,7 +7,7 @@ learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Protocol
@@ -138,26 +138,23 @@ def assign(group: Group, values: Mapping[str, Value]) -> None:
 
 @contextmanager
 def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
-    """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out."""
+    """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
 
-    def rest(scheduler: Scheduler) -> Callable[..., None]:
-        def step(*args: object, **kwargs: object) -> None:
-            if hasattr(scheduler, "_last_lr"):  # what get_last_lr() tells
-                scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+    The class is changed and not the object, whose attributes are what its `state_dict` saves.
+    """
 
-        return step
+    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        if hasattr(scheduler, "_last_lr"):  # what get_last_lr() tells
+            scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
-    before = [vars(scheduler).get("step") for scheduler in schedulers]
-    for scheduler in schedulers:
-        scheduler.step = rest(scheduler)  # type: ignore[method-assign]
+    kinds = [type(scheduler) for scheduler in schedulers]
+    for scheduler, kind in zip(schedulers, kinds, strict=True):
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
     try:
         yield
     finally:
-        for scheduler, own in zip(schedulers, before, strict=True):
-            if own is None:
-                del scheduler.step
-            else:
-                scheduler.step = own  # type: ignore[method-assign]
+        for scheduler, kind in zip(schedulers, kinds, strict=True):
+            scheduler.__class__ = kind
 
 
 def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
