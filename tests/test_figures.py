@@ -141,11 +141,29 @@ def test_the_terminal_shows_medians_deltas_times_costs_and_conclusions() -> None
     shown = printed(table({"lr-rewinding": 0.05, "fine-tuning": 0.5}, (0.5, 0.25, 0.1)), test_images=360)
     assert re.search(r"^lr-rewinding +2.00× +94.95 +94.85 +95.05 +-0.05 +16 +16 *$", shown, re.MULTILINE)
     assert re.search(r"^fine-tuning +10.00× +90.50 +90.40 +90.60 +-4.50 +16 +16 *$", shown, re.MULTILINE)
-    assert "No drop up to: lr-rewinding 2.00×, fine-tuning none" in shown
-    assert "1% drop up to: lr-rewinding ≥10.00×, fine-tuning 2.00×" in shown
+    assert re.search(r"^lr-rewinding +2.00× +none–4.00× +16 +≥10.00× +≥10.00× +16 *$", shown, re.MULTILINE)
+    assert re.search(r"^fine-tuning +none +none +– +2.00× +2.00× +16 *$", shown, re.MULTILINE)
     assert "One test image is 0.28 points of accuracy (360 images)." in shown
     assert "dense 95.00 ± 0.10 (3 runs)" in " ".join(shown.split())
     assert "failed" not in shown
+
+
+def test_the_terminal_shows_how_sure_differences_are_and_what_is_weak() -> None:
+    rows = table({"fine-tuning": 0.5, "lr-rewinding": 0.05, "reinitialization": 1}, (0.5, 0.1))
+    shown = " ".join(printed(rows).split())
+    assert "lr-rewinding minus ratio fine-tuning" in shown, "reinitialization is an ablation, not a rival"
+    assert "2.00× +0.45 (+0.45, +0.45) 10.00× +4.05 (+4.05, +4.05)" in shown
+    assert "Mean test values, paired by dense run" in shown
+    assert "Weak: digits: no validation split" in shown
+    unpaired = [replace(row, iterative=True) for row in rows]
+    shown = " ".join(printed(unpaired).split())
+    assert "Mean test values, not paired" in shown
+    assert "2.00× +0.45 [+0.28, +0.62] 10.00×" in shown  # t of 24 degrees of freedom times 0.0816
+
+
+def test_names_are_text_in_the_terminal() -> None:
+    shown = printed(table({"<b>[red]mine[/red]</b>": 0.1, "fine-tuning": 0.1}, (0.5,)))
+    assert "<b>[red]mine[/red]</b>" in shown
 
 
 def test_the_terminal_counts_failed_runs_even_where_none_finished() -> None:

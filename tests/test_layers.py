@@ -33,8 +33,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     ("history", "records", "claims", "store", "realisation", "course", "progress", "snapshot", "checkpoints", "loop"),
-    # 3: from a declared experiment to tables
-    ("targets", "planning", "execution", "sweep", "results", "tables", "findings", "packing"),
+    # 3: from a declared experiment to tables, and from tables to conclusions
+    (
+        "targets",
+        "planning",
+        "execution",
+        "sweep",
+        "results",
+        "tables",
+        "packing",
+        "units",
+        "findings",
+        "intervals",
+        "rivals",
+        "trust",
+    ),
     # 4: where it runs, how it is shown, who calls it
     ("executors/*", "pages/*", "compression", "report", "cli", "__main__", "__init__"),
 )

@@ -14,8 +14,10 @@ from typing import Final, NamedTuple
 
 from rewound.errors import InputError
 from rewound.results import Row
+from rewound.units import scales, shown_scale
 
 ONE_POINT: Final = 1.0
+ABLATIONS: Final = ("low-lr-weight-rewinding", "reinitialization")
 REWIND_AT_MOST: Final = 0.9  # of T: weights rewound to the first steps of training do not recover (paper, section 5)
 
 
@@ -26,6 +28,11 @@ class Line(NamedTuple):
     pruning: str
     iterative: bool
     technique: str
+
+
+def line_of(row: Row) -> Line:
+    """The line a row belongs to."""
+    return Line(row.recipe, row.pruning, row.iterative, row.technique)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Baseline:
     @property
     def scale(self) -> float:
         """Table values to shown values: a fraction is shown in points (x 100), BLEU and the like as it is."""
-        return 100.0 if self.mean <= 1.5 else 1.0
+        return shown_scale(self.mean)
 
     @property
     def metric(self) -> str:
@@ -114,14 +121,17 @@ class Verdict:
 def cells(rows: Iterable[Row]) -> list[Cell]:
     """The finished trials of every setting, densest first; settings of which all trials failed are left out.
 
+    A row without a validation value stands with its test value for both: `trust.weaknesses` says so.
+
     >>> rows = [Row("digits", "unstructured", False, "fine-tuning", 0.1, 4, n, 0.9, 0.9 + n / 100) for n in (1, 2, 3)]
     >>> [(cell.low, cell.median, cell.high) for cell in cells(rows)]
     [(0.91, 0.92, 0.93)]
     """
     found: dict[tuple[Line, float, float], list[tuple[float, float, float | None]]] = defaultdict(list)
     for row in rows:
-        if not row.dense and row.retrain_epochs is not None and row.test is not None and row.val is not None:
-            found[_line(row), row.density, row.retrain_epochs].append((row.test, row.val, row.search_epochs))
+        if not row.dense and row.retrain_epochs is not None and row.test is not None:
+            val = row.test if row.val is None else row.val
+            found[line_of(row), row.density, row.retrain_epochs].append((row.test, val, row.search_epochs))
     made = []
     for (line, density, t), trials in found.items():
         tests, vals, costs = zip(*trials, strict=True)
@@ -132,7 +142,7 @@ def cells(rows: Iterable[Row]) -> list[Cell]:
 
 def failures(rows: Iterable[Row]) -> Counter[tuple[Line, float]]:
     """How many runs failed, by line and density, over all retraining times."""
-    return Counter((_line(row), row.density) for row in rows if not row.dense and (row.val is None or row.test is None))
+    return Counter((line_of(row), row.density) for row in rows if not row.dense and row.test is None)
 
 
 def best_over_time(cells: Iterable[Cell]) -> list[Cell]:
@@ -146,12 +156,12 @@ def best_over_time(cells: Iterable[Cell]) -> list[Cell]:
 def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:
     """The cells of the paper's Algorithm 1 and its rivals: retrained for T epochs, weights rewound to at most .9T.
 
-    Low-learning-rate weight rewinding and reinitialization are ablations, not rivals, and are left out.
+    Ablations are no rivals, and are left out.
     """
     chosen = []
     by_line: dict[Line, list[Cell]] = defaultdict(list)
     for cell in cells:
-        if cell.line.technique not in ("low-lr-weight-rewinding", "reinitialization"):
+        if cell.line.technique not in ABLATIONS:
             by_line[cell.line].append(cell)
     for line, members in by_line.items():
         times = {cell.retrain_epochs for cell in members}
@@ -164,6 +174,7 @@ def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:
 def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
     """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error."""
     rows = list(rows)
+    scales(rows)  # refuses a mixture of units
     dense: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.dense and row.test is not None:
@@ -223,7 +234,3 @@ def verdicts(rows: Iterable[Row]) -> dict[Line, Verdict]:
         )
         for line, points in curves.items()
     }
-
-
-def _line(row: Row) -> Line:
-    return Line(row.recipe, row.pruning, row.iterative, row.technique)

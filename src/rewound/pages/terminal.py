@@ -1,24 +1,27 @@
-"""Results in the terminal: each technique at its best retraining time, and how far it compresses."""
+"""Results in the terminal: each technique at its best retraining time, how far it compresses, and how sure that is."""
 
 from collections.abc import Iterable, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from rewound.errors import InputError
-from rewound.findings import Baseline, Cell, Line, Verdict, baselines, best_over_time, cells, failures, verdicts
+from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells, failures, line_of
 from rewound.pages.look import looks, ratios
 from rewound.results import Row
+from rewound.rivals import LEAST_PAIRS, Difference, differences
+from rewound.trust import Reaches, reaches, weaknesses
 
 
 def summary_table(rows: Iterable[Row], test_images: int | None = None) -> RenderableType:
-    """Every technique and compression at its best retraining time, then how far each technique compresses.
+    """Every technique and compression at its best retraining time, how far each compresses, and what is weak about it.
 
     `test_images` is the size of the test set, for the smallest difference that an accuracy can show.
     """
     rows = list(rows)
-    dense, found, failed = baselines(rows), verdicts(rows), failures(rows)
+    dense, found, failed = baselines(rows), reaches(rows), failures(rows)
     best = {(cell.line, cell.density): cell for cell in best_over_time(cells(rows))}
     settings = sorted(best.keys() | failed.keys(), key=lambda setting: (setting[0], -setting[1]))
     if not settings:
@@ -34,28 +37,40 @@ def summary_table(rows: Iterable[Row], test_images: int | None = None) -> Render
             for setting in (setting for setting in mine if setting[0] == line):
                 values = _texts(best.get(setting), dense[line.recipe])
                 lost = [str(failed[setting] or "")] if any_failed else []
-                table.add_row(line.technique, shown[setting[1]], *values, *lost)
+                table.add_row(Text(line.technique), shown[setting[1]], *values, *lost)
             table.add_section()
         labels = {1 / density: label for density, label in shown.items()}
-        parts += [table, *_closing({line.technique: found[line] for line in lines if line in found}, labels), ""]
+        parts += [table, ""]
+        if reached := {line.technique: found[line] for line in lines if line in found}:
+            parts += [_reach_table(reached, labels), ""]
+        if len(rivals := [name for name in reached if name not in ABLATIONS]) > 1:
+            compared = [row for row in rows if row.dense or line_of(row) in lines]
+            parts += [_difference_table(compared, rivals, shown), ""]
     if test_images and any(baseline.metric == "accuracy" for baseline in dense.values()):
         parts.append(f"One test image is {100 / test_images:.2g} points of accuracy ({test_images:,} images).")
-    return Group(*parts)
+    return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in weaknesses(rows)))
+
+
+def plain_table(title: str = "", caption: str = "") -> Table:
+    """A table without edges, of which nine columns fit 80 characters; names in it are text, whatever they contain."""
+    return Table(
+        title=Text(title, style="bold") if title else None,
+        caption=Text(caption) if caption else None,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        title_justify="left",
+        caption_justify="left",
+    )
 
 
 def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
     chance = f"± {dense.spread:.2f} ({dense.n} runs)" if dense.n > 1 else "(1 run: its spread is unknown, taken as 0)"
-    table = Table(
-        title=f"{line.recipe}, {line.pruning} pruning, {'iterative' if line.iterative else 'one-shot'}",
-        caption=f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
+    table = plain_table(
+        f"{line.recipe}, {line.pruning} pruning, {'iterative' if line.iterative else 'one-shot'}",
+        f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
         f"to dense {dense.mean * dense.scale:.2f} {chance}. Cost: epochs of retraining, all levels.",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,  # with its nine columns it fits 80 characters
-        pad_edge=False,
-        collapse_padding=True,
-        title_style="bold",
-        title_justify="left",
-        caption_justify="left",
     )
     table.add_column("technique", overflow="fold")
     for name in ("ratio", "median", "min", "max", "delta", "t", "cost"):
@@ -73,12 +88,51 @@ def _texts(cell: Cell | None, dense: Baseline) -> list[str]:
     return [*tests, f"{dense.delta(cell.median):+z.2f}", f"{cell.retrain_epochs:g}", cost]
 
 
-def _closing(found: Mapping[str, Verdict], labels: Mapping[float, str]) -> list[str]:
-    def ratio(compression: float | None, tried: float) -> str:
-        if compression is None:
-            return "none"
-        return f"{'≥' if compression == tried else ''}{labels[compression]}"
+def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str]) -> Table:
+    costs = any(
+        reach.search_epochs is not None for pair in found.values() for reach in (pair.no_drop, pair.one_percent)
+    )
+    table = plain_table("", "Range: with all deltas one standard error lower, and higher.")
+    table.add_column("technique", overflow="fold")
+    for name in ("no drop", "1% drop"):
+        for column in (name, "range", *(["cost"] if costs else [])):
+            table.add_column(column, justify="right", no_wrap=True)
+    for name, reached in found.items():
+        texts = []
+        for reach in (reached.no_drop, reached.one_percent):
+            said = _ratio(reach.compression, reached.tried, labels)
+            ends = dict.fromkeys(_ratio(end, reached.tried, labels) for end in reach.range or ())
+            cost = "–" if reach.search_epochs is None else f"{reach.search_epochs:g}"
+            texts += [said, "–".join(ends).replace("×–", "–") or "unknown", *([cost] if costs else [])]
+        table.add_row(Text(name), *texts)
+    return table
 
-    no_drop = [f"{name} {ratio(verdict.no_drop, verdict.tried)}" for name, verdict in found.items()]
-    one_percent = [f"{name} {ratio(verdict.one_percent, verdict.tried)}" for name, verdict in found.items()]
-    return [f"No drop up to: {', '.join(no_drop)}", f"1% drop up to: {', '.join(one_percent)}"] if found else []
+
+def _ratio(compression: float | None, tried: float, labels: Mapping[float, str]) -> str:
+    if compression is None:
+        return "none"
+    return f"{'≥' if compression == tried else ''}{labels[compression]}"
+
+
+def _difference_table(rows: list[Row], rivals: list[str], labels: Mapping[float, str]) -> RenderableType:
+    first, *others = rivals
+    found = {other: {d.cell.density: d for d in differences(rows, first, other)} for other in others}
+    every = [difference for column in found.values() for difference in column.values()]
+    table = plain_table(f"{first} minus")
+    table.add_column("ratio", justify="right")
+    for other in others:
+        table.add_column(Text(other), justify="right")
+    for density in sorted({difference.cell.density for difference in every}, reverse=True):
+        table.add_row(labels[density], *(_difference(found[other].get(density)) for other in others))
+    paired = {True: "paired by dense run", False: "not paired"}
+    spread = {True: "[ ] 95% t interval", False: f"( ) extremes, an interval needs {LEAST_PAIRS} pairs"}
+    how = [paired[flag] for flag in sorted({difference.paired for difference in every})]
+    how += [spread[flag] for flag in sorted({difference.df is not None for difference in every})]
+    return Group(table, Text(f"Mean test values, {', '.join(how)}."))
+
+
+def _difference(difference: Difference | None) -> Text:
+    if difference is None:
+        return Text("–")
+    left, right = "()" if difference.df is None else "[]"
+    return Text(f"{difference.mean:+z.2f} {left}{difference.low:+z.2f}, {difference.high:+z.2f}{right}")

@@ -1,0 +1,42 @@
+"""What the values of a table are: fractions, which are shown in points, or scores as they are (BLEU), never a mixture.
+
+A table does not name its unit, so it is judged by size: no fraction is above 1, no useful BLEU or percentage below.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from rewound.errors import InputError
+from rewound.results import Row
+
+LARGEST_FRACTION: Final = 1.5
+
+
+def shown_scale(value: float) -> float:
+    """From a table's value to the shown one: a fraction is shown in points (x 100), anything larger as it is.
+
+    >>> shown_scale(0.93), shown_scale(26.8)
+    (100.0, 1.0)
+    """
+    return 100.0 if value <= LARGEST_FRACTION else 1.0
+
+
+def scales(rows: Iterable[Row]) -> dict[str, float]:
+    """The scale of every recipe with a finished run; a recipe whose rows mix fractions and others is an error."""
+    dense: dict[str, list[float]] = defaultdict(list)
+    pruned: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.test is not None:
+            (dense if row.dense else pruned)[row.recipe].append(row.test)
+    found = {}
+    for recipe in dense.keys() | pruned.keys():
+        # A network pruned to ruin may score 0.3 BLEU, a dense one does not: among pruned ones only the best counts.
+        telling = [*dense[recipe], *([max(pruned[recipe])] if pruned[recipe] else [])]
+        if shown_scale(min(telling)) != shown_scale(max(telling)):
+            raise InputError(
+                f"the rows of {recipe} mix fractions ({min(telling):g}) with other values ({max(telling):g}); "
+                "give all of them in one unit"
+            )
+        found[recipe] = shown_scale(max(telling))
+    return found
