@@ -124,7 +124,7 @@ def test_every_command_has_help_with_an_example(rewound_command: Rewound, name: 
 
 
 def test_the_contract_of_commands() -> None:
-    assert {"run", "plan", "report", "prune", "show", "data"} <= set(COMMANDS)
+    assert {"run", "plan", "report", "diff", "prune", "show", "data"} <= set(COMMANDS)
 
 
 def test_help_and_version(rewound_command: Rewound) -> None:
@@ -205,6 +205,47 @@ def test_report_of_a_table(done: Path, rewound_command: Rewound) -> None:
     assert (code, err) == (0, "")
     assert "fine-tuning" in out
     assert Path("table/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
+
+
+def test_diff_of_two_tables(done: Path, rewound_command: Rewound) -> None:
+    table = done / "report" / "results.csv"
+    code, out, err = rewound_command("diff", table, table)
+    assert (code, err) == (0, "")
+    assert "test_cli:Tiny: conforms" in out
+    assert "every cell" not in out
+    code, out, err = rewound_command("diff", table, table, "--all")
+    assert (code, err) == (0, "")
+    assert "lr-rewinding, one-shot: every cell" in out
+
+
+def test_diff_of_a_table_in_several_files(rewound_command: Rewound) -> None:
+    rows = "".join(f"a,unstructured,1,lr-rewinding,0.1,4,{trial},0.9,0.9,\n" for trial in (1, 2, 3))
+    Path("pruned.csv").write_text(
+        "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops\n" + rows
+    )
+    Path("dense.csv").write_text("recipe,val,test\na,0.95,0.95\na,0.95,0.95\n")
+    code, out, err = rewound_command("report", "--results", "pruned.csv", "--dense", "dense.csv", "--out", "ours")
+    assert (code, err) == (0, "")
+    worse = Path("ours/results.csv").read_text().replace("0.9,0.9", "0.8,0.8")
+    Path("worse.csv").write_text(worse)
+    code, out, err = rewound_command("diff", "worse.csv", "pruned.csv", "dense.csv")
+    assert (code, err) == (0, ""), "a difference is a finding, not a failure"
+    assert "a: does not conform" in out
+    assert re.search(r"\(i\) dense mean +2, 2 +95\.00 against 95\.00", out)
+    assert re.search(r"10\.00× +4 +80\.00 +90\.00 .* outside", out)
+
+
+def test_report_compares(done: Path, rewound_command: Rewound) -> None:
+    table = done / "report" / "results.csv"
+    code, out, err = rewound_command("report", "--results", table, "--compare", table, "--out", "table")
+    assert (code, err) == (0, "")
+    assert "test_cli:Tiny: conforms" in out
+    assert "compare.csv" in out
+    assert len(Path("table/compare.csv").read_text().splitlines()) == 1 + 1 + 4
+    words = ("report", done / "tiny.toml", "--store", done / "rewound-store", "--compare", table, "--out", "sweep")
+    code, out, err = rewound_command(*words)
+    assert (code, err) == (0, "")
+    assert Path("sweep/compare.csv").read_bytes() == Path("table/compare.csv").read_bytes()
 
 
 def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
@@ -345,6 +386,13 @@ def bad(words: list[str], says: str, **files: str) -> tuple[list[str], str, dict
     return words, says, {name.replace("_", "."): text for name, text in files.items()}
 
 
+HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops"
+
+
+def row(t: float = 4, test: object = 0.9) -> str:
+    return f"{HEADER}\na,unstructured,0,fine-tuning,0.5,{t},1,{test},{test},\n"
+
+
 BAD = {
     "unknown sweep": bad(["run", "digts"], "unknown sweep 'digts'; did you mean 'digits'"),
     "no file": bad(["run", "absent.toml"], "cannot read sweep absent.toml: No such file or directory"),
@@ -371,6 +419,15 @@ BAD = {
     "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
     "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),
     "not a table": bad(["report", "--results", "x.csv"], "x.csv has no column", x_csv="a,b\n1,2\n"),
+    "empty table": bad(["diff", "x.csv", "x.csv"], "x.csv is empty", x_csv=""),
+    "no rows": bad(["diff", "x.csv", "x.csv"], "x.csv has no rows below its first line", x_csv=f"{HEADER}\n"),
+    "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
+    "other units": bad(["diff", "x.csv", "y.csv"], "one table has fractions", x_csv=row(test=0.9), y_csv=row(test=90)),
+    "not a number": bad(["diff", "x.csv", "x.csv"], "'nan' is not a number (of a failed run", x_csv=row(test="nan")),
+    "nothing to compare with": bad(["report", "--results", "x.csv", "--compare", "y.csv"], "no table", x_csv=row()),
+    "compared in vain": bad(
+        ["report", "--results", "x.csv", "--compare", "y.csv"], "nothing to compare", x_csv=row(t=4), y_csv=row(t=8)
+    ),
     "no such recipe": bad(["prune", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
     "no such module": bad(["prune", "no.such:Task"], "cannot import recipe 'no.such:Task'"),
     "no such technique": bad(["prune", "digits", "--technique", "magic"], "unknown technique 'magic'"),

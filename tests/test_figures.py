@@ -103,6 +103,19 @@ def test_sparse_tables_are_drawn_too(tmp_path: Path, densities: tuple[float, ...
     assert len(draw(once, tmp_path, ["png"])) == 1, "one retraining time is no curve"
 
 
+def test_a_compared_table_is_drawn_over_ours(tmp_path: Path) -> None:
+    theirs = [replace(row, test=(row.test or 0) - 0.002) for row in ONE_SHOT + ITERATIVE]
+    with_theirs = draw(ONE_SHOT + ITERATIVE, tmp_path / "both", ["svg"], compare=theirs)
+    alone = draw(ONE_SHOT + ITERATIVE, tmp_path / "alone", ["svg"])
+    assert len(with_theirs) == 3
+    for drawn, plain in zip(with_theirs, alone, strict=True):
+        assert "The compared table" in texts(drawn)
+        assert "The compared table" not in texts(plain)
+        assert drawn.read_text().count("<path") > plain.read_text().count("<path")
+    elsewhere = [replace(row, recipe="other") for row in theirs]
+    assert all("The compared table" not in texts(path) for path in draw(ONE_SHOT, tmp_path, ["svg"], compare=elsewhere))
+
+
 def test_failed_runs_are_counted_not_drawn(tmp_path: Path) -> None:
     rows = [replace(row, val=None, test=None) if row.trial == 0 and not row.dense else row for row in ONE_SHOT]
     assert any("median and min to max of 2 trials; 75 failed not drawn" in text for text in svg(rows, tmp_path))

@@ -47,6 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "intervals",
         "rivals",
         "trust",
+        "conformance",
+        "comparison",
     ),
     # 4: where it runs, how it is shown, who calls it
     ("executors/*", "pages/*", "compression", "report", "cli", "__main__", "__init__"),

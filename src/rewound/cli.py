@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rewound import __version__
 from rewound.algorithm import KEEP
+from rewound.comparison import compare
 from rewound.compression import DEFAULT_STORE, LevelReport, prune
 from rewound.errors import InputError
 from rewound.execution import todo
@@ -25,8 +26,8 @@ from rewound.executors import local
 from rewound.packing import pack_store, unpack_store
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
-from rewound.report import estimate, outdated, report_files, report_sweep
-from rewound.results import read_rows
+from rewound.report import estimate, outdated, report_files, report_sweep, say_comparison
+from rewound.results import Row, read_rows
 from rewound.store import Store
 from rewound.sweep import Sweep, load_sweep
 
@@ -103,17 +104,33 @@ def report_command(
     store: StorePath = DEFAULT_STORE,
     results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
     dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option("--compare", help="another results table to compare with; repeat it for a table in several files"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
 ) -> None:
     """Make tables and figures (PNG and SVG) of a sweep or of a results table."""
     if (sweep is None) == (results is None):
         raise InputError("give either a sweep or --results FILE")
+    theirs = _rows(others or [])
     if sweep is not None:
-        _finish(load_sweep(sweep), Store(store), out)
+        _finish(load_sweep(sweep), Store(store), out, theirs)
     else:
         assert results is not None
-        rows = [row for path in (results, dense) if path is not None for row in read_rows(path)]
-        _say_files(report_files(rows, out or Path("rewound-report") / results.name.split(".")[0], console))
+        rows = _rows([results, *([dense] if dense else [])])
+        _say_files(report_files(rows, out or Path("rewound-report") / results.name.split(".")[0], console, theirs))
+
+
+@app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
+def diff_command(
+    ours: Annotated[Path, typer.Argument(help="a results table")],
+    theirs: Annotated[list[Path], typer.Argument(help="the table to compare with, in one file or several")],
+    every_cell: Annotated[bool, typer.Option("--all", help="list every cell, not only those outside")] = False,
+) -> None:
+    """Compare two results tables cell by cell: is one a replica of the other?"""
+    rows = _rows([ours])
+    say_comparison(compare(rows, _rows(theirs)), rows, console, every_cell=every_cell)
 
 
 @app.command("prune", epilog="Example: rewound prune digits --compression 10")
@@ -256,8 +273,18 @@ def _progress() -> Iterator[Progress]:
         raise typer.Exit(1) from None
 
 
-def _finish(sweep: Sweep, store: Store, out: Path | None) -> None:
-    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console))
+def _rows(paths: Sequence[Path]) -> list[Row]:
+    """The table that these files are together."""
+    rows = []
+    for path in paths:
+        rows += (found := read_rows(path))
+        if not found:
+            raise InputError(f"{path} has no rows below its first line; give a table with results")
+    return rows
+
+
+def _finish(sweep: Sweep, store: Store, out: Path | None, theirs: Sequence[Row] = ()) -> None:
+    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console, theirs))
 
 
 def _say_files(paths: list[Path]) -> None:

@@ -1,10 +1,12 @@
 """What a person is told about a sweep: before it runs (cost), and after (tables and figures)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from rewound.comparison import compare, write_comparison
+from rewound.conformance import Card
 from rewound.errors import InputError
 from rewound.execution import device_named, made_by
 from rewound.planning import Node, Plan
@@ -15,28 +17,48 @@ from rewound.sweep import Sweep
 from rewound.tables import collected
 
 
-def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console) -> list[Path]:
-    """Tables and figures of a sweep, as far as it has run."""
+def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console, theirs: Sequence[Row] = ()) -> list[Path]:
+    """Tables and figures of a sweep, as far as it has run; with another table to compare, also a conformance card."""
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise InputError(f"nothing of {sweep.name} has run yet in {store.root}; run it with: rewound run {sweep.name}")
+    cards = compare(tables.rows, theirs) if theirs else []
     paths = tables.write(out)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if all(row.dense for row in tables.rows):
-        console.print("only dense networks so far: there is nothing to compare yet")
-        return paths
-    return [*paths, *_shown(tables.rows, out, console, sweep.recipe.test_size)]
+        console.print("only dense networks so far: there are no techniques to compare yet")
+    else:
+        paths += _shown(tables.rows, out, console, sweep.recipe.test_size, theirs)
+    return [*paths, *_compared(cards, tables.rows, out, console)]
 
 
-def report_files(rows: list[Row], out: Path, console: Console) -> list[Path]:
-    """Tables and figures of rows that came from anywhere."""
+def report_files(rows: list[Row], out: Path, console: Console, theirs: Sequence[Row] = ()) -> list[Path]:
+    """Tables and figures of rows that came from anywhere; with another table to compare, also a conformance card."""
+    cards = compare(rows, theirs) if theirs else []
     out.mkdir(parents=True, exist_ok=True)
     write_rows(rows, out / "results.csv")
-    return [out / "results.csv", *_shown(rows, out, console, None)]
+    return [out / "results.csv", *_shown(rows, out, console, None, theirs), *_compared(cards, rows, out, console)]
 
 
-def _shown(rows: list[Row], out: Path, console: Console, test_images: int | None) -> list[Path]:
+def say_comparison(cards: list[Card], ours: list[Row], console: Console, *, every_cell: bool = False) -> None:
+    """Print the conformance cards, and the recipes of ours that have none."""
+    from rewound.pages.card import conformance_card
+
+    console.print(conformance_card(cards, every_cell=every_cell))
+    if alone := sorted({row.recipe for row in ours} - {card.recipe for card in cards}):
+        console.print(f"only in our table: {', '.join(alone)}", markup=False)
+
+
+def _compared(cards: list[Card], ours: list[Row], out: Path, console: Console) -> list[Path]:
+    if not cards:
+        return []
+    say_comparison(cards, ours, console)
+    write_comparison(cards, out / "compare.csv")
+    return [out / "compare.csv"]
+
+
+def _shown(rows: list[Row], out: Path, console: Console, test_images: int | None, theirs: Sequence[Row]) -> list[Path]:
     from rewound.pages.terminal import summary_table
 
     console.print(summary_table(rows, test_images))
@@ -45,7 +67,7 @@ def _shown(rows: list[Row], out: Path, console: Console, test_images: int | None
     except ModuleNotFoundError as error:
         console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
         return []
-    return draw(rows, out)
+    return draw(rows, out, compare=theirs)
 
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,11 @@ class CurveRow:
     val: float | None = None
 
 
-COLUMNS: Final = tuple(field.name for field in fields(Row))
+def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
 
@@ -105,45 +109,28 @@ def read_rows(path: str | Path) -> list[Row]:
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
     """Write `results.csv`: dense rows first, then by experiment, in the same bytes whatever order the rows came in."""
     ordered = sorted(rows, key=_place)
-    _write(Row, ordered, path)
+    write_table(COLUMNS, map(astuple, ordered), path)
 
 
 def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:
     """Write `layers.csv`, by key; the layers of one network stay in the order given, which is that of the network."""
     ordered = sorted(rows, key=lambda row: row.key)
-    _write(LayerRow, ordered, path)
+    write_table(_columns(LayerRow), map(astuple, ordered), path)
 
 
 def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
     """Write `curves.csv`, by key and step."""
     ordered = sorted(rows, key=lambda row: (row.key, row.step))
-    _write(CurveRow, ordered, path)
+    write_table(_columns(CurveRow), map(astuple, ordered), path)
 
 
-def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int], list[str]]:
-    line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
-    # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
-    return line, (-row.density, row.retrain_epochs or 0, row.trial), _texts(row)
-
-
-def _texts(row: Row | LayerRow | CurveRow) -> list[str]:
-    return [_text(value) for value in astuple(row)]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    return str(int(value) if isinstance(value, bool) else value)
-
-
-def _write(kind: type[Row | LayerRow | CurveRow], rows: Iterable[Row | LayerRow | CurveRow], path: str | Path) -> None:
+def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: str | Path) -> None:
+    """Write any table as these are: empty for None, 0 or 1 for a bool, ten significant digits; all of it or nothing."""
     path = Path(path)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(kind))
-    writer.writerows(map(_texts, rows))
+    writer.writerow(header)
+    writer.writerows([_text(value) for value in line] for line in lines)
     data = text.getvalue().encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -152,6 +139,20 @@ def _write(kind: type[Row | LayerRow | CurveRow], rows: Iterable[Row | LayerRow 
         draft.replace(path)  # a reader sees the old table or the new one, never half of it
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int], list[str]]:
+    line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
+    # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
+    return line, (-row.density, row.retrain_epochs or 0, row.trial), [_text(value) for value in astuple(row)]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
+    return str(int(value) if isinstance(value, bool) else value)
 
 
 def _parse(table: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
@@ -200,7 +201,13 @@ def _row(record: dict[str, str]) -> Row:
     )
 
 
-_EXPECTED: Final = {"iterative": "0 or 1", "trial": "a whole number", "flops": "a whole number"}
+_EXPECTED: Final = {
+    "iterative": "0 or 1",
+    "trial": "a whole number",
+    "flops": "a whole number",
+    "val": "a number (of a failed run it is empty)",
+    "test": "a number (of a failed run it is empty)",
+}
 
 
 def _number(text: str) -> float:

@@ -14,10 +14,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from rewound.comparison import overlay
 from rewound.errors import InputError
 from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures
 from rewound.pages.look import Look, looks, ratios
-from rewound.pages.panel import compression_axis, delta_axis, draw_cells, epochs_axis, handles, window
+from rewound.pages.panel import compression_axis, delta_axis, draw_cells, draw_outlines, epochs_axis, handles, window
 from rewound.results import Row
 
 _STYLE: Final[dict[Any, Any]] = {
@@ -27,6 +28,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "axes.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",  # text stays text: searchable, and light
     "svg.hashsalt": "rewound",  # the same rows give the same bytes
     "savefig.dpi": 160,
@@ -41,6 +43,7 @@ class _Subject:
     baseline: Baseline
     cells: Sequence[Cell]
     failed: int
+    theirs: Sequence[Cell] = ()  # of the compared table, on the scale of ours
 
     @property
     def ylabel(self) -> str:
@@ -59,12 +62,17 @@ def draw(
     out: Path,
     formats: Sequence[str] = ("png", "svg"),
     epochs: Mapping[str, float] | None = None,
+    compare: Iterable[Row] = (),
 ) -> list[Path]:
     """Draw every figure the rows have data for into the folder `out`; returns the files.
 
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. The rows of `compare` are drawn
+    over ours, hollow, where both tables have the cell.
     """
     rows = list(rows)
+    theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in overlay(rows, compare):
+        theirs[cell.line.recipe, cell.line.pruning].append(cell)
     dense = baselines(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     longest: dict[str, float] = defaultdict(float)
@@ -80,7 +88,8 @@ def draw(
     with mpl.rc_context(_STYLE):
         for (recipe, pruning), group in groups.items():
             lost = sum(n for (line, _), n in failed.items() if (line.recipe, line.pruning) == (recipe, pruning))
-            for name, figure in _figures(_Subject(recipe, pruning, longest[recipe], dense[recipe], group, lost)):
+            found = (longest[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
+            for name, figure in _figures(_Subject(recipe, pruning, *found)):
                 stem = re.sub(r"[^\w.-]+", "-", f"{recipe}-{pruning}-{name}")
                 paths += [_save(figure, out / f"{stem}.{suffix}") for suffix in formats]
     return paths
@@ -89,24 +98,32 @@ def draw(
 def _figures(subject: _Subject) -> Iterator[tuple[str, Figure]]:
     pruned = [cell for cell in subject.cells if cell.density < 1]
     if pruned:
-        yield "best", _against_compression(subject, best_over_time(pruned), "Best retraining time, by validation")
+        theirs = best_over_time(subject.theirs)
+        yield (
+            "best",
+            _against_compression(subject, best_over_time(pruned), theirs, "Best retraining time, by validation"),
+        )
     one_shot = [cell for cell in subject.cells if not cell.line.iterative] or subject.cells
     if len({cell.retrain_epochs for cell in one_shot}) > 1:
-        yield "times", _against_time(subject, one_shot)
+        lines = {cell.line for cell in one_shot}
+        yield "times", _against_time(subject, one_shot, [cell for cell in subject.theirs if cell.line in lines])
     full = at_full_time([cell for cell in pruned if cell.line.iterative], subject.epochs)
     if any(cell.retrain_epochs == subject.epochs for cell in full):
         times = {cell.line.technique: f"{cell.retrain_epochs:g}" for cell in full}
         named = {name: replace(look, label=f"{look.label}, t = {times[name]}") for name, look in looks(times).items()}
-        yield "algorithm-1", _against_compression(subject, full, "Algorithm 1 and its rivals, retrained in full", named)
+        theirs = at_full_time([cell for cell in subject.theirs if cell.line.iterative], subject.epochs)
+        what = "Algorithm 1 and its rivals, retrained in full"
+        yield "algorithm-1", _against_compression(subject, full, theirs, what, named)
 
 
 def _against_compression(
-    subject: _Subject, shown: Sequence[Cell], what: str, named: dict[str, Look] | None = None
+    subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cell], what: str, named: dict[str, Look] | None = None
 ) -> Figure:
     modes = sorted({cell.line.iterative for cell in shown})
     figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6), layout="constrained")
     named, below = named or looks(cell.line.technique for cell in shown), False
-    limits = window(shown, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
+    every = [*shown, *theirs]
+    limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
     panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
     panels[0].set_ylabel(subject.ylabel)
     for axes, iterative in zip(panels, modes, strict=True):
@@ -116,11 +133,14 @@ def _against_compression(
         delta_axis(axes, subject.baseline, limits)
         compression_axis(axes, [cell.density for cell in mine], inches=figure.get_figwidth() / len(modes) - 0.6)
         below |= draw_cells(axes, mine, lambda cell: cell.density, subject.baseline, named)
-    _finish(figure, subject, what, handles(named, subject.baseline, safe_zone=False, below=below))
+        hollow = [cell for cell in theirs if cell.line.iterative == iterative and cell.density < 1]
+        draw_outlines(axes, hollow, lambda cell: cell.density, subject.baseline, named)
+    legend = handles(named, subject.baseline, safe_zone=False, below=below, compared=bool(theirs))
+    _finish(figure, subject, what, legend)
     return figure
 
 
-def _against_time(subject: _Subject, shown: Sequence[Cell]) -> Figure:
+def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cell]) -> Figure:
     labels = ratios(sorted({cell.density for cell in shown}, reverse=True))
     densities, columns = list(labels), _columns(len(labels))
     lines = ceil(len(labels) / columns)
@@ -130,7 +150,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell]) -> Figure:
     for line, panels in enumerate(figure.subplots(lines, columns, sharey="row", squeeze=False)):
         row = densities[line * columns : (line + 1) * columns]
         limits = window(
-            [cell for cell in shown if cell.density in row],
+            [cell for cell in (*shown, *theirs) if cell.density in row],
             lambda cell: (cell.density, cell.retrain_epochs),
             subject.baseline,
         )
@@ -141,12 +161,15 @@ def _against_time(subject: _Subject, shown: Sequence[Cell]) -> Figure:
             delta_axis(axes, subject.baseline, limits)
             epochs_axis(axes, [cell.retrain_epochs for cell in shown], subject.epochs, inches)
             below |= draw_cells(axes, mine, lambda cell: cell.retrain_epochs, subject.baseline, named, size=0.8)
+            hollow = [cell for cell in theirs if cell.density == density]
+            draw_outlines(axes, hollow, lambda cell: cell.retrain_epochs, subject.baseline, named, size=0.8)
             if density in densities[-columns:]:  # no panel below this one
                 axes.set_xlabel("Retraining epochs")
         for axes in panels[len(row) :]:
             axes.set_visible(False)
     what = f"{'Iterative' if shown[0].line.iterative else 'One-shot'}, by retraining time"
-    _finish(figure, subject, what, handles(named, subject.baseline, safe_zone=True, below=below))
+    legend = handles(named, subject.baseline, safe_zone=True, below=below, compared=bool(theirs))
+    _finish(figure, subject, what, legend)
     return figure
 
 

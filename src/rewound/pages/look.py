@@ -1,7 +1,7 @@
 """How techniques and compression ratios look wherever they are shown: as in the paper, in its legend order."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 
@@ -15,6 +15,12 @@ class Look:
     size: float
     line: Literal["-", "--", "-.", ":", ""]
     edge: str = "white"  # of the markers
+    face: str = ""  # of the markers; empty: the colour
+
+    @property
+    def outline(self) -> "Look":
+        """The same technique in a table drawn for comparison: hollow, under a thin line."""
+        return replace(self, line="-", edge=self.colour if self.edge == "white" else self.edge, face="none")
 
 
 LOOKS: Final = {

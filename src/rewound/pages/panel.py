@@ -46,12 +46,34 @@ def draw_cells(
         marks = axes.add_line(_line(look, [place for place, _ in seen], [value for _, value in seen], size))
         marks.set(linestyle="none", clip_on=False)  # a marker at the edge stays whole
         edge = axes.add_line(_triangles(look, below, [bottom] * len(below)))
-        right = (index - (len(looks) - 1) / 2) * _DODGE * size
+        right = _right(index, looks, size)
         for artist in (bars, line, marks, edge):
             up = 3 + 5 * rows if artist is edge else 0  # techniques below the axis stand above one another
             artist.set(transform=_moved(axes, right, up), zorder=4 - index / 10, in_layout=False)
         rows += bool(below)
     return rows > 0
+
+
+def draw_outlines(
+    axes: Axes,
+    cells: Iterable[Cell],
+    x: Callable[[Cell], float],
+    baseline: Baseline,
+    looks: dict[str, Look],
+    size: float = 1,
+) -> None:
+    """The same techniques in a table to compare with: thin lines and hollow markers through its medians."""
+    cells = sorted(cells, key=x)
+    for index, (name, look) in enumerate(looks.items()):
+        mine = [cell for cell in cells if cell.line.technique == name]
+        medians = [baseline.delta(cell.median) for cell in mine]
+        line = axes.add_line(_line(look.outline, [x(cell) for cell in mine], medians, size))
+        line.set(linewidth=size, markeredgewidth=size, zorder=5, in_layout=False)
+        line.set(transform=_moved(axes, _right(index, looks, size), 0))
+
+
+def _right(index: int, looks: dict[str, Look], size: float) -> float:
+    return (index - (len(looks) - 1) / 2) * _DODGE * size
 
 
 def _moved(axes: Axes, right: float, up: float) -> Transform:
@@ -110,9 +132,14 @@ def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float
     _ticks(axes, ticks, [f"{t:g}" for t in ticks], [(t - left) / (right - left) for t in ticks], inches)
 
 
-def handles(looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: bool) -> list[Line2D | Patch]:
+def handles(
+    looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: bool, compared: bool
+) -> list[Line2D | Patch]:
     """The legend of a figure: its techniques in the paper's order, then what else is drawn."""
     legend: list[Line2D | Patch] = [_line(look) for look in looks.values()]
+    if compared:
+        legend.append(_line(Look("The compared table", "#606060", "o", 6, "-").outline))
+        legend[-1].set(linewidth=1, markeredgewidth=1)
     if baseline.n > 1:
         legend.append(Patch(color=_BAND, linewidth=0, label="Dense runs, mean ± 1 sd"))
     if safe_zone:
@@ -126,6 +153,7 @@ def handles(looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, belo
 def _line(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), size: float = 1) -> Line2D:
     line = Line2D(x, y, label=look.label, color=look.colour, linestyle=look.line, linewidth=1.8 * size)
     line.set(marker=look.marker, markersize=look.size * size, markeredgecolor=look.edge)
+    line.set(markerfacecolor=look.face or look.colour)
     line.set(markeredgewidth=(1.8 if look.marker == "x" else 0.6) * size)
     return line
 

@@ -1,0 +1,108 @@
+"""The conformance card in the terminal: the criteria, the bias of every curve, the cells outside, and the leads."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rewound.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, Card, Compared, Curve, Lead
+from rewound.findings import Line
+from rewound.pages.look import ratios
+from rewound.pages.terminal import plain_table
+
+_VERDICTS = {True: "conforms", False: "does not conform", None: "no criterion fails, but not all could be judged"}
+_ANSWERS = {True: "yes", False: "NO", None: "–"}
+
+
+def conformance_card(cards: Iterable[Card], *, every_cell: bool = False) -> RenderableType:
+    """A card for every recipe; of its cells those outside the interval, or all of them."""
+    return Group(*(part for card in cards for part in _parts(card, every_cell)))
+
+
+def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
+    yield from (_criteria(card), "")
+    if card.curves:
+        yield from (_curves(card.curves), "")
+    for curve in card.curves:
+        if shown := [cell for cell in curve.cells if every_cell or not cell.inside]:
+            yield from (_cells(curve.line, shown, every_cell), "")
+    if card.leads:
+        yield from (Text("Iterative, 4× and beyond, retrained in full, mean over levels"), _leads(card.leads), "")
+    counts = {"of our cells": card.alone[0], "of their cells": card.alone[1]}
+    counts |= {"failed of our runs": card.failed[0], "failed of their runs": card.failed[1]}
+    if left := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
+        yield from (Text(f"Not compared: {left}."), "")
+
+
+def _criteria(card: Card) -> Table:
+    table = plain_table(
+        f"{card.recipe}: {_VERDICTS[card.conforms]}", f"In {card.unit} of {card.measure}, means over trials."
+    )
+    table.add_column("criterion")
+    for name in ("n", "found", "limit", "passed"):
+        table.add_column(name, justify="right")
+    if dense := card.dense:
+        found = f"{dense.ours:.2f} against {dense.theirs:.2f}: {_signed(dense.difference)}"
+        table.add_row("(i) dense mean", f"{dense.n}, {dense.m}", found, f"±{dense.margin:.2f}", _ANSWERS[dense.inside])
+    else:
+        table.add_row("(i) dense mean", "", "not in both tables", "", _ANSWERS[None])
+    if card.bias is None:
+        table.add_row("(ii) cells, (iii) curves", "", "none in both tables", "", _ANSWERS[None])
+        return table
+    inside, n = sum(cell.inside for cell in card.cells), len(card.cells)
+    found, limit = f"{inside:,} ({100 * inside / n:.0f}%)", f"{100 * LEAST_INSIDE:.0f}%"
+    table.add_row("(ii) cells inside", f"{n:,}", found, limit, _ANSWERS[card.cells_conform])
+    if judged := [curve for curve in card.curves if curve.judged]:
+        worst = max(judged, key=lambda curve: abs(curve.bias))
+        found, limit = _signed(worst.bias), f"±{CURVE_BIAS}"
+        table.add_row("(iii) largest bias of a curve", f"{len(judged)}", found, limit, _ANSWERS[worst.inside])
+    passed = _ANSWERS[abs(card.bias) <= BIAS]
+    table.add_row("(iii) bias of all cells", f"{n:,}", _signed(card.bias), f"±{BIAS}", passed)
+    return table
+
+
+def _curves(curves: Iterable[Curve]) -> Table:
+    table = plain_table("Curves")
+    table.add_column("curve")
+    for name in ("cells", "outside", "bias"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for curve in curves:
+        outside = sum(not cell.inside for cell in curve.cells)
+        note = "not judged" if not curve.judged else "" if curve.inside else f"beyond ±{CURVE_BIAS}"
+        table.add_row(Text(_name(curve.line)), f"{len(curve.cells)}", f"{outside}", _signed(curve.bias), note)
+    return table
+
+
+def _cells(line: Line, cells: Sequence[Compared], every_cell: bool) -> Table:
+    table = plain_table(f"{_name(line)}: {'every cell' if every_cell else 'cells outside'}")
+    for name in ("ratio", "t", "ours", "theirs", "min to max", "n", "difference", "within"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    labels = ratios(cell.density for cell in cells)
+    for cell in cells:
+        values = f"{cell.ours:.2f}", f"{cell.theirs:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.n}, {cell.m}"
+        judged = _signed(cell.difference), f"±{cell.margin:.2f}", "" if cell.inside else "outside"
+        table.add_row(labels[cell.density], f"{cell.retrain_epochs:g}", *values, *judged)
+    return table
+
+
+def _leads(leads: Iterable[Lead]) -> Table:
+    table = plain_table()
+    table.add_column("difference")
+    for name in ("ours", "theirs", "levels"):
+        table.add_column(name, justify="right")
+    for lead in leads:
+        values = _signed(lead.ours), _signed(lead.theirs), f"{lead.levels}"
+        table.add_row(Text(f"{lead.line.technique} − {lead.over}"), *values)
+    return table
+
+
+def _name(line: Line) -> str:
+    pruning = "" if line.pruning == "unstructured" else f"{line.pruning} "
+    return f"{line.technique}, {pruning}{'iterative' if line.iterative else 'one-shot'}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+z.2f}"
