@@ -32,23 +32,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
-    ("history", "records", "claims", "store", "realisation", "course", "progress", "snapshot", "checkpoints", "loop"),
+    (
+        *("history", "records", "claims", "artifact", "store", "realisation"),
+        *("course", "progress", "snapshot", "checkpoints", "loop"),
+    ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (
-        "targets",
-        "planning",
-        "execution",
-        "sweep",
-        "results",
-        "tables",
-        "packing",
-        "units",
-        "findings",
-        "intervals",
-        "rivals",
-        "trust",
-        "conformance",
-        "comparison",
+        *("targets", "planning", "execution", "sweep", "results", "tables", "packing"),
+        *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
     ),
     # 4: where it runs, how it is shown, who calls it
     ("executors/*", "pages/*", "compression", "report", "cli", "__main__", "__init__"),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+import rewound.artifact
 import rewound.claims
 import rewound.store
 from rewound.claims import STALE, Claim
@@ -300,7 +301,7 @@ def test_what_the_system_refuses_is_said(store: Store, monkeypatch: pytest.Monke
     store.publish(KEY, RESULT)
     store.save(KEY, a_state(), a_mask())
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.store.tempfile, "mkstemp", refusing(code))
+        patch.setattr(rewound.artifact.tempfile, "mkstemp", refusing(code))
         attempts: list[Callable[[], object]] = [
             lambda: store.publish(KEY, {**RESULT, "val": 0.5}),
             lambda: store.save(KEY, a_state(2.0), None),
@@ -332,7 +333,7 @@ def test_a_disk_that_fills_up_while_writing(store: Store, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(rewound.store, "save_file", half)
-        patch.setattr(rewound.store.os, "fsync", refusing(errno.ENOSPC))
+        patch.setattr(rewound.artifact.os, "fsync", refusing(errno.ENOSPC))
         for attempt in (lambda: store.save(KEY, a_state(2.0), None), lambda: store.publish(KEY, RESULT)):
             with pytest.raises(InputError, match="the disk is full"):
                 attempt()

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.algorithm import KEEP, densities
+from rewound.artifact import separate
 from rewound.errors import InputError
 from rewound.executors.local import Options, Progress, run
 from rewound.mask import Mask
@@ -21,7 +22,7 @@ from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
-from rewound.store import Store, separate
+from rewound.store import Store
 from rewound.targets import Target, dense, retrained
 
 DEFAULT_STORE = Path("rewound-store")

@@ -13,23 +13,20 @@ heartbeat stops. Nothing is ever unpickled.
 
 import errno
 import fcntl
-import hashlib
 import json
-import os
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, cast
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rewound.artifact import Damaged, digest, replacing, separate, tensor_digest, write_whole
 from rewound.claims import Claim, is_abandoned, my_claim, read_claim
 from rewound.errors import InputError
 from rewound.mask import Mask
@@ -43,10 +40,6 @@ VERSION = 1
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(json|safetensors)")
-
-
-class Damaged(Exception):
-    """An artifact whose content is not what its checksum says."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Store:
         path = self._path("results", key, "json")
         try:
             content = json.loads(path.read_text())
-            if content.pop("checksum") != _digest(content):
+            if content.pop("checksum") != digest(content):
                 raise Damaged(path)
         except FileNotFoundError:
             return None
@@ -88,7 +81,7 @@ class Store:
     def publish(self, key: str, result: Result) -> None:
         """Keep what was measured at `key`."""
         path = self._path("results", key, "json")
-        self._write(path, json.dumps({**result, "checksum": _digest(result)}, indent=1).encode())
+        self._write(path, json.dumps({**result, "checksum": digest(result)}, indent=1).encode())
 
     def finished(self) -> set[str]:
         """The keys of all results, whatever they say."""
@@ -119,9 +112,9 @@ class Store:
             "draft": draft,
         }
         header = json.dumps(facts, sort_keys=True)
-        metadata = {"rewound": header, "checksum": _tensor_digest(tensors, header)}
+        metadata = {"rewound": header, "checksum": tensor_digest(tensors, header)}
         path = self._state_path(key, draft is not None)
-        with self._said(), self._replacing(path) as temporary:
+        with self._said(), replacing(path) as temporary:
             save_file(tensors, temporary, metadata)
 
     def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
@@ -136,7 +129,7 @@ class Store:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            if metadata.get("checksum") != _tensor_digest(tensors, metadata.get("rewound", "")):
+            if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):
                 raise Damaged(path)
         except (Damaged, SafetensorError, ValueError, UnicodeDecodeError, OSError):
             self._set_aside(path)
@@ -252,24 +245,8 @@ class Store:
         return self.root / "claims" / f"{_checked(key)}.json"
 
     def _write(self, path: Path, content: bytes, *, durable: bool = True) -> None:
-        with self._said(), self._replacing(path) as temporary, temporary.open("wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-
-    @contextmanager
-    def _replacing(self, path: Path) -> Iterator[Path]:
-        """A temporary path that becomes `path` in one rename when the block succeeds."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        os.close(handle)
-        try:
-            yield Path(name)
-            Path(name).chmod(0o644)  # mkstemp and safetensors keep files to their owner; a store may be shared
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with self._said():
+            write_whole(path, content, durable=durable)
 
     def _set_aside(self, path: Path) -> None:
         target = self.root / "damaged" / path.name
@@ -288,17 +265,6 @@ class Store:
             if "No space" in str(error) or "os error 28" in str(error):
                 _refuse(self.root, OSError(errno.ENOSPC, "no space"))
             raise
-
-
-def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor on the CPU in memory of its own: safetensors refuses tied weights that share it."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        out[name] = plain.clone() if plain.data_ptr() in seen else plain
-        seen.add(plain.data_ptr())
-    return out
 
 
 def _checked(key: str) -> str:
@@ -324,17 +290,3 @@ def _notes(draft: Notes | None) -> Notes:
     if draft is None:
         return Notes(curve=[], seconds=0.0)
     return Notes(curve=[Point(*point) for point in draft["curve"]], seconds=draft["seconds"])
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _tensor_digest(tensors: Mapping[str, Tensor], header: str) -> str:
-    digest = hashlib.blake2b(header.encode(), digest_size=16)
-    for name in sorted(tensors):
-        t = tensors[name]
-        digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
-    return digest.hexdigest()
