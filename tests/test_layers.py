@@ -28,13 +28,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "recording",
         "ranks",
         "flops",
+        "foreign",
     ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
-        *("course", "progress", "snapshot", "checkpoints", "loop"),
+        *("course", "progress", "snapshot", "checkpoints", "loop", "encoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (

@@ -9,6 +9,7 @@ from rewound.algorithm import Level, densities, levels
 from rewound.compression import PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
 from rewound.flops import profile
+from rewound.foreign import from_torch_prune, mask_of_zeros
 from rewound.loop import Epochs, epochs
 from rewound.mask import Mask
 from rewound.pruner import Pruner
@@ -16,6 +17,7 @@ from rewound.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.schedule import Schedule
 from rewound.sweep import Sweep, load_sweep
 from rewound.technique import TECHNIQUES, Facts, Technique
+from rewound.ticket import Ticket, load, save
 from rewound.training import State, begin, evaluate, train
 
 __version__ = "0.1.0"
@@ -39,13 +41,18 @@ __all__ = [
     "State",
     "Sweep",
     "Technique",
+    "Ticket",
     "begin",
     "densities",
     "epochs",
     "evaluate",
+    "from_torch_prune",
     "levels",
+    "load",
     "load_sweep",
+    "mask_of_zeros",
     "profile",
     "prune",
+    "save",
     "train",
 ]

@@ -1,5 +1,7 @@
 """What went wrong, said to a person: what was given, the limit, the remedy, in one sentence."""
 
+from collections.abc import Sequence
+
 
 class InputError(ValueError):
     """A request that cannot be honoured as given; the command line prints it and exits with 2."""
@@ -15,3 +17,12 @@ class Diverged(ArithmeticError):
 
     def __reduce__(self) -> tuple[type["Diverged"], tuple[int, float]]:
         return type(self), (self.step, self.loss)
+
+
+def few(names: Sequence[str]) -> str:
+    """The first five of many names.
+
+    >>> few(["a", "b"]), few(list("abcdefg"))
+    ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

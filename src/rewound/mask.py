@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from rewound.errors import InputError
+from rewound.errors import InputError, few
 
 # torch's optimizers whose update of an element depends on that element alone.
 _ELEMENTWISE = (
@@ -126,8 +126,9 @@ class Mask(Mapping[str, Tensor]):
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
         parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
         if wrong := self._strangers(model):
-            listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-            raise InputError(f"this mask is for another model: no parameter of the mask's name and shape for {listed}")
+            raise InputError(
+                f"this mask is for another model: no parameter of the mask's name and shape for {few(wrong)}"
+            )
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
 
     def fits(self, model: nn.Module) -> bool:

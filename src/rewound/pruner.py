@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from rewound.errors import InputError
+from rewound.errors import InputError, few
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
@@ -59,6 +59,11 @@ def kept_count(total: int, density: float) -> int:
     return total - math.ceil(round((total - 1) * (1 - density), 6))
 
 
+def is_prunable(weight: Tensor) -> bool:
+    """Whether it is of floating point and has at least two dimensions larger than 1."""
+    return weight.is_floating_point() and sum(size > 1 for size in weight.shape) >= 2
+
+
 def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """The default prunable set of any module, by plain name.
 
@@ -70,11 +75,7 @@ def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, _NORMALISATION)
         for p in module.parameters(recurse=False)
     }
-    return {
-        plain_name(name): p
-        for name, p in model.named_parameters()
-        if p.is_floating_point() and sum(size > 1 for size in p.shape) >= 2 and id(p) not in normalised
-    }
+    return {plain_name(name): p for name, p in model.named_parameters() if is_prunable(p) and id(p) not in normalised}
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,6 @@ def _warn_of_starved(mask: Mask) -> None:
     starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
     if starved:
         warnings.warn(
-            f"less than 1% of the weights are left in {', '.join(starved[:5])}"
-            + (f" and {len(starved) - 5} more" if len(starved) > 5 else "")
-            + "; `floor` keeps a least fraction of each tensor",
+            f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a least fraction of each tensor",
             stacklevel=3,
         )
