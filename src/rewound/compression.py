@@ -24,6 +24,7 @@ from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.store import Store
 from rewound.targets import Target, dense, retrained
+from rewound.ticket import save as write_ticket
 
 DEFAULT_STORE = Path("rewound-store")
 
@@ -54,12 +55,15 @@ class PrunedNetwork:
 
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
-        (bit-packed, with shapes in its metadata) and `summary.json`."""
+        (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file) and `summary.json`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(separate(self.model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
         save_file(self.mask.packed(), folder / "mask.safetensors", {"shapes": shapes})
+        about = {name: self.settings[name] for name in ("recipe", "technique", "retrain_epochs")}
+        about["lineage"] = self.levels[self.chosen].key  # a state's address is its history
+        write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
         (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         return folder

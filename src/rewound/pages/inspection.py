@@ -1,0 +1,87 @@
+"""A ticket in the terminal: a row per masked layer, the network as a whole, and what was said about it."""
+
+import json
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from rewound.flops import Profile
+from rewound.recipes import RECIPES, recipe_named
+from rewound.ticket import Ticket
+
+_NO_FLOPS = (
+    "FLOPs need the network: give its recipe with --recipe, or count them in Python with "
+    "rewound.profile(model, example).layers(ticket.mask)."
+)
+
+
+def ticket_profile(ticket: Ticket, recipe: str | None = None) -> Profile | None:
+    """The operation counts of the ticket's network, if its recipe is known.
+
+    What a file says is not trusted: of recipes that it names, only those that come with the package are used.
+    """
+    if recipe is not None:
+        profile = recipe_named(recipe)().profile
+        profile.layers(ticket.mask)  # an error if this is another network
+        return profile
+    named = ticket.about.get("recipe")
+    if not isinstance(named, str) or named not in RECIPES:
+        return None
+    profile = recipe_named(named)().profile
+    fits = all(profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
+    return profile if fits else None  # the recipe has fields; this may be the network of others
+
+
+def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> RenderableType:
+    """The layers and the facts of a ticket whose file has `size` bytes."""
+    dense = sum(tensor.numel() * tensor.itemsize for tensor in _once(ticket).values())
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in ticket.about.items():
+        facts.add_row(_shown(name), _shown(value if isinstance(value, str) else json.dumps(value)))
+    facts.add_row("hash", ticket.hash)
+    facts.add_row("size", f"{size:,} bytes, {size / max(dense, 1):.1%} of the dense {dense:,}")
+    return Group(_layers(ticket, profile), *([] if profile else ["", _NO_FLOPS]), "", facts)
+
+
+def _layers(ticket: Ticket, profile: Profile | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    for name in ("kept", "of", "density", "FLOPs"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
+        operations = f"{flops:,}" if profile and flops is not None else "–"
+        counts = (f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", operations)
+        table.add_row(_shown(name), shape, *counts)
+
+    tensors, mask = _once(ticket), ticket.mask
+    masked = [name for name in tensors if name in mask]
+    kept, of = sum(mask.counts[name] for name in masked), sum(mask[name].numel() for name in masked)
+    others = sum(tensor.numel() for tensor in tensors.values()) - of
+    layers, whole = (profile.layers(mask), profile.total(mask)) if profile else ({}, 0)
+    here = sum(layers.get(name, 0) for name in masked)
+    for name in masked:
+        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), layers.get(name))
+    table.add_section()
+    count = len(tensors) - len(masked)
+    add("layers above", "", kept, of, here)
+    add("all else", f"{count} tensor{'' if count == 1 else 's'}", others, others, whole - here)
+    add("network", "", kept + others, of + others, whole)
+    return table
+
+
+def _once(ticket: Ticket) -> dict[str, Tensor]:
+    """The tensors by name, tied ones once: under the name that is masked, if one is."""
+    names: dict[int, str] = {}
+    for name in sorted(ticket.state, key=lambda name: name not in ticket.mask):
+        names.setdefault(id(ticket.state[name]), name)
+    return {name: tensor for name, tensor in ticket.state.items() if names[id(tensor)] == name}
+
+
+def _shown(text: str) -> Text:
+    """The text of a file that nobody vouches for: no codes that would do something to a terminal."""
+    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
