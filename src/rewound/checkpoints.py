@@ -5,7 +5,7 @@
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
 
-Files are written under another name and renamed, so that a killed process leaves the old one or the new one. They are
+Files are written beside their place and renamed, so that a killed process leaves the old one or the new one. They are
 read by torch's `weights_only` loader, which runs no code.
 """
 
@@ -19,6 +19,7 @@ from typing import cast
 import torch
 
 from rewound import ranks
+from rewound.artifact import replacing, write_whole
 from rewound.errors import InputError
 from rewound.progress import Progress
 from rewound.snapshot import Content
@@ -43,10 +44,8 @@ class Folder:
                     "give the same arguments, or another folder"
                 )
         if ranks.rank() == 0:
-            self.path.mkdir(parents=True, exist_ok=True)
-            draft = self.path / "arguments.draft"
-            draft.write_text(json.dumps({"version": VERSION, **arguments}, indent=1) + "\n")
-            draft.replace(self.path / "arguments.json")
+            text = json.dumps({"version": VERSION, **arguments}, indent=1) + "\n"
+            write_whole(self.path / "arguments.json", text.encode())
         ranks.from_first(None)  # wait for the file
 
     def _arguments(self) -> dict[str, object]:
@@ -63,9 +62,8 @@ class Folder:
     def write(self, name: str, content: Content) -> None:
         """Keep a snapshot; afterwards every rank may read it."""
         if ranks.rank() == 0:
-            draft = self.path / f"{name}.draft"
-            torch.save(content, draft)
-            draft.replace(self._file(name))
+            with replacing(self._file(name)) as temporary:
+                torch.save(content, temporary)
         ranks.from_first(None)  # wait for the file
 
     def read(self, name: str) -> Content | None:
