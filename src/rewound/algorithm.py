@@ -68,6 +68,30 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     return [*out, target]
 
 
+def returned(scores: Sequence[float | None], max_drop: float | None, *, higher_is_better: bool = True) -> int:
+    """The level that is returned: the last whose score is within `max_drop` of the dense network's, which is level 0.
+
+    >>> returned([0.92, 0.93, 0.90, 0.915, 0.88], max_drop=0.01)
+    3
+    """
+    return max(level for level, good in enumerate(_within(scores, max_drop, higher_is_better)) if good)
+
+
+def has_dropped(scores: Sequence[float | None], max_drop: float | None, *, higher_is_better: bool = True) -> bool:
+    """Whether to stop: two levels in a row are worse than the dense network by more than `max_drop`.
+
+    One may be by chance: 2,000 validation images have a standard deviation of 0.4 points.
+    """
+    return len(scores) > 2 and not any(_within(scores, max_drop, higher_is_better)[-2:])
+
+
+def _within(scores: Sequence[float | None], max_drop: float | None, higher_is_better: bool) -> list[bool]:
+    dense, sign = scores[0], 1 if higher_is_better else -1
+    if max_drop is None or dense is None:
+        return [True] * len(scores)
+    return [level == 0 or (s is not None and sign * (dense - s) <= max_drop) for level, s in enumerate(scores)]
+
+
 def check_time(technique: Technique, t: float, T: float, task: str = "the original run") -> None:
     """Law 7: nothing can be rewound further than to its start."""
     if not t > 0:

@@ -153,7 +153,7 @@ def prune_command(
     skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
     floor: Annotated[float, typer.Option(help="least fraction kept in each tensor")] = 0.0,
     max_drop: Annotated[
-        float | None, typer.Option(help="stop before validation falls by more than this, e.g. 0.01")
+        float | None, typer.Option(help="return the last level that validates worse by at most this, e.g. 0.01")
     ] = None,
     seed: Annotated[int, typer.Option(help="the trial")] = 1,
     device: Device = "cpu",

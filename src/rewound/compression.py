@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rewound.algorithm import KEEP, densities
+from rewound.algorithm import KEEP, densities, has_dropped, returned
 from rewound.artifact import separate
 from rewound.errors import InputError
 from rewound.executors.local import Options, Progress, run
@@ -90,8 +90,8 @@ def prune(
 
     `retrain_epochs` is the time of each level (default: the full original training time); `rate` the fraction of the
     remaining weights that a level prunes; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
-    unit) it stops at the first level whose validation value is worse than the dense network's by more, and returns
-    the level before. Everything done is in `store`: the same call continues an interrupted one.
+    unit) it stops when two levels in a row validate worse than the dense network by more, and returns the last that
+    does not. Everything done is in `store`: the same call continues an interrupted one.
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
     if max_drop is not None and max_drop < 0:
@@ -111,11 +111,10 @@ def prune(
     for number in range(len(targets)):
         levels.append(reach(number))
         on_level(levels[-1])
-        if max_drop is not None and _drop(task, levels) > max_drop:
+        scores = [level.val for level in levels]
+        if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
             break
-    chosen = len(levels) - 1
-    while max_drop is not None and chosen and _drop(task, levels[: chosen + 1]) > max_drop:
-        chosen -= 1
+    chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
     if place.load(levels[chosen].key, to_train=False) is None:  # measured before, by a run that kept no tensors
         say(f"recomputing {levels[chosen].key[:12]}: its tensors are no longer in the store")
         place.forget(levels[chosen].key)
@@ -142,12 +141,6 @@ def _report(number: int, target: Target, store: Store) -> LevelReport:
         raise RuntimeError(f"level {number} (density {target.density:.4g}) diverged; nothing to build the next one on")
     density, scores = target.density, (result["val"], result["test"], result["flops"])
     return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
-
-
-def _drop(recipe: Recipe, levels: list[LevelReport]) -> float:
-    """How much worse the last level validates than the dense network."""
-    drop = levels[0].val - levels[-1].val
-    return drop if recipe.metric.higher_is_better else -drop
 
 
 def _network(recipe: Recipe, target: Target, store: Store) -> tuple[nn.Module, Mask]:

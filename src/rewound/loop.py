@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound import ranks
-from rewound.algorithm import KEEP, check_final
+from rewound.algorithm import KEEP, check_final, has_dropped, returned
 from rewound.checkpoints import Folder, level_name, progress_in, rewind_name
 from rewound.course import Course, Init, adopted, bare, inner
 from rewound.errors import InputError
@@ -300,12 +300,19 @@ class Epochs:
         progress.reached.append(Reached(self.level, self.density, progress.epoch, progress.accuracy))
         self._folder.write(level_name(self.level), self._content())
         # A larger compression goes on from the level before a last, smaller step, or from the dense run.
-        self._folder.keep({0, self.level - 1, self.level, progress.chosen(self._course.max_drop)})
+        self._folder.keep({0, self.level - 1, self.level, self._returned})
         self._saved_at = time.monotonic()
         self._say(progress.reached[-1].told(len(self._levels), len(self)))
 
     def _is_over(self) -> bool:
-        return self.level == len(self._levels) or self._progress.has_dropped(self._course.max_drop)
+        progress, max_drop = self._progress, self._course.max_drop
+        dropped = has_dropped(progress.scores, max_drop, higher_is_better=progress.higher_is_better)
+        return self.level == len(self._levels) or dropped
+
+    @property
+    def _returned(self) -> int:
+        progress = self._progress
+        return returned(progress.scores, self._course.max_drop, higher_is_better=progress.higher_is_better)
 
     def _prune(self) -> None:
         progress, level, recording = self._progress, self._levels[self.level], self._recording
@@ -352,8 +359,7 @@ class Epochs:
 
     def _give_back(self) -> None:
         """Leave the model at the returned level."""
-        chosen = self._progress.chosen(self._course.max_drop)
-        if chosen != self.level:
+        if (chosen := self._returned) != self.level:
             content = self._folder.read(level_name(chosen))
             assert content is not None  # `_end_level` keeps it
             self._subjects.rewind(content)
