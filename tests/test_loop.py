@@ -459,6 +459,39 @@ def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
         other.load_state_dict(saved[2])
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pytest -m cuda tests/test_loop.py")
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=["default", "fused", "foreach"])
+def test_a_run_on_a_gpu_resumes_there(technique: str, options: dict[str, bool], tmp_path: Path) -> None:
+    def loop() -> Loop:
+        model = network().cuda()
+        return Loop(model, SGD(model.parameters(), lr=0.1, momentum=0.9, **options))
+
+    def over(run: Epochs, loop: Loop, until: int | None = None) -> Mask | None:
+        for epoch in run:
+            for step in range(STEPS):
+                x, y = (tensor.cuda() for tensor in batch(epoch, step))
+                loop.optimizer.zero_grad()
+                nn.functional.cross_entropy(loop.model(x), y).backward()
+                loop.optimizer.step()
+            loop.scheduler.step()
+            if epoch == until:
+                break
+        return run.mask
+
+    settings = {"compression": 2, "technique": technique, "retrain_epochs": 3}
+    whole, killed, resumed = loop(), loop(), loop()
+    mask = over(whole.run(**settings), whole)
+    over(killed.run(**settings, checkpoint=tmp_path), killed, until=T + 4)
+    again = over(resumed.run(**settings, checkpoint=tmp_path), resumed)
+    assert mask is not None
+    assert again is not None
+    assert same(dict(mask), dict(again))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.allclose(tensor, resumed.model.state_dict()[name], atol=1e-5)
+
+
 # Reporting
 
 
