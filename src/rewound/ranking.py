@@ -47,7 +47,7 @@ def largest(
         values: list[Floats] = []
         for name in names:
             flat, allowed = look(name)
-            above[name], between[name] = _settled(flat, allowed, low, high)
+            above[name], between[name] = _settled(name, flat, allowed, low, high)
             if low < high:
                 values.append(flat[np.flatnonzero(between[name])])  # three times faster than flat[between[name]]
         left, wanted = _total(between), count - _total(above)
@@ -86,14 +86,17 @@ def _bounds(looks: Iterable[tuple[Floats, Bools | None]], count: int) -> tuple[f
     return float(sample[first]) if first >= 0 else -math.inf, float(sample[last]) if last < len(sample) else math.inf
 
 
-def _settled(flat: Floats, allowed: Bools | None, low: float, high: float) -> tuple[Bools, Bools]:
+def _settled(name: str, flat: Floats, allowed: Bools | None, low: float, high: float) -> tuple[Bools, Bools]:
     """Where scores are above `high`, and where they are neither above it nor below `low`."""
     above, between = np.empty(len(flat), bool), np.empty(len(flat), bool)
     for start in range(0, len(flat), _CHUNK):
         part = slice(start, start + _CHUNK)
         where = True if allowed is None else allowed[part]  # what is gone may be anything
         if not (math.isfinite(flat[part].max()) or math.isfinite(flat[part].max(where=where, initial=0.0))):
-            raise InputError("cannot rank weights that are NaN or infinite; the network has diverged")
+            raise InputError(
+                f"cannot prune {name}: it holds NaN or infinite weights, the network has diverged; "
+                "train it again with a lower learning rate"
+            )
         np.greater(flat[part], high, out=above[part])
         np.greater_equal(flat[part], low, out=between[part])
         between[part] ^= above[part]
