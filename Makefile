@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint types bench clean
+.PHONY: demo test test-fast lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,8 +29,12 @@ lint: $(VENV)/.ready-dev
 types: $(VENV)/.ready-dev
 	$(BIN)/mypy
 
+docs: $(VENV)/.ready-dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --write-all --quiet docs site
+	@echo "The site is in site: open site/index.html."
+
 bench: $(VENV)/.ready-dev
 	for script in benchmarks/global_pruning.py benchmarks/masked_step.py benchmarks/planning.py; do $(BIN)/python $$script; done
 
 clean:
-	rm -rf $(VENV) rewound-store rewound-report rewound-pruned
+	rm -rf $(VENV) site rewound-store rewound-report rewound-pruned

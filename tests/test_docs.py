@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 import typer
 import typer.main
 
@@ -90,6 +91,7 @@ def test_the_readme_shows_python() -> None:
 @pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if b.language == "python" and b.runs}))
 def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)  # test processes share the cores, and threads that wait for a core spin
     namespace: dict[str, object] = {"__name__": "__documentation__"}
     for block in BLOCKS:
         if block.page == page and block.language == "python" and block.runs:

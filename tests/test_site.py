@@ -1,0 +1,100 @@
+"""The site builds without a warning; links lead somewhere; nothing is loaded from elsewhere; numbers are right."""
+
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import rewound
+from rewound.results import read_rows
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAPER = ROOT.parent / "shared" / "paper"
+
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """The anchors of a page, where its links lead, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = {""}
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {found["id"]} if "id" in found else set()
+        self.links |= {found["href"]} if tag == "a" and "href" in found else set()
+        self.loads |= {found["src"]} if "src" in found else set()
+        is_loaded = tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload")
+        self.loads |= {found["href"]} if is_loaded else set()
+
+
+def build(docs: Path, out: Path) -> "subprocess.CompletedProcess[str]":
+    """What `make docs` does."""
+    command = ["sphinx", "--fail-on-warning", "--keep-going", "--fresh-env", "--write-all", "--quiet", docs, out]
+    return subprocess.run([sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    out = tmp_path_factory.mktemp("site")
+    built = build(DOCS, out)
+    assert built.returncode == 0, built.stderr
+    return {path: Page(path) for path in out.rglob("*.html")}
+
+
+def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
+    described = {anchor for path, page in pages.items() if path.parent.name == "api" for anchor in page.anchors}
+    assert {f"rewound.{name}" for name in rewound.__all__} <= described
+
+
+def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
+    assert len(pages) > 10
+    for path, page in pages.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if not address.scheme:
+                target = path if not address.path else (path.parent / unquote(address.path)).resolve()
+                assert target.is_file(), f"{path.name} links to {link}"
+                if target in pages:
+                    assert unquote(address.fragment) in pages[target].anchors, f"{path.name} links to {link}"
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert page.loads, path
+        assert not [loaded for loaded in page.loads if urlsplit(loaded).netloc], path
+
+
+def test_what_is_broken_breaks_the_build(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text((DOCS / "conf.py").read_text())
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "index.md").write_text(
+        "# Title\n\n[page](nowhere.md) and [heading](#nothing)\n\n"
+        "```{literalinclude} ../examples/none.py\n```\n\n```{eval-rst}\n:py:func:`rewound.fly`\n```\n"
+    )
+    built = build(tmp_path, tmp_path / "out")
+    assert built.returncode != 0
+    for fault in ("nowhere.md", "nothing", "none.py", "rewound.fly"):
+        assert fault in built.stderr, built.stderr
+
+
+def test_the_tables_of_the_techniques_page_are_the_authors_numbers() -> None:
+    if not PAPER.exists():
+        pytest.skip(f"the authors' tables are not at {PAPER}")
+    made = runpy.run_path(str(DOCS / "published.py"))
+    rows = [row for kind in ("pruned", "dense") for row in read_rows(PAPER / f"published-{kind}.csv.gz")]
+    shown = (DOCS / "techniques.md").read_text()
+    for table in ("techniques_table", "times_table"):
+        lines = list(made[table](rows))
+        assert len(lines) == 5
+        assert "\n".join(lines) in shown
