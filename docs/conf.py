@@ -29,6 +29,7 @@ nitpick_ignore_regex = [
 ]
 default_role = "py:obj"  # `code` in a docstring is a link where it names something of ours
 
+autodoc_default_options = {"no-value": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_use_type_comments = False
