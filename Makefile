@@ -14,7 +14,8 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/rewound run digits
 	@echo "The report is in rewound-report/digits: open rewound-report/digits/digits-unstructured-best.png first."
 
-test test-fast: export OMP_NUM_THREADS = 1  # two workers on two cores: a thread each
+# Two workers on two cores: a thread each.
+test test-fast: export OMP_NUM_THREADS = 1
 
 test: lint types
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered -n 2 --dist worksteal
