@@ -492,6 +492,39 @@ def test_a_run_on_a_gpu_resumes_there(technique: str, options: dict[str, bool], 
         assert torch.allclose(tensor, resumed.model.state_dict()[name], atol=1e-5)
 
 
+@pytest.mark.parametrize("epoch", [1, 2, T + 1], ids=["dense", "where it goes back to", "pruned"])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(epoch: int, tmp_path: Path) -> None:
+    options = {"compression": 1.5, "technique": "weight-rewinding", "retrain_epochs": 3, "checkpoint": tmp_path}
+
+    def made() -> Loop:
+        optimizer = SGD((model := network()).parameters(), lr=0.1, momentum=0.9)
+        return Loop(model, optimizer, lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=T * STEPS))
+
+    def by_step(
+        loop: Loop, run: Epochs, start: int = 0, stop: tuple[int, int] | None = None
+    ) -> list[dict[str, object]]:
+        for epoch in run:
+            for step in range(start, STEPS):
+                one_step(loop.model, loop.optimizer, epoch, step)
+                loop.rates.append([loop.optimizer.param_groups[0]["lr"]])
+                loop.scheduler.step()
+                if (epoch, step) == stop:
+                    states = [thing.state_dict() for thing in (loop.model, loop.optimizer, loop.scheduler)]
+                    return copy.deepcopy([*states, run.state_dict(epoch_ended=False)])
+            start = 0
+        return []
+
+    whole, first, second = made(), made(), made()
+    by_step(whole, whole.run(**options, resume=False))
+    saved = by_step(first, first.run(**options, resume=False), stop=(epoch, 1))
+    run = second.run(**options, resume=False)
+    for thing, state in zip((second.model, second.optimizer, second.scheduler, run), saved, strict=True):
+        thing.load_state_dict(state)
+    by_step(second, run, start=2)
+    assert first.rates + second.rates == whole.rates
+    assert same(second.model.state_dict(), whole.model.state_dict())
+
+
 # Reporting
 
 

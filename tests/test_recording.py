@@ -155,12 +155,23 @@ def test_a_group_that_joins_on_the_way_is_recorded_from_there() -> None:
         recording.begin_epoch()
         if epoch == 1:
             optimizer.add_param_group({"params": late.parameters(), "lr": 0.02})
+        if epoch == 2:
+            optimizer.param_groups[1]["lr"] = 0.01
         recording.observe(optimizer)
-    assert [group["lr"] for group in next(recording.replayed(2))] == [0.1, 0.02]
-    assert [group["lr"] for group in next(recording.replayed(0))] == [
-        0.1,
-        0.02,
-    ]  # there was none: the earliest there is
+    assert [group["lr"] for group in next(recording.replayed(2))] == [0.1, 0.01]
+    earliest = [0.1, 0.02]  # there was none in epoch 0
+    assert [group["lr"] for group in next(recording.replayed(0))] == earliest
+
+
+def test_what_moves_only_after_a_resume_is_known_from_the_beginning() -> None:
+    optimizer = SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+    recording = Recording()
+    for momentum in (0.9, 0.9, 0.5, 0.4):
+        recording = Recording.from_state_dict(recording.state_dict())
+        recording.begin_epoch()
+        optimizer.param_groups[0]["momentum"] = momentum
+        recording.observe(optimizer)
+    assert [next(recording.replayed(epoch))[0]["momentum"] for epoch in range(4)] == [0.9, 0.9, 0.5, 0.4]
 
 
 class Counting(SGD):
@@ -232,5 +243,6 @@ def test_a_resting_scheduler_does_nothing_and_tells_the_present_rate(name: str, 
             scheduler.step()  # type: ignore[attr-defined]
         assert isinstance(scheduler, kind)
         assert set(scheduler.state_dict()) == state  # type: ignore[attr-defined]
-        assert vars(scheduler).get("_last_lr") in (None, [group["lr"] for group in optimizer.param_groups])
+        optimizer.param_groups[0]["lr"] = 0.123
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
     assert type(scheduler) is kind

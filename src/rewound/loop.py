@@ -12,9 +12,10 @@ recorded learning rates set before every step; the scheduler itself rests until 
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -127,7 +128,6 @@ class Epochs:
         self._path, self._resumes, self._speak = folder, resume, say
         self._levels = course.levels
         self._begun = self._handed_over = False
-        self._optimizer_steps = 0
         self._replay: Iterator[list[dict[str, Value]]] = iter(())
         self._saved_at = time.monotonic()
 
@@ -163,17 +163,35 @@ class Epochs:
         """What has been reached so far, the dense run first."""
         return tuple(self._progress.reached)
 
+    @property
+    def is_in_last_epoch(self) -> bool:
+        """Whether the run ends with the present epoch, by what has been reported in it so far."""
+        progress = self._progress
+        if progress.done + 1 < self._length:
+            return False
+        reached = Reached(self.level, self.density, progress.epoch + 1, progress.accuracy)
+        return self._is_over(replace(progress, reached=[*progress.reached, reached]))
+
     def report(self, accuracy: float, *, higher_is_better: bool = True) -> None:
         """Tell how good the network is now; what is told in a level's last epoch counts for the level."""
         self._progress.accuracy = float(accuracy)
         self._progress.higher_is_better = higher_is_better
 
-    def state_dict(self) -> dict[str, object]:
-        """How far the run has come, without the tensors it trains: for a trainer's own checkpoints."""
-        return self._progress.state_dict()
+    def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
+        """How far the run has come, without the tensors it trains: for a trainer's own checkpoints.
+
+        An epoch in which a step was taken counts as done; with `epoch_ended=False` as begun, so that a run that loads
+        this yields it again and goes on after the steps it has taken.
+        """
+        progress = self._progress
+        if epoch_ended and progress.steps:
+            progress = replace(progress, done=progress.done + 1, epoch=progress.epoch + 1, steps=0)
+        return progress.state_dict()
 
     def load_state_dict(self, state: dict[str, object], /) -> None:
         """Go on from there; model and optimizer are restored by whoever saved them."""
+        if self._begun:
+            raise InputError("this run is being iterated over; load its state before the loop")
         progress = Progress.from_state_dict(state)
         asked = [level.density for level in self._levels[: len(progress.densities)]]
         if progress.densities != asked:
@@ -184,18 +202,18 @@ class Epochs:
 
     # The run
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Generator[int]:
         if self._begun:
             raise InputError("this run has been iterated over; make a new one with rewound.epochs to go on")
         self._begun = True
         return self._run()
 
-    def _run(self) -> Iterator[int]:
+    def _run(self) -> Generator[int]:
         with _folder(self._path) as self._folder:
             self._start()
             while True:
                 yield from self._train()
-                if self._is_over():
+                if self._is_over(self._progress):
                     break
                 self._prune()
             self._give_back()
@@ -241,33 +259,34 @@ class Epochs:
 
     def _begin_epoch(self) -> list[object]:
         progress = self._progress
+        resumed = progress.steps > 0  # in the middle of it
         if self.level:
-            replay = self._recording.replayed(self.schedule_epoch)
+            replay = islice(self._recording.replayed(self.schedule_epoch), progress.steps, None)
             first = next(replay)
             self._assign(first)  # for a loop that looks at its learning rate before it steps
             self._replay = chain((first,), replay)
-        else:
+        elif not resumed:
             if progress.done in self._course.rewound_to:
                 self._folder.write(rewind_name(progress.done), self._content())
             progress.recording.begin_epoch()
-        self._optimizer_steps = 0
+        if not resumed:
+            progress.accuracy = None
         return self._positions()
 
     def _end_epoch(self, positions: list[object]) -> None:
         progress = self._progress
-        if not self._optimizer_steps:
+        if not progress.steps:
             raise InputError(
                 f"no optimizer step was taken in epoch {progress.epoch}: give rewound.epochs the optimizer of the loop"
             )
-        if not progress.epoch and not self.level:
+        if self._resumes and not progress.epoch and not self.level:  # a trainer steps its schedulers when it likes
             for scheduler, before, now in zip(self._subjects.schedulers, positions, self._positions(), strict=True):
                 if before is not None and before == now:
                     raise InputError(
                         f"{type(scheduler).__name__} was not stepped in epoch 0: call scheduler.step() in the loop, "
                         "or leave the scheduler out if something else sets the learning rate"
                     )
-        progress.done += 1
-        progress.epoch += 1
+        progress.done, progress.epoch, progress.steps = progress.done + 1, progress.epoch + 1, 0
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
         if self._resumes and overdue and progress.done < self._length:
             self._folder.write("latest", self._content())
@@ -277,7 +296,7 @@ class Epochs:
         return [getattr(scheduler, "last_epoch", None) for scheduler in self._subjects.schedulers]
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        self._optimizer_steps += 1
+        self._progress.steps += 1
         if self.level:
             self._assign(next(self._replay))
         else:
@@ -304,10 +323,9 @@ class Epochs:
         self._saved_at = time.monotonic()
         self._say(progress.reached[-1].told(len(self._levels), len(self)))
 
-    def _is_over(self) -> bool:
-        progress, max_drop = self._progress, self._course.max_drop
-        dropped = has_dropped(progress.scores, max_drop, higher_is_better=progress.higher_is_better)
-        return self.level == len(self._levels) or dropped
+    def _is_over(self, progress: Progress) -> bool:
+        max_drop, higher = self._course.max_drop, progress.higher_is_better
+        return progress.level == len(self._levels) or has_dropped(progress.scores, max_drop, higher_is_better=higher)
 
     @property
     def _returned(self) -> int:

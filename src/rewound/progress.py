@@ -39,6 +39,8 @@ class Progress:
     done: int = 0
     epoch: int = 0
     """Epochs done in all: the number of the next one."""
+    steps: int = 0
+    """Optimizer steps taken in the present epoch."""
     mask: Mask | None = None
     recording: Recording = field(default_factory=Recording)
     reached: list[Reached] = field(default_factory=list)
@@ -76,4 +78,4 @@ class Progress:
         )
 
 
-_PLAIN = ("level", "done", "epoch", "densities", "accuracy", "higher_is_better")
+_PLAIN = ("level", "done", "epoch", "steps", "densities", "accuracy", "higher_is_better")

@@ -35,7 +35,7 @@ class Recording:
     """The hyperparameters of every step of a training run: `groups[i][name][epoch]` are runs of equal values."""
 
     def __init__(self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0) -> None:
-        self.groups = [{name: list(track) for name, track in group.items()} for group in groups]
+        self.groups = [{name: [list(runs) for runs in track] for name, track in group.items()} for group in groups]
         self.epochs = epochs
         self._own: set[tuple[int, str]] = set()
 
@@ -100,9 +100,9 @@ class Recording:
         return Recording(groups, self.epochs + 1)
 
     def state_dict(self) -> dict[str, object]:
-        """The recording as plain data; what never moved is left out."""
-        moving = [{name: track for name, track in group.items() if _moves(name, track)} for group in self.groups]
-        return {"epochs": self.epochs, "groups": moving}
+        """The recording as plain data; what has not moved yet may still do so."""
+        groups = [{name: [list(runs) for runs in track] for name, track in group.items()} for group in self.groups]
+        return {"epochs": self.epochs, "groups": groups}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":
@@ -140,16 +140,18 @@ def assign(group: Group, values: Mapping[str, Value]) -> None:
 def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
     """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
 
-    The class is changed and not the object, whose attributes are what its `state_dict` saves.
+    `get_last_lr()` tells the present rate. The class is changed and not the object, whose attributes are what its
+    `state_dict` saves.
     """
 
-    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        if hasattr(scheduler, "_last_lr"):  # what get_last_lr() tells
-            scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None: ...
+
+    def get_last_lr(scheduler: Scheduler) -> list[object]:
+        return [group["lr"] for group in optimizer.param_groups]
 
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "get_last_lr": get_last_lr})
     try:
         yield
     finally:
@@ -204,8 +206,8 @@ def _values(track: Sequence[Runs], epoch: int) -> Iterator[Value]:
     """The values of an epoch's steps; beyond the recording, and in an epoch without steps, the last one before it."""
     runs = track[epoch] if epoch < len(track) else []
     if not runs:
-        earlier = [r for r in track[:epoch] if r] or [r for r in track if r]
-        return repeat(earlier[-1][-1][0])
+        earlier = [r for r in track[:epoch] if r]
+        return repeat(earlier[-1][-1][0] if earlier else next(r for r in track if r)[0][0])
     return chain(chain.from_iterable(repeat(value, steps) for value, steps in runs), repeat(runs[-1][0]))
 
 
