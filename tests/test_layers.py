@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
     ),
     # 4: where it runs, how it is shown, who calls it
-    ("executors/*", "pages/*", "compression", "report", "cli", "__main__", "__init__"),
+    ("executors/*", "pages/*", "integrations/*", "compression", "report", "cli", "__main__", "__init__"),
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
 

@@ -1,0 +1,185 @@
+"""Prune under Hugging Face's Trainer: `rewind(trainer, compression=10)`, then `trainer.train()` as before.
+
+The epochs asked for in TrainingArguments are the dense run. The trainer gets the optimizer and the scheduler of those
+epochs now, as many epochs more as the levels take, and a callback that prunes and rewinds between them. How far the run
+has come is kept in `optimizer.pt` of every checkpoint: `trainer.train(resume_from_checkpoint=...)` goes on under the
+same mask, from the middle of an epoch too.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from torch.optim.optimizer import Optimizer
+
+from rewound.algorithm import KEEP
+from rewound.course import Init, inner
+from rewound.errors import InputError
+from rewound.loop import Epochs, epochs
+from rewound.pruner import Pruner
+from rewound.snapshot import Stateful
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError("Hugging Face's Trainer is missing: pip install 'rewound[transformers]'") from error
+
+State = dict[str, object]
+
+
+def rewind(
+    trainer: Trainer,
+    *,
+    compression: float = 10.0,
+    technique: str = "lr-rewinding",
+    retrain_epochs: int | None = None,
+    rate: float = 1 - KEEP,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    say: Callable[[str], None] = print,
+) -> Epochs:
+    """Make `trainer.train()` prune its model to `compression`: the paper's Algorithm 1 unless told otherwise.
+
+    The arguments are those of `rewound.epochs`, with T = `num_train_epochs`. `checkpoint` is the folder of what the run
+    goes back to, by default `rewound` below the trainer's `output_dir`. A level's accuracy is `metric_for_best_model`
+    as evaluated in its last epoch.
+    """
+    _check(trainer, max_drop)
+    args, steps = trainer.args, _steps_per_epoch(trainer)
+    training_epochs = int(args.num_train_epochs)
+    if trainer._created_lr_scheduler:  # by an earlier `train`, whose network is adopted
+        trainer.lr_scheduler = None
+    model, optimizer = trainer.model, trainer.create_optimizer()
+    scheduler = trainer.create_scheduler(num_training_steps=training_epochs * steps)
+    assert model is not None
+    trainer._created_lr_scheduler = False  # as if it had been given: `train` would make one for all levels together
+    run = epochs(
+        training_epochs,
+        model,
+        optimizer,
+        scheduler,
+        compression=compression,
+        technique=technique,
+        retrain_epochs=retrain_epochs,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=pruner,
+        checkpoint=Path(str(args.output_dir), "rewound") if checkpoint is None else checkpoint,
+        also=also,
+        init=init,
+        max_drop=max_drop,
+        final=final,
+        adopt=adopt,
+        steps_per_epoch=steps,
+        resume=False,
+        say=say,
+    )
+    args.num_train_epochs = len(run)
+    trainer.add_callback(_Rewinding(run, inner(optimizer), steps))
+    return run
+
+
+def _check(trainer: Trainer, max_drop: float | None) -> None:
+    """Whether what the trainer has now is what it will train, by epochs."""
+    args = trainer.args
+    if any(isinstance(callback, _Rewinding) for callback in trainer.callback_handler.callbacks):
+        raise InputError("this trainer is being rewound already; make a new one for another run")
+    if args.max_steps > 0:
+        raise InputError(f"a run is counted in epochs, not in max_steps={args.max_steps}; give num_train_epochs")
+    if args.num_train_epochs != int(args.num_train_epochs):
+        raise InputError(f"num_train_epochs must be whole to be rewound, not {args.num_train_epochs:g}")
+    if args.load_best_model_at_end:
+        raise InputError(
+            "load_best_model_at_end would bring back a denser network; leave it out, and give max_drop= for the "
+            "smallest network that is good enough"
+        )
+    if args.auto_find_batch_size:
+        raise InputError("auto_find_batch_size may begin the training again; give per_device_train_batch_size")
+    if getattr(trainer, "model_init", None) is not None:
+        raise InputError("a trainer with model_init makes its model only when it trains; give it model=")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InputError("cannot prune parameters sharded by FSDP or DeepSpeed; use DistributedDataParallel")
+    metric = args.metric_for_best_model
+    evaluated, saved = (getattr(strategy, "value", strategy) for strategy in (args.eval_strategy, args.save_strategy))
+    if max_drop is not None and (metric is None or evaluated != "epoch" or saved == "steps"):
+        raise InputError(
+            "max_drop needs the accuracy of every level: give metric_for_best_model=, eval_strategy='epoch' and "
+            f"save_strategy='epoch', not {metric!r}, {evaluated!r} and {saved!r}"
+        )
+
+
+def _steps_per_epoch(trainer: Trainer) -> int:
+    try:
+        batches = len(trainer.get_train_dataloader())
+    except TypeError as error:
+        raise InputError("the training data have no length, so their epochs have no end; give data with one") from error
+    return math.ceil(batches / trainer.args.gradient_accumulation_steps)
+
+
+class _Rewinding(TrainerCallback):
+    """Advances a run with the epochs of a trainer."""
+
+    def __init__(self, run: Epochs, optimizer: Optimizer, steps_per_epoch: int) -> None:
+        self.run, self.optimizer, self.steps_per_epoch = run, optimizer, steps_per_epoch
+        self.loaded = False
+        # A trainer tells nobody where it resumes from, but it restores its optimizer before anything else happens.
+        self.hook = optimizer.register_load_state_dict_pre_hook(self.load)
+
+    def load(self, optimizer: Optimizer, state: State) -> None:
+        if isinstance(saved := state.get("rewound"), dict):
+            self.run.load_state_dict(saved)
+            self.loaded = True
+
+    def save(self, optimizer: Optimizer, state: State) -> State:
+        return {**state, "rewound": self.run.state_dict(epoch_ended=self.is_between_epochs(self.state))}
+
+    def is_between_epochs(self, state: TrainerState) -> bool:
+        return state.global_step % self.steps_per_epoch == 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self.hook.remove()
+        if state.global_step and not self.loaded:
+            raise InputError(
+                "this checkpoint knows of no mask: it was saved without its optimizer (save_only_model) or before "
+                "rewind(trainer); resume another, or train on its model with adopt=True"
+            )
+        self.state = state
+        self.hook = self.optimizer.register_state_dict_post_hook(self.save)
+        self.epochs = iter(self.run)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        number, here = next(self.epochs, None), state.global_step // self.steps_per_epoch
+        if number is None:
+            raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
+        if number != here:
+            raise InputError(
+                f"this checkpoint was saved in epoch {number}, not in epoch {here}, where {state.global_step} steps "
+                f"would be at {self.steps_per_epoch} an epoch; give the same data and batch size"
+            )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        metrics = cast(Mapping[str, float], kwargs["metrics"])
+        metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+        if metric in metrics:
+            self.run.report(metrics[metric], higher_is_better=bool(args.greater_is_better))
+        if self.is_between_epochs(state) and self.run.is_in_last_epoch:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if self.is_between_epochs(state) and self.run.is_in_last_epoch:
+            next(self.epochs, None)
+        self.epochs.close()
+        self.hook.remove()

@@ -1,0 +1,381 @@
+"""Hugging Face's Trainer, rewound: BERT and GPT-2 in miniature, under the real trainer."""
+
+import copy
+import importlib
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.data import Dataset, IterableDataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EvalPrediction,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from rewound import Epochs, InputError, Mask, densities
+from rewound.integrations.transformers import rewind
+
+T, BATCHES = 2, 5  # epochs, and batches in each
+WORDS, LENGTH = 24, 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Equal runs are equal bit for bit with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Sentences(Dataset[dict[str, Tensor]]):
+    """Made-up sentences; the first word tells the label, or the sentence itself is what is to be told."""
+
+    def __init__(self, count: int, labelled: bool = True) -> None:
+        self.words = torch.randint(1, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(count))
+        self.labels = (self.words[:, 0] > WORDS // 2).long() if labelled else self.words
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.words[index], "labels": self.labels[index]}
+
+
+def bert() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **size))
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, **ends))
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
+
+
+def trainer(folder: Path, model: nn.Module | None = None, **options: object) -> Trainer:
+    given: dict[str, object] = {
+        "num_train_epochs": T,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "weight_decay": 0.01,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **options,
+    }
+    words = not isinstance(model, GPT2LMHeadModel)
+    return Trainer(
+        model or bert(),
+        TrainingArguments(str(folder), **given),  # type: ignore[arg-type]
+        train_dataset=Sentences(4 * BATCHES, words),
+        eval_dataset=Sentences(8, words),
+        compute_metrics=accuracy if words else None,
+        callbacks=[Rates()],
+    )
+
+
+def rewound_by(trainer: Trainer, **options: object) -> Epochs:
+    return rewind(trainer, **{"compression": 1.5, "say": lambda line: None, **options})  # type: ignore[arg-type]
+
+
+class Rates(TrainerCallback):
+    """Notes the learning rate of every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.seen.append(kwargs["optimizer"].param_groups[0]["lr"])
+
+
+def rates(trainer: Trainer) -> list[float]:
+    return next(callback.seen for callback in trainer.callback_handler.callbacks if isinstance(callback, Rates))
+
+
+def pieces(values: list[float], length: int) -> list[list[float]]:
+    return [values[start : start + length] for start in range(0, len(values), length)]
+
+
+def hooks(trainer: Trainer) -> list[object]:
+    optimizer = trainer.optimizer.optimizer  # type: ignore[union-attr]
+    held = [hooks for name, hooks in vars(optimizer).items() if name.endswith("_hooks")]
+    parameters = [parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters()]  # type: ignore[union-attr]
+    return [hook for hook in (*held, *parameters, _global_optimizer_pre_hooks) if hook]
+
+
+def assert_sparse(state: dict[str, Tensor], mask: Mask) -> None:
+    for name, kept in mask.items():
+        assert not state[name][~kept].any(), name
+    assert sum(int(state[name].count_nonzero()) for name in mask) == pytest.approx(mask.kept, abs=5)
+
+
+def mask_in(checkpoint: Path) -> Mask | None:
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True)["rewound"]["mask"]
+    return saved and Mask.unpacked(saved["bits"], saved["shapes"])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_bert_is_pruned_level_by_level_along_its_own_schedule(accumulation: int, tmp_path: Path) -> None:
+    mine = trainer(
+        tmp_path,
+        gradient_accumulation_steps=accumulation,
+        save_strategy="epoch",
+        eval_strategy="epoch",
+        metric_for_best_model="accuracy",
+    )
+    run = rewound_by(mine)
+    mine.train()
+    assert [reached.density for reached in run.levels] == [1.0, *densities(1.5)]
+    assert all(reached.accuracy is not None for reached in run.levels)
+    assert mine.state.epoch == len(run) == 3 * T
+    dense, *levels = pieces(rates(mine), T * -(-BATCHES // accumulation))
+    assert dense[0] == 0.0
+    assert max(dense) == 0.01
+    assert levels == [dense, dense]
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(1 / 1.5, abs=1e-3)
+    assert_sparse(mine.model.state_dict(), run.mask)  # type: ignore[union-attr]
+
+    checkpoints = sorted(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert len(checkpoints) == 3 * T
+    assert [mask_in(checkpoint) for checkpoint in checkpoints[:T]] == [None] * T
+    for checkpoint in checkpoints[T:]:
+        mask = mask_in(checkpoint)
+        assert mask is not None
+        assert_sparse(load_file(checkpoint / "model.safetensors"), mask)
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    mine = trainer(tmp_path)
+    run = rewound_by(mine)
+    mine.train()
+    assert not hooks(mine)
+    assert run.mask is not None
+    assert_sparse(copy.deepcopy(mine.model).state_dict(), run.mask)  # type: ignore[union-attr]
+    assert_sparse(pickle.loads(pickle.dumps(mine.model)).state_dict(), run.mask)
+    with pytest.raises(InputError, match="has been iterated over"):  # and it is not trained dense again by mistake
+        mine.train()
+
+
+def test_gpt2_stays_tied_and_is_pruned_once(tmp_path: Path) -> None:
+    mine = trainer(tmp_path, gpt2(), save_strategy="epoch", eval_strategy="epoch", metric_for_best_model="loss")
+    run = rewound_by(mine, compression=2)
+    mine.train()
+    model = mine.model
+    assert isinstance(model, GPT2LMHeadModel)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert run.mask is not None
+    assert "transformer.wte.weight" in run.mask
+    assert "lm_head.weight" not in run.mask
+    assert_sparse(model.state_dict(), run.mask)
+    dense, *levels = pieces(rates(mine), T * BATCHES)
+    assert levels == [dense] * 4
+    assert run.levels[-1].accuracy == pytest.approx(mine.evaluate()["eval_loss"])
+
+    mine.save_model(str(tmp_path / "pruned"))
+    again = GPT2LMHeadModel.from_pretrained(tmp_path / "pruned")
+    assert again.lm_head.weight is again.transformer.wte.weight
+    assert_sparse(again.state_dict(), run.mask)
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+def test_a_resumed_run_ends_as_if_it_had_never_stopped(technique: str, tmp_path: Path) -> None:
+    options = {"technique": technique, "retrain_epochs": 1}
+    whole = trainer(tmp_path, save_strategy="steps", save_steps=1)
+    run = rewound_by(whole, **options)
+    whole.train()
+    # In both epochs of the dense run and at its end, in the first level and at its end, and when all is over.
+    for step in (3, BATCHES + 2, 2 * BATCHES, 2 * BATCHES + 3, 3 * BATCHES, 4 * BATCHES):
+        mine = trainer(tmp_path)
+        again = rewound_by(mine, **options)
+        mine.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.levels == run.levels
+        assert rates(mine) == rates(whole)[step:]
+        for name, value in whole.model.state_dict().items():  # type: ignore[union-attr]
+            assert torch.equal(mine.model.state_dict()[name], value), (step, name)  # type: ignore[union-attr]
+
+
+class Stop(TrainerCallback):
+    """Ends the training after some steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        control.should_training_stop = state.global_step == self.step
+
+
+def test_a_training_stopped_by_somebody_else_is_left_where_it_is(tmp_path: Path) -> None:
+    mine = trainer(tmp_path, save_strategy="steps", save_steps=1)
+    mine.add_callback(Stop(3 * T * BATCHES - 1))
+    run = rewound_by(mine)
+    mine.train()
+    assert not hooks(mine)
+    assert len(run.levels) == 2  # the second level is not at its end
+    assert run.mask is not None
+    assert_sparse(mine.model.state_dict(), run.mask)  # type: ignore[union-attr]
+    later = trainer(tmp_path)
+    run = rewound_by(later)
+    later.train(resume_from_checkpoint=True)
+    assert len(run.levels) == 3
+
+
+def test_a_checkpoint_without_the_run_is_refused(tmp_path: Path) -> None:
+    dense = trainer(tmp_path, save_strategy="steps", save_steps=3)
+    dense.train()
+    mine = trainer(tmp_path)
+    rewound_by(mine)
+    with pytest.raises(InputError, match="this checkpoint knows of no mask"):
+        mine.train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_other_batches_is_refused(tmp_path: Path) -> None:
+    first = trainer(tmp_path, save_strategy="epoch")
+    rewound_by(first)
+    first.train()
+    other = trainer(tmp_path, per_device_train_batch_size=2)
+    rewound_by(other)
+    with pytest.raises(InputError, match="in epoch 3, not in epoch 1, where 15 steps would be at 10 an epoch"):
+        other.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{3 * BATCHES}"))
+
+
+# How far to go
+
+
+def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Path) -> None:
+    strategy = {"eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "accuracy"}
+    mine = trainer(tmp_path, **strategy)
+    run = rewound_by(mine, compression=10, max_drop=0.1)
+    mine.compute_metrics = lambda prediction: {"accuracy": 0.9 - 0.15 * max(0, run.level - 1)}
+    mine.train()
+    assert [reached.accuracy for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
+    assert mine.state.global_step == 4 * T * BATCHES
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(0.8, abs=1e-3)
+    assert_sparse(mine.model.state_dict(), run.mask)  # type: ignore[union-attr]
+    again = trainer(tmp_path, **strategy)
+    rewound_by(again, compression=10, max_drop=0.1)
+    with pytest.raises(InputError, match="max_drop had ended"):
+        again.train(resume_from_checkpoint=True)
+
+
+def test_a_trained_network_is_adopted(tmp_path: Path) -> None:
+    mine = trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
+    mine.train()
+    dense = list(rates(mine))
+    rates(mine).clear()
+    run = rewound_by(mine, adopt=True, max_drop=1.0)
+    mine.evaluate()
+    mine.train()
+    assert len(run) == 2 * T
+    assert pieces(rates(mine), len(dense)) == [dense] * 2
+    assert len(run.levels) == 3
+    assert run.mask is not None
+    assert_sparse(mine.model.state_dict(), run.mask)  # type: ignore[union-attr]
+
+
+def test_a_schedule_that_ends_at_zero_needs_a_final_rate_to_be_fine_tuned_at(tmp_path: Path) -> None:
+    schedule = {"lr_scheduler_type": "cosine", "num_train_epochs": 20, "learning_rate": 1e-3}
+    mine = trainer(tmp_path, save_strategy="epoch", save_total_limit=1, **schedule)
+    rewound_by(mine, technique="fine-tuning", retrain_epochs=1)
+    with pytest.raises(InputError, match=r"too low to retrain at .* for example final=1e-05"):
+        mine.train()
+    later = trainer(tmp_path, **schedule)
+    rewound_by(later, technique="fine-tuning", retrain_epochs=1, final=1e-5)
+    later.train(resume_from_checkpoint=True)
+    assert rates(later)[-2 * BATCHES :] == [1e-5] * 2 * BATCHES
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "mine", "said"),
+    [
+        ({"max_steps": 7}, {}, "counted in epochs, not in max_steps=7; give num_train_epochs"),
+        ({"num_train_epochs": 2.5}, {}, "num_train_epochs must be whole to be rewound, not 2.5"),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+            {},
+            "load_best_model_at_end would bring back a denser network; leave it out, and give max_drop=",
+        ),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size may begin the training again"),
+        ({}, {"max_drop": 0.1}, "max_drop needs the accuracy of every level: .* not None, 'no' and 'no'"),
+        (
+            {"eval_strategy": "epoch", "save_strategy": "steps", "metric_for_best_model": "accuracy"},
+            {"max_drop": 0.1},
+            "not 'accuracy', 'epoch' and 'steps'",
+        ),
+        ({}, {"retrain_epochs": 3}, "cannot rewind 3 epochs: the original run trains for 2"),
+        ({}, {"compression": 1}, "compression must be above 1, not 1"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_training(
+    options: dict[str, object], mine: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    given = trainer(tmp_path, **options)
+    with pytest.raises(InputError, match=said):
+        rewound_by(given, **mine)
+
+
+def test_a_model_that_is_made_later_is_refused(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    given = Trainer(args=args, model_init=bert, train_dataset=Sentences(8))
+    with pytest.raises(InputError, match="model_init makes its model only when it trains; give it model="):
+        rewound_by(given)
+
+
+def test_data_without_an_end_are_refused(tmp_path: Path) -> None:
+    class Endless(IterableDataset[dict[str, Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, Tensor]]:
+            yield from ()
+
+    given = trainer(tmp_path)
+    given.train_dataset = Endless()
+    with pytest.raises(InputError, match="the training data have no length"):
+        rewound_by(given)
+
+
+def test_a_trainer_is_rewound_once(tmp_path: Path) -> None:
+    given = trainer(tmp_path)
+    rewound_by(given)
+    with pytest.raises(InputError, match="being rewound already"):
+        rewound_by(given)
+
+
+def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "rewound.integrations.transformers")
+    with pytest.raises(
+        ImportError, match=r"^Hugging Face's Trainer is missing: pip install 'rewound\[transformers\]'$"
+    ):
+        importlib.import_module("rewound.integrations.transformers")
