@@ -1,0 +1,158 @@
+"""Prune under Lightning's Trainer: `Trainer(max_epochs=90, callbacks=[Rewind(compression=10)])`.
+
+The trainer's epochs are the dense run, and what `configure_optimizers` returns is its schedule. The callback asks the
+trainer for as many epochs more as the levels take, and prunes and rewinds between them. How far the run has come is
+kept in every checkpoint, under "rewound": `trainer.fit(..., ckpt_path=...)` goes on under the same mask.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from rewound.algorithm import KEEP
+from rewound.course import Init
+from rewound.errors import InputError
+from rewound.loop import Epochs, epochs
+from rewound.pruner import Pruner
+from rewound.snapshot import Stateful
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+except ImportError as error:
+    raise ImportError("Lightning is missing: pip install 'rewound[lightning]'") from error
+
+
+class Rewind(Callback):
+    """Prunes the module that is fitted to `compression`: the paper's Algorithm 1 unless told otherwise.
+
+    The arguments are those of `rewound.epochs`, with T = `max_epochs`. `checkpoint` is the folder of what the run goes
+    back to, by default `rewound` below the trainer's `default_root_dir`. A level's accuracy is the metric `monitor` as
+    validated in its last epoch; `mode="min"` if less is better. The run itself is `callback.run`.
+    """
+
+    def __init__(
+        self,
+        *,
+        compression: float = 10.0,
+        technique: str = "lr-rewinding",
+        retrain_epochs: int | None = None,
+        rate: float = 1 - KEEP,
+        one_shot: bool = False,
+        pruner: Pruner | None = None,
+        checkpoint: str | Path | None = None,
+        also: Sequence[Stateful] = (),
+        init: Init | None = None,
+        max_drop: float | None = None,
+        final: float | None = None,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        if max_drop is not None and monitor is None:
+            raise InputError("max_drop needs the accuracy of every level: give monitor=, a metric that validation logs")
+        self._make = partial(
+            epochs,
+            compression=compression,
+            technique=technique,
+            retrain_epochs=retrain_epochs,
+            rate=rate,
+            one_shot=one_shot,
+            pruner=pruner,
+            also=also,
+            init=init,
+            max_drop=max_drop,
+            final=final,
+            resume=False,
+            say=say,
+        )
+        self._folder, self._monitor, self._more_is_better = checkpoint, monitor, mode == "max"
+        self._saved: dict[str, object] | None = None
+        self._run: Epochs | None = None
+        self._in_epoch = False
+
+    @property
+    def run(self) -> Epochs:
+        """The run of the present `fit`, or of the last one."""
+        if self._run is None:
+            raise InputError("there is no run before trainer.fit")
+        return self._run
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
+        if trainer.state.fn == "fit":
+            saved = checkpoint.get("rewound")
+            if not isinstance(saved, dict):
+                raise InputError(
+                    "this checkpoint knows of no mask: it was saved without the Rewind callback; resume another one"
+                )
+            self._saved = saved
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
+        if self._run is not None:
+            checkpoint["rewound"] = self._run.state_dict(epoch_ended=trainer.is_last_batch)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None:
+            raise InputError("this Rewind callback has been fitted with; make a new one, and a new Trainer")
+        training_epochs = _checked(trainer)
+        folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        run = self._make(training_epochs, pl_module, trainer.optimizers[0], schedulers, checkpoint=folder)
+        if self._saved is not None:
+            run.load_state_dict(self._saved)
+        trainer.fit_loop.max_epochs = len(run)  # now that `configure_optimizers` has seen T
+        self._run, self._epochs = run, iter(run)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._saved is not None and trainer.is_last_batch and self.run.is_in_last_epoch:
+            trainer.should_stop = True  # a run that max_drop had ended
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        next(self._epochs)
+        self._in_epoch = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        if not self._in_epoch:  # Lightning starts no epoch when it resumes in the middle of one
+            self.on_train_epoch_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._monitor is None or trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        metrics = trainer.callback_metrics
+        if self._monitor not in metrics:
+            raise InputError(f"validation logs no {self._monitor!r}; give monitor= one of {', '.join(metrics)}")
+        self.run.report(float(metrics[self._monitor]), higher_is_better=self._more_is_better)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._in_epoch = False
+        if trainer.is_last_batch and self.run.is_in_last_epoch:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_last_batch and self.run.is_in_last_epoch:
+            next(self._epochs, None)
+        self._epochs.close()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_train_end(trainer, pl_module)  # which Lightning leaves out where no epoch was left to train
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._run is not None:
+            self._epochs.close()
+
+
+def _checked(trainer: Trainer) -> int:
+    """T, of a trainer that trains one network by epochs."""
+    if trainer.max_steps != -1:
+        raise InputError(f"a run is counted in epochs, not in max_steps={trainer.max_steps}; give max_epochs")
+    if trainer.max_epochs is None or trainer.max_epochs < 1:
+        raise InputError(f"training takes at least 1 epoch, not max_epochs={trainer.max_epochs}")
+    if len(trainer.optimizers) != 1:
+        raise InputError(
+            f"one optimizer can be rewound, not {len(trainer.optimizers)}; return one from configure_optimizers, or "
+            "write the loop yourself, over rewound.epochs"
+        )
+    if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy):
+        raise InputError(f"cannot prune parameters sharded by {type(trainer.strategy).__name__}; use strategy='ddp'")
+    return trainer.max_epochs
