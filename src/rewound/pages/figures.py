@@ -17,8 +17,9 @@ from matplotlib.patches import Patch
 from rewound.comparison import overlay
 from rewound.errors import InputError
 from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures
+from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
-from rewound.pages.panel import compression_axis, delta_axis, draw_cells, draw_outlines, epochs_axis, handles, window
+from rewound.pages.panel import compression_axis, delta_axis, draw_cells, draw_outlines, epochs_axis, handles
 from rewound.results import Row
 
 _STYLE: Final[dict[Any, Any]] = {

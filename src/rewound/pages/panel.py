@@ -4,7 +4,7 @@ A median below the axis is a triangle on its lower edge, in the colour of its te
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -14,10 +14,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from rewound.findings import Baseline, Cell
+from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios
 
-SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
-_FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
 _SAFE: Final = "#f0f0f0"
@@ -89,25 +88,6 @@ def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> N
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.5g}".replace("-", "−") if value else "0"))
     axes.grid(axis="y", color="#e8e8e8", linewidth=0.7, zorder=0)
     axes.set_axisbelow(True)
-
-
-def window(
-    cells: Iterable[Cell], x: Callable[[Cell], Hashable], baseline: Baseline, deepest: float = math.inf
-) -> tuple[float, float]:
-    """Limits that show everything down to the paper's floor, below it only the best technique at each x.
-
-    They follow the best one to `deepest` times the floor.
-    """
-    cells = list(cells)
-    best: dict[Hashable, float] = {}
-    for cell in cells:
-        best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
-    floor = _FLOORS[baseline.metric]
-    lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
-    bottom = max(lowest, deepest * floor, min(floor, *best.values()))
-    top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
-    margin = 0.06 * (top - bottom) or 1.0
-    return bottom - margin, top + margin
 
 
 def compression_axis(axes: Axes, densities: Iterable[float], inches: float) -> None:

@@ -1,0 +1,29 @@
+"""How far an axis of deltas reaches, and which retraining times are safe for rewinding."""
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final
+
+from rewound.findings import Baseline, Cell
+
+SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
+_FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits
+
+
+def window(
+    cells: Iterable[Cell], x: Callable[[Cell], Hashable], baseline: Baseline, deepest: float = math.inf
+) -> tuple[float, float]:
+    """Limits that show everything down to the paper's floor, below it only the best technique at each x.
+
+    They follow the best one to `deepest` times the floor.
+    """
+    cells = list(cells)
+    best: dict[Hashable, float] = {}
+    for cell in cells:
+        best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
+    floor = _FLOORS[baseline.metric]
+    lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
+    bottom = max(lowest, deepest * floor, min(floor, *best.values()))
+    top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
+    margin = 0.06 * (top - bottom) or 1.0
+    return bottom - margin, top + margin
