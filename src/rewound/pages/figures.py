@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -20,20 +18,8 @@ from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import compression_axis, delta_axis, draw_cells, draw_outlines, epochs_axis, handles
+from rewound.pages.sheet import STYLE, lay_out, save
 from rewound.results import Row
-
-_STYLE: Final[dict[Any, Any]] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # Verdana is as wide, where an SVG finds no DejaVu
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "svg.fonttype": "none",  # text stays text: searchable, and light
-    "svg.hashsalt": "rewound",  # the same rows give the same bytes
-    "savefig.dpi": 160,
-}
 
 
 @dataclass(frozen=True)
@@ -86,13 +72,13 @@ def draw(
     failed = failures(rows)
     out.mkdir(parents=True, exist_ok=True)
     paths = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for (recipe, pruning), group in groups.items():
             lost = sum(n for (line, _), n in failed.items() if (line.recipe, line.pruning) == (recipe, pruning))
             found = (longest[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
             for name, figure in _figures(_Subject(recipe, pruning, *found)):
                 stem = re.sub(r"[^\w.-]+", "-", f"{recipe}-{pruning}-{name}")
-                paths += [_save(figure, out / f"{stem}.{suffix}") for suffix in formats]
+                paths += [save(figure, out / f"{stem}.{suffix}") for suffix in formats]
     return paths
 
 
@@ -121,7 +107,7 @@ def _against_compression(
     subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cell], what: str, named: dict[str, Look] | None = None
 ) -> Figure:
     modes = sorted({cell.line.iterative for cell in shown})
-    figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6), layout="constrained")
+    figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6))
     named, below = named or looks(cell.line.technique for cell in shown), False
     every = [*shown, *theirs]
     limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
@@ -145,7 +131,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
     labels = ratios(sorted({cell.density for cell in shown}, reverse=True))
     densities, columns = list(labels), _columns(len(labels))
     lines = ceil(len(labels) / columns)
-    figure = Figure(figsize=(max(6, 2.5 * columns + 0.6), 2.3 * lines + 1.5), layout="constrained")
+    figure = Figure(figsize=(max(6, 2.5 * columns + 0.6), 2.3 * lines + 1.5))
     inches = figure.get_figwidth() / columns - 0.5
     named, below = looks(cell.line.technique for cell in shown), False
     for line, panels in enumerate(figure.subplots(lines, columns, sharey="row", squeeze=False)):
@@ -181,22 +167,4 @@ def _columns(panels: int) -> int:
 
 
 def _finish(figure: Figure, subject: _Subject, what: str, legend: list[Line2D | Patch]) -> None:
-    # Title and legend keep to strips of fixed height, in inches, so that no panel can run into them.
-    width, height = figure.get_size_inches()
-    widest = 0.65 + 0.068 * max(len(str(handle.get_label())) for handle in legend)
-    columns = max(1, min(len(legend), int(width / widest)))
-    head, foot = 0.6 / height, (0.24 * ceil(len(legend) / columns) + 0.1) / height
-    title, subtitle = f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {subject.spread}"
-    big = min(12, width * 72 / (0.7 * len(title)))  # a bold letter is at most 0.7 of its size wide, on average
-    small = min(10, width * 72 / (0.53 * len(subtitle)))
-    figure.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=big, weight="bold")
-    figure.text(0.5, 1 - 0.35 / height, subtitle, ha="center", va="top", fontsize=small, color="#404040")
-    figure.legend(handles=legend, loc="lower center", ncols=columns, frameon=False, fontsize=9.5)
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0.01, foot, 0.98, 1 - head - foot))
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return path
+    lay_out(figure, f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {subject.spread}", legend)

@@ -10,7 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from rewound.findings import Baseline, Cell
@@ -156,4 +156,4 @@ def _ticks(axes: Axes, ticks: Sequence[float], labels: Sequence[str], places: Se
             taken = middle + room[index] / 2
     axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels([label if index in shown else "" for index, label in enumerate(labels)])
+    axes.xaxis.set_major_formatter(FixedFormatter([label if n in shown else "" for n, label in enumerate(labels)]))
