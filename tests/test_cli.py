@@ -248,6 +248,18 @@ def test_report_compares(done: Path, rewound_command: Rewound) -> None:
     assert Path("sweep/compare.csv").read_bytes() == Path("table/compare.csv").read_bytes()
 
 
+def test_the_papers_figures_of_a_table(done: Path, rewound_command: Rewound) -> None:
+    words = ["report", "--results", done / "report" / "results.csv", "--out", "r", "--figures"]
+    code, out, err = rewound_command(*words, "paper", "--formats", "svg")
+    assert (code, err) == (0, "")
+    assert re.search(r"no data for \d+ of the paper's 12 figures: ", out)
+    assert Path("r/paper/figure-1-sparsity-oneshot.svg").exists()
+    assert not list(Path("r").glob("*.png"))
+    code, out, err = rewound_command(*words, "none")
+    assert (code, err) == (0, "")
+    assert "report: r (results.csv)" in out
+
+
 def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
     Path("dense.toml").write_text('recipe = "test_cli:Tiny"\ntrials = [1]\n')
     code, out, err = rewound_command("run", "dense.toml", "--jobs", 1)
@@ -511,6 +523,8 @@ BAD = {
     "nothing ran": bad(["report", "x.toml"], "nothing of x has run yet in rewound-store", x_toml=SWEEP),
     "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
     "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
+    "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
+    "unknown format": bad(["report", "digits", "--formats", "png,jpg"], "unknown format 'jpg' of figures; known: png,"),
     "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),
     "not a table": bad(["report", "--results", "x.csv"], "x.csv has no column", x_csv="a,b\n1,2\n"),
     "empty table": bad(["diff", "x.csv", "x.csv"], "x.csv is empty", x_csv=""),

@@ -41,9 +41,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("targets", "planning", "execution", "sweep", "results", "tables", "packing"),
         *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
+        *("speedup", "literature", "panels", "paper", "points"),
     ),
     # 4: where it runs, how it is shown, who calls it
-    ("executors/*", "pages/*", "integrations/*", "compression", "report", "cli", "__main__", "__init__"),
+    ("executors/*", "pages/*", "integrations/*", "compression", "drawing", "report", "cli", "__main__", "__init__"),
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
 

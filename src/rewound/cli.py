@@ -20,6 +20,7 @@ from rewound import __version__
 from rewound.algorithm import KEEP
 from rewound.comparison import compare
 from rewound.compression import DEFAULT_STORE, LevelReport, prune
+from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
 from rewound.execution import todo
 from rewound.executors import local
@@ -111,17 +112,20 @@ def report_command(
         typer.Option("--compare", help="another results table to compare with; repeat it for a table in several files"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
+    figures: Annotated[str, typer.Option(help="default, paper (all of the paper's), none, or one by name")] = "default",
+    formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png,svg",
 ) -> None:
-    """Make tables and figures (PNG and SVG) of a sweep or of a results table."""
+    """Make tables and figures of a sweep or of a results table."""
     if (sweep is None) == (results is None):
         raise InputError("give either a sweep or --results FILE")
-    theirs = _rows(others or [])
+    theirs, drawing = _rows(others or []), Drawing(figures, tuple(name.strip() for name in formats.split(",")))
     if sweep is not None:
-        _finish(load_sweep(sweep), Store(store), out, theirs)
+        _finish(load_sweep(sweep), Store(store), out, theirs, drawing)
     else:
         assert results is not None
         rows = _rows([results, *([dense] if dense else [])])
-        _say_files(report_files(rows, out or Path("rewound-report") / results.name.split(".")[0], console, theirs))
+        folder = out or Path("rewound-report") / results.name.split(".")[0]
+        _say_files(report_files(rows, folder, console, theirs, drawing))
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -297,12 +301,16 @@ def _rows(paths: Sequence[Path]) -> list[Row]:
     return rows
 
 
-def _finish(sweep: Sweep, store: Store, out: Path | None, theirs: Sequence[Row] = ()) -> None:
-    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console, theirs))
+def _finish(
+    sweep: Sweep, store: Store, out: Path | None, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT
+) -> None:
+    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console, theirs, drawing))
 
 
 def _say_files(paths: list[Path]) -> None:
-    console.print(f"report: {paths[0].parent} ({', '.join(path.name for path in paths)})", soft_wrap=True)
+    names = [str(path.relative_to(paths[0].parent)) for path in paths]
+    shown = names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} more"]
+    console.print(f"report: {paths[0].parent} ({', '.join(shown)})", soft_wrap=True)
 
 
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:

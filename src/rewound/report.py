@@ -7,6 +7,7 @@ from rich.console import Console
 
 from rewound.comparison import compare, write_comparison
 from rewound.conformance import Card
+from rewound.drawing import DEFAULT, Drawing, draw_figures
 from rewound.errors import InputError
 from rewound.execution import device_named, made_by
 from rewound.planning import Node, Plan
@@ -17,7 +18,14 @@ from rewound.sweep import Sweep
 from rewound.tables import collected
 
 
-def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console, theirs: Sequence[Row] = ()) -> list[Path]:
+def report_sweep(
+    sweep: Sweep,
+    store: Store,
+    out: Path,
+    console: Console,
+    theirs: Sequence[Row] = (),
+    drawing: Drawing = DEFAULT,
+) -> list[Path]:
     """Tables and figures of a sweep, as far as it has run; with another table to compare, also a conformance card."""
     tables = collected(sweep.targets, store)
     if not tables.rows:
@@ -29,16 +37,19 @@ def report_sweep(sweep: Sweep, store: Store, out: Path, console: Console, theirs
     if all(row.dense for row in tables.rows):
         console.print("only dense networks so far: there are no techniques to compare yet")
     else:
-        paths += _shown(tables.rows, out, console, sweep.recipe.test_size, theirs)
+        paths += _shown(tables.rows, out, console, sweep.recipe.test_size, theirs, drawing)
     return [*paths, *_compared(cards, tables.rows, out, console)]
 
 
-def report_files(rows: list[Row], out: Path, console: Console, theirs: Sequence[Row] = ()) -> list[Path]:
+def report_files(
+    rows: list[Row], out: Path, console: Console, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT
+) -> list[Path]:
     """Tables and figures of rows that came from anywhere; with another table to compare, also a conformance card."""
     cards = compare(rows, theirs) if theirs else []
     out.mkdir(parents=True, exist_ok=True)
     write_rows(rows, out / "results.csv")
-    return [out / "results.csv", *_shown(rows, out, console, None, theirs), *_compared(cards, rows, out, console)]
+    shown = _shown(rows, out, console, None, theirs, drawing)
+    return [out / "results.csv", *shown, *_compared(cards, rows, out, console)]
 
 
 def say_comparison(cards: list[Card], ours: list[Row], console: Console, *, every_cell: bool = False) -> None:
@@ -58,16 +69,13 @@ def _compared(cards: list[Card], ours: list[Row], out: Path, console: Console) -
     return [out / "compare.csv"]
 
 
-def _shown(rows: list[Row], out: Path, console: Console, test_images: int | None, theirs: Sequence[Row]) -> list[Path]:
+def _shown(
+    rows: list[Row], out: Path, console: Console, test_images: int | None, theirs: Sequence[Row], drawing: Drawing
+) -> list[Path]:
     from rewound.pages.terminal import summary_table
 
     console.print(summary_table(rows, test_images))
-    try:
-        from rewound.pages.figures import draw
-    except ModuleNotFoundError as error:
-        console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
-        return []
-    return draw(rows, out, compare=theirs)
+    return draw_figures(rows, out, console, drawing, theirs)
 
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:

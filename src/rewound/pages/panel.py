@@ -4,7 +4,8 @@ A median below the axis is a triangle on its lower edge, in the colour of its te
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -14,8 +15,10 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from rewound.findings import Baseline, Cell
+from rewound.literature import Published
 from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios
+from rewound.panels import Point, point_of
 
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
@@ -30,19 +33,25 @@ def draw_cells(
     looks: dict[str, Look],
     size: float = 1,
 ) -> bool:
+    """Deltas of cells, as `draw_points` does it."""
+    curves: dict[str, list[Point]] = defaultdict(list)
+    for cell in cells:
+        curves[cell.line.technique].append(point_of(cell, x(cell), baseline))
+    return draw_points(axes, curves, looks, size)
+
+
+def draw_points(axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], size: float = 1) -> bool:
     """One line per technique through the medians, bars from min to max; whether some median is below the axis."""
-    cells = sorted(cells, key=x)
     bottom, rows = axes.get_ylim()[0], 0
     for index, (name, look) in enumerate(looks.items()):
-        mine = [cell for cell in cells if cell.line.technique == name]
-        at, medians = [x(cell) for cell in mine], [baseline.delta(cell.median) for cell in mine]
-        lows, highs = [baseline.delta(cell.low) for cell in mine], [baseline.delta(cell.high) for cell in mine]
-        seen = [(place, value) for place, value in zip(at, medians, strict=True) if value >= bottom]
-        below = [place for place, value in zip(at, medians, strict=True) if value < bottom]
-        bars = axes.vlines(at, lows, highs, color=look.colour, linewidth=1.2 * size)
+        mine = sorted(curves.get(name, ()))
+        at, medians = [point.x for point in mine], [point.median for point in mine]
+        seen = [point for point in mine if point.median >= bottom]
+        below = [point.x for point in mine if point.median < bottom]
+        bars = axes.vlines(at, [p.low for p in mine], [p.high for p in mine], color=look.colour, linewidth=1.2 * size)
         line = axes.add_line(_line(look, at, medians, size))
         line.set(marker="none")
-        marks = axes.add_line(_line(look, [place for place, _ in seen], [value for _, value in seen], size))
+        marks = axes.add_line(_line(look, [point.x for point in seen], [point.median for point in seen], size))
         marks.set(linestyle="none", clip_on=False)  # a marker at the edge stays whole
         edge = axes.add_line(_triangles(look, below, [bottom] * len(below)))
         right = _right(index, looks, size)
@@ -71,8 +80,24 @@ def draw_outlines(
         line.set(transform=_moved(axes, _right(index, looks, size), 0))
 
 
-def _right(index: int, looks: dict[str, Look], size: float) -> float:
+def _right(index: int, looks: Mapping[str, Look], size: float) -> float:
     return (index - (len(looks) - 1) / 2) * _DODGE * size
+
+
+def draw_published(axes: Axes, dots: Iterable[Published]) -> None:
+    """What other works reached, as black dots; those without a retraining time stand at their density."""
+    dots = list(dots)
+    at, deltas = [dot.density if dot.epochs is None else dot.epochs for dot in dots], [dot.delta for dot in dots]
+    lows, highs = zip(*((dot.delta - (dot.error or 0), dot.delta + (dot.error or 0)) for dot in dots), strict=True)
+    axes.vlines(at, lows, highs, color="black", linewidth=1.2, zorder=5)
+    axes.add_line(published_mark(at, deltas)).set_zorder(5)
+
+
+def published_mark(x: Sequence[float] = (), y: Sequence[float] = (), label: str = "") -> Line2D:
+    """The black dots of other works, also for a legend."""
+    mark = Line2D(x, y, label=label, color="black", linestyle="none", marker="o", markersize=5.5)
+    mark.set(clip_on=False, markeredgecolor="white", markeredgewidth=0.6)
+    return mark
 
 
 def _moved(axes: Axes, right: float, up: float) -> Transform:
@@ -86,14 +111,27 @@ def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> N
     axes.axhline(0, color="#606060", linewidth=1, zorder=1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.5g}".replace("-", "−") if value else "0"))
-    axes.grid(axis="y", color="#e8e8e8", linewidth=0.7, zorder=0)
-    axes.set_axisbelow(True)
+    _grid(axes)
 
 
-def compression_axis(axes: Axes, densities: Iterable[float], inches: float) -> None:
-    """The paper's horizontal axis: density, logarithmic and reversed, labelled with the compression ratio."""
+def ratio_axis(axes: Axes, points: Sequence[Point]) -> None:
+    """The vertical axis of speed-ups: how many times faster, around a line at 1."""
+    bottom, top = min(1.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))
+    margin = 0.06 * (top - bottom) or 0.1
+    axes.set_ylim(bottom - margin, top + margin)
+    axes.axhline(1, color="#606060", linewidth=1, zorder=1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    _grid(axes)
+
+
+def compression_axis(axes: Axes, densities: Iterable[float], inches: float, others: Iterable[float] = ()) -> None:
+    """The paper's horizontal axis: density, logarithmic and reversed, labelled with the compression ratio.
+
+    `others` are to be seen, too, without a tick of their own.
+    """
     ticks = sorted(set(densities), reverse=True)
-    left, right = math.log(ticks[0]), math.log(ticks[-1])
+    left, right = math.log(max(ticks[0], *others, 0)), math.log(min(ticks[-1], *others, 1))
     margin = 0.06 * (left - right) or 0.1
     axes.set_xscale("log")
     axes.set_xlim(math.exp(left + margin), math.exp(right - margin))
@@ -102,11 +140,12 @@ def compression_axis(axes: Axes, densities: Iterable[float], inches: float) -> N
     _ticks(axes, ticks, list(ratios(ticks).values()), places, inches)
 
 
-def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float) -> None:
-    """The retraining times, with the safe zone of rewinding shaded."""
+def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float, others: Iterable[float] = ()) -> None:
+    """The retraining times, with the safe zone of rewinding shaded; `others` are seen without a tick."""
     ticks = sorted(set(times))
-    margin = 0.06 * (ticks[-1] - ticks[0]) or 1.0
-    left, right = ticks[0] - margin, ticks[-1] + margin
+    first, last = min(ticks[0], *others, math.inf), max(ticks[-1], *others, -math.inf)
+    margin = 0.06 * (last - first) or 1.0
+    left, right = first - margin, last + margin
     axes.set_xlim(left, right)
     axes.axvspan(*(part * epochs for part in SAFE_ZONE), color=_SAFE, linewidth=0, zorder=0.4)
     _ticks(axes, ticks, [f"{t:g}" for t in ticks], [(t - left) / (right - left) for t in ticks], inches)
@@ -128,6 +167,11 @@ def handles(
     if below:
         legend.append(_triangles(Look("Median below the axis", "#606060", "v", 7, "")))
     return legend
+
+
+def _grid(axes: Axes) -> None:
+    axes.grid(axis="y", color="#e8e8e8", linewidth=0.7, zorder=0)
+    axes.set_axisbelow(True)
 
 
 def _line(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), size: float = 1) -> Line2D:

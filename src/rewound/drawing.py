@@ -1,0 +1,73 @@
+"""Which figures a report has, in which formats, and drawing them as far as the table has data.
+
+`default`: three figures for each recipe and way of pruning. `paper`: the paper's figures, in the folder `paper`, with
+`points.csv`, the numbers in them; one of them alone by its name. `none`: only tables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import track
+
+from rewound.errors import InputError
+from rewound.paper import FIGURES
+from rewound.points import write_points
+from rewound.results import Row
+
+FORMATS: Final = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What was asked for."""
+
+    figures: str = "default"
+    formats: tuple[str, ...] = ("png", "svg")
+
+    def __post_init__(self) -> None:
+        if self.figures not in (known := ("default", "paper", "none", *FIGURES)):
+            raise InputError(f"unknown figures {self.figures!r}; known: {', '.join(known)}")
+        for name in self.formats:
+            if name not in FORMATS:
+                raise InputError(f"unknown format {name!r} of figures; known: {', '.join(FORMATS)}")
+
+
+DEFAULT: Final = Drawing()
+
+
+def draw_figures(
+    rows: list[Row], out: Path, console: Console, drawing: Drawing = DEFAULT, theirs: Sequence[Row] = ()
+) -> list[Path]:
+    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours, in the default figures."""
+    if drawing.figures == "none":
+        return []
+    try:
+        if drawing.figures != "default":
+            return _of_the_paper(rows, out / "paper", console, drawing)
+        from rewound.pages.figures import draw
+
+        return draw(rows, out, drawing.formats, compare=theirs)
+    except ModuleNotFoundError as error:
+        console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
+        return []
+
+
+def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing) -> list[Path]:
+    from rewound.pages.paper import save_sheet, sheets
+
+    wanted = FIGURES if drawing.figures == "paper" else {drawing.figures: FIGURES[drawing.figures]}
+    drawn = list(sheets(rows, wanted.values()))
+    if not drawn:
+        which = "the paper's figures" if len(wanted) > 1 else drawing.figures
+        raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")
+    if missing := [name for name in wanted if name not in {sheet.figure.name for sheet in drawn}]:
+        numbers = ", ".join(name.split("-")[1] for name in missing)
+        console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")
+    points = ((sheet.figure.name, panel) for sheet in drawn if not sheet.alone for panel in sheet.panels)
+    paths = [write_points(points, out / "points.csv")]
+    for sheet in track(drawn, "drawing", console=console, transient=True, disable=not console.is_terminal):
+        paths += save_sheet(sheet, out, drawing.formats)
+    return paths

@@ -1,0 +1,214 @@
+"""The paper's figures as files: every figure a sheet of panels, and every panel a file of its own."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import fill
+from typing import Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from rewound.pages.limits import window
+from rewound.pages.look import Look, looks, ratios
+from rewound.pages.panel import (
+    compression_axis,
+    delta_axis,
+    draw_points,
+    draw_published,
+    epochs_axis,
+    handles,
+    published_mark,
+    ratio_axis,
+)
+from rewound.pages.sheet import STYLE, lay_out, save
+from rewound.panels import Experiment, Panel, experiments
+from rewound.paper import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
+from rewound.results import Row
+
+_SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}
+_SIZES: Final = {1: (4.2, 2.3), 2: (3.0, 1.75), 3: (2.6, 1.75)}  # of a panel, in inches, by columns
+_SMALLEST: Final = (2.3, 1.75)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One file to draw: a figure of the paper, its part about one recipe, or a panel alone."""
+
+    name: str
+    title: str
+    figure: PaperFigure
+    panels: tuple[Panel, ...]
+    alone: bool = False
+
+    @property
+    def places(self) -> dict[tuple[int, int], Panel]:
+        """The panels by line and column: one after the other, or each in the column of its pruning."""
+        prunings = sorted({panel.experiment.pruning for panel in self.panels}, key=pruning_order)
+        found: dict[tuple[int, int], Panel] = {}
+        line, last = 0, -1
+        for panel in self.panels:
+            in_turn = (last + 1) % self.figure.columns
+            column = prunings.index(panel.experiment.pruning) if self.figure.by_pruning else in_turn
+            line, last = line + (column <= last), column
+            found[line, column] = panel
+        return found
+
+
+def sheets(rows: Iterable[Row], figures: Iterable[PaperFigure] = tuple(FIGURES.values())) -> Iterator[Sheet]:
+    """Every figure there are data for, each followed by its panels alone where it has several."""
+    found = experiments(rows)
+    for figure in figures:
+        made = panels(figure, found)
+        number = figure.name.split("-")[1]
+        for recipe in dict.fromkeys(panel.experiment.recipe if figure.sheet_per_recipe else "" for panel in made):
+            mine = tuple(panel for panel in made if recipe in ("", panel.experiment.recipe))
+            about = f"Figure {number}, {_network(recipe)}" if recipe else f"Figure {number}"
+            yield Sheet(_file_name(figure.name, recipe), f"{about}: {figure.title}", figure, mine)
+        if len(made) > 1:
+            yield from (_alone(figure, panel) for panel in made)
+
+
+def _alone(figure: PaperFigure, panel: Panel) -> Sheet:
+    where = panel.experiment
+    parts = [where.pruning, _mode(where), *_ratio(panel)]
+    name = f"{figure.name}/{_file_name(where.recipe, *parts)}"
+    return Sheet(name, ", ".join([_network(where.recipe), *parts]), figure, (panel,), alone=True)
+
+
+def save_sheet(sheet: Sheet, out: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Draw one sheet into the folder `out`, once for each format."""
+    figure = draw_sheet(sheet)
+    return [save(figure, out / f"{sheet.name}.{suffix}") for suffix in formats]
+
+
+def draw_sheet(sheet: Sheet) -> Figure:
+    """Draw one sheet."""
+    places = sheet.places
+    lines, columns = (max(place[side] for place in places) + 1 for side in (0, 1))
+    gap = 0.5 if len({_ylabel(panel) for panel in sheet.panels}) == 1 else 0.8  # room for a label between columns
+    width, height = _SIZES.get(columns, _SMALLEST)
+    with mpl.rc_context(_SMALL):
+        figure = Figure(figsize=(1.0 + columns * width + (columns - 1) * gap, lines * height))
+        named, below = _looks(sheet), False
+        sources = {dot.source for panel in sheet.panels for dot in panel.published}
+        inside = sheet.panels[0].x == "compression" and (sheet.alone or len(sources) > 1)
+        for place, axes in _axes(figure, lines, columns):
+            if place not in places:
+                axes.set_visible(False)
+                continue
+            panel = places[place]
+            below |= _draw(axes, panel, named, width, size=0.7 if columns > 3 else 0.85)
+            _label(axes, sheet, place)
+            if panel.published and inside:
+                _name_source(axes, panel)
+        legend = _legend(sheet, named, below)
+        legend += [] if inside else [published_mark(label=source) for source in sorted(sources)]
+        lay_out(figure, sheet.title, _subtitle(sheet.panels), legend, (gap, 0.6), panel_height=height)
+    return figure
+
+
+def _axes(figure: Figure, lines: int, columns: int) -> Iterator[tuple[tuple[int, int], Axes]]:
+    for line, row in enumerate(figure.subplots(lines, columns, squeeze=False)):
+        for column, axes in enumerate(row):
+            yield (line, column), axes
+
+
+def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> bool:
+    where, points = panel.experiment, panel.points
+    if panel.y == "speed-up":
+        ratio_axis(axes, points)
+    else:
+        low, high = panel.limits or _window(panel)
+        delta_axis(axes, where.baseline, (low, max(high, *(1.1 * point.median for point in points))))
+    at = {point.x for point in points}
+    if panel.x == "compression":
+        compression_axis(axes, at, inches, [dot.density for dot in panel.published])
+    else:
+        epochs_axis(axes, at, where.epochs, inches, [dot.epochs or 0 for dot in panel.published])
+    if panel.published:
+        draw_published(axes, panel.published)
+    return draw_points(axes, panel.curves, named, size)
+
+
+def _window(panel: Panel) -> tuple[float, float]:
+    shown = {(name, point.density, point.retrain_epochs) for name in panel.curves for point in panel.curves[name]}
+    cells = [c for c in panel.experiment.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
+    if panel.x == "compression":
+        return window(cells, lambda cell: cell.density, panel.experiment.baseline, deepest=2)
+    return window(cells, lambda cell: cell.retrain_epochs, panel.experiment.baseline)
+
+
+def _label(axes: Axes, sheet: Sheet, place: tuple[int, int]) -> None:
+    panel, (line, column) = sheet.places[place], place
+    axes.set_title("" if sheet.alone else _title(panel, sheet))
+    left = sheet.places.get((line, column - 1))
+    if left is None or _ylabel(left) != _ylabel(panel):
+        axes.set_ylabel(_ylabel(panel))
+    if (line + 1, column) not in sheet.places:
+        axes.set_xlabel("Compression ratio" if panel.x == "compression" else "Retraining epochs")
+
+
+def _name_source(axes: Axes, panel: Panel) -> None:
+    mark = published_mark(label=fill(panel.published[0].source, 24))
+    axes.legend(handles=[mark], loc="lower left", fontsize=8, frameon=False, borderpad=0, handletextpad=0)
+
+
+def _looks(sheet: Sheet) -> dict[str, Look]:
+    named = looks(technique for panel in sheet.panels for technique in panel.curves)
+    return {name: replace(look, label=sheet.figure.labels.get(name, look.label)) for name, look in named.items()}
+
+
+def _legend(sheet: Sheet, named: dict[str, Look], below: bool) -> list[Line2D | Patch]:
+    first = sheet.panels[0]
+    baseline = first.experiment.baseline
+    if first.y == "speed-up":
+        baseline = replace(baseline, n=1)  # no band of the dense runs
+    return handles(named, baseline, safe_zone=first.x == "time", below=below, compared=False)
+
+
+def _title(panel: Panel, sheet: Sheet) -> str:
+    """What tells a panel from the others on its sheet."""
+    where, others = panel.experiment, [other.experiment for other in sheet.panels]
+    parts = [] if sheet.figure.sheet_per_recipe else [_network(where.recipe)]
+    parts += [where.pruning] if {other.pruning for other in others} != {"unstructured"} else []
+    parts += _ratio(panel)
+    parts += [_mode(where)] if len({other.iterative for other in others}) > 1 else []
+    return ", ".join(parts)
+
+
+def _subtitle(shown: Sequence[Panel]) -> str:
+    counts = {point.trials for panel in shown for point in panel.points}
+    trials = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    text = "1 trial" if counts == {1} else f"Median and min to max of {trials} trials"
+    if failed := sum(panel.failed for panel in shown):
+        text += f"; {failed} failed not drawn"
+    if left_out := sum({id(panel.experiment): panel.experiment.left_out for panel in shown}.values()):
+        text += f"; {left_out} higher ratios left out, as in the paper"
+    return text
+
+
+def _network(recipe: str) -> str:
+    return NETWORKS.get(recipe, recipe)
+
+
+def _mode(experiment: Experiment) -> str:
+    return "iterative" if experiment.iterative else "one-shot"
+
+
+def _ratio(panel: Panel) -> list[str]:
+    return [] if panel.density is None else [ratios(panel.experiment.densities)[panel.density]]
+
+
+def _ylabel(panel: Panel) -> str:
+    if panel.y == "speed-up":
+        return "Speed-up"
+    return "Δ BLEU" if panel.experiment.baseline.metric == "BLEU" else "Δ accuracy (points)"
+
+
+def _file_name(*parts: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part).replace("×", "x"))

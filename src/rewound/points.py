@@ -1,0 +1,45 @@
+"""The numbers behind figures as a table, `points.csv`: one line for each point that is drawn.
+
+The technique of a black dot is the work it comes from; its low and high are those of its error bar, if it has one.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rewound.panels import Panel
+
+COLUMNS: Final = (
+    *("figure", "recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),
+    *("unit", "median", "low", "high", "trials"),
+)
+
+
+def write_points(panels: Iterable[tuple[str, Panel]], path: Path) -> Path:
+    """Write the points of panels, each with the name of its figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for figure, panel in panels:
+            writer.writerows([figure, *line] for line in _lines(panel))
+    return path
+
+
+def _lines(panel: Panel) -> Iterator[list[str]]:
+    where = panel.experiment
+    setting = [where.recipe, where.pruning, str(int(where.iterative))]
+    unit = "ratio" if panel.y == "speed-up" else where.baseline.unit
+    for technique, curve in panel.curves.items():
+        for point in curve:
+            at = [technique, f"{point.density:.10g}", f"{point.retrain_epochs:g}", unit]
+            yield [*setting, *at, *(_text(value) for value in (point.median, point.low, point.high)), str(point.trials)]
+    for dot in panel.published:
+        at = [dot.source, f"{dot.density:.10g}", "" if dot.epochs is None else f"{dot.epochs:g}", unit]
+        bar = ["", ""] if dot.error is None else [_text(dot.delta - dot.error), _text(dot.delta + dot.error)]
+        yield [*setting, *at, _text(dot.delta), *bar, ""]
+
+
+def _text(value: float) -> str:
+    return f"{value:z.4f}"
