@@ -4,10 +4,15 @@
 `points.csv`, the numbers in them; one of them alone by its name. `none`: only tables.
 """
 
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -17,6 +22,9 @@ from rewound.paper import FIGURES
 from rewound.points import write_points
 from rewound.results import Row
 
+T = TypeVar("T")
+R = TypeVar("R")
+_WORTH_A_PROCESS: Final = 40  # sheets: about the time that a process takes to start
 FORMATS: Final = ("png", "svg", "pdf")
 
 
@@ -68,6 +76,18 @@ def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing
         console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")
     points = ((sheet.figure.name, panel) for sheet in drawn if not sheet.alone for panel in sheet.panels)
     paths = [write_points(points, out / "points.csv")]
-    for sheet in track(drawn, "drawing", console=console, transient=True, disable=not console.is_terminal):
-        paths += save_sheet(sheet, out, drawing.formats)
+    saved = _in_parallel(partial(save_sheet, out=out, formats=drawing.formats), drawn)
+    for files in track(saved, "drawing", len(drawn), console=console, transient=True, disable=not console.is_terminal):
+        paths += files
     return paths
+
+
+def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """The results in order, from a process per core where there is enough to do to pay for starting them."""
+    workers = min(os.cpu_count() or 1, len(items) // _WORTH_A_PROCESS)
+    if workers < 2:
+        yield from map(work, items)
+        return
+    deaf = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for this process alone
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *deaf) as pool:
+        yield from pool.map(work, items)
