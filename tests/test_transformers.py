@@ -365,6 +365,13 @@ def test_data_without_an_end_are_refused(tmp_path: Path) -> None:
         rewound_by(given)
 
 
+def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
+    given = trainer(tmp_path)
+    given.is_fsdp_enabled = True  # what the trainer finds in its Accelerator
+    with pytest.raises(InputError, match="cannot prune parameters sharded by FSDP or DeepSpeed"):
+        rewound_by(given)
+
+
 def test_a_trainer_is_rewound_once(tmp_path: Path) -> None:
     given = trainer(tmp_path)
     rewound_by(given)
