@@ -1,9 +1,10 @@
 """A data-parallel training script, run by `test_ranks.py` in several processes:
 
-python parallel_loop.py RANK WORLD FOLDER {ddp,apart,sharded} [DIE_IN]
+python parallel_loop.py RANK WORLD FOLDER {ddp,fresh,apart,sharded} [DIE_IN]
 
-Ranks meet over a file in FOLDER. `ddp` trains with DistributedDataParallel; `apart` gives each rank weights of its own;
-`sharded` asks for fully_shard. Rank 0's last line is a digest of the mask, and it saves the weights.
+Ranks meet over a file in FOLDER. `ddp` trains with DistributedDataParallel; so does `fresh`, by reinitialization, with
+random numbers of each rank's own; `apart` gives each rank weights of its own; `sharded` asks for fully_shard. The last
+line is a digest of the mask, and the weights are saved.
 """
 
 import hashlib
@@ -31,10 +32,10 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
         folder.mkdir(exist_ok=True)
         meeting = folder / f"meeting-{die_in}"
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    torch.manual_seed(rank if kind == "apart" else 0)
+    torch.manual_seed(rank if kind in ("apart", "fresh") else 0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
     model: nn.Module = plain
-    if kind == "ddp" and world > 1:
+    if kind in ("ddp", "fresh") and world > 1:
         model = DistributedDataParallel(plain)
     elif kind == "sharded":
         from torch.distributed.fsdp import fully_shard
@@ -48,8 +49,9 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
         optimizer,
         scheduler,
         compression=2,
-        technique="weight-rewinding",
+        technique="reinitialization" if kind == "fresh" else "weight-rewinding",
         retrain_epochs=2,
+        init=lambda model: model.apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None),
         checkpoint=folder / "run",
     )
     for epoch in run:

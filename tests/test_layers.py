@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
-        *("course", "progress", "snapshot", "checkpoints", "loop", "encoding", "ticket"),
+        *("course", "progress", "snapshot", "checkpoints", "rewinding", "loop", "encoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (

@@ -63,6 +63,14 @@ def test_two_processes_prune_and_train_what_one_does_and_resume(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_ranks_draw_the_same_fresh_weights_though_their_random_numbers_differ(tmp_path: Path) -> None:
+    ended = processes(2, tmp_path, "fresh")
+    assert [status for status, _, _ in ended] == [0, 0], [errors for _, _, errors in ended]
+    for name, expected in weights(tmp_path, 0).items():
+        assert torch.equal(weights(tmp_path, 1)[name], expected)
+
+
+@pytest.mark.slow
 def test_ranks_that_hold_different_weights_are_named(tmp_path: Path) -> None:
     for status, _, errors in processes(2, tmp_path, "apart"):
         assert status != 0

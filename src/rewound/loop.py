@@ -18,7 +18,6 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -29,8 +28,9 @@ from rewound.course import Course, Init, adopted, bare, inner
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
-from rewound.pruner import Pruner, prunable_weights
+from rewound.pruner import Pruner
 from rewound.recording import Recording, Scheduler, Value, assign, resting
+from rewound.rewinding import pruned
 from rewound.schedule import Schedule
 from rewound.snapshot import Content, Stateful, Subjects
 
@@ -222,9 +222,9 @@ class Epochs:
         course, progress = self._course, self._progress
         content = self._folder.resumable([level.density for level in self._levels]) if self._resumes else None
         content = None if self._handed_over else content
-        pruned = content is not None and bool(progress_in(content).densities)
+        past_dense = content is not None and bool(progress_in(content).densities)
         arguments = course.arguments(self._subjects.model, self._subjects.optimizer)
-        self._folder.claim(arguments, ["compression"] if pruned else ["compression", "final"], check=self._resumes)
+        self._folder.claim(arguments, ["compression"] if past_dense else ["compression", "final"], check=self._resumes)
         if content is not None:
             self._subjects.resume(content)
             self._progress = progress = progress_in(content)
@@ -335,39 +335,9 @@ class Epochs:
     def _prune(self) -> None:
         progress, level, recording = self._progress, self._levels[self.level], self._recording
         check_final(self._course.how, max(recording.final()), max(recording.peaks()))
-        mask = self._course.pruner(self._subjects.model, level.density, progress.mask)
-        mask = ranks.agreed(mask, self._subjects.model)
-        if isinstance(level.weights_from, int):
-            self._rewind(level.weights_from)
-        elif level.weights_from == "fresh":
-            self._draw_anew()
-        mask.apply(self._subjects.model)
-        for thing in self._subjects.also:
-            if isinstance(thing, nn.Module) and mask.fits(thing):  # an EMA, whose pruned weights would only fade
-                mask.apply(thing)
-        progress.level, progress.done, progress.mask, progress.accuracy = self.level + 1, 0, mask, None
+        progress.mask = pruned(level, self._course, self._subjects, self._folder, progress.mask)
+        progress.level, progress.done, progress.accuracy = self.level + 1, 0, None
         progress.densities.append(level.density)
-
-    def _rewind(self, epoch: int) -> None:
-        content = self._folder.read(rewind_name(epoch))
-        if content is None:
-            raise InputError(
-                f"{self._folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder"
-            )
-        self._subjects.rewind(content)
-
-    def _draw_anew(self) -> None:
-        """Fresh weights, and everything else as it was before the first epoch."""
-        assert self._course.init is not None  # `Course` asks for it
-        if self._course.adopt:
-            self._subjects.optimizer.state.clear()
-        else:
-            self._rewind(0)
-        weights = prunable_weights(self._subjects.model)
-        before = {name: weight.detach().clone() for name, weight in weights.items()}
-        self._course.init(self._subjects.model)
-        if all(torch.equal(weights[name], old) for name, old in before.items()):  # law 6
-            raise InputError("init gave the initial weights of the dense run: let it draw others, with another seed")
 
     @property
     def _recording(self) -> Recording:

@@ -39,6 +39,14 @@ def gathered(value: T) -> list[T]:
     return box  # type: ignore[return-value]  # filled by now
 
 
+def share(model: nn.Module) -> None:
+    """Give every rank the weights and buffers of rank 0."""
+    if _many():
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor, src=0)
+
+
 def agreed(mask: Mask, model: nn.Module) -> Mask:
     """Rank 0's mask on every rank; an error where a rank holds other weights under it than rank 0.
 

@@ -1,0 +1,53 @@
+"""The beginning of a level: prune what the last one left, and put back what the technique rewinds.
+
+The mask comes from the weights as they are, the previous level's; the weights under it may then come from the dense
+run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, optimizer slots, EMA and scaler.
+"""
+
+import torch
+from torch import nn
+
+from rewound import ranks
+from rewound.algorithm import Level
+from rewound.checkpoints import Folder, rewind_name
+from rewound.course import Course
+from rewound.errors import InputError
+from rewound.mask import Mask
+from rewound.pruner import prunable_weights
+from rewound.snapshot import Subjects
+
+
+def pruned(level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None) -> Mask:
+    """Bring the subjects to the start of a level; returns its mask, the same on every rank."""
+    made = ranks.agreed(course.pruner(subjects.model, level.density, mask), subjects.model)
+    if isinstance(level.weights_from, int):
+        _rewind(level.weights_from, subjects, folder)
+    elif level.weights_from == "fresh":
+        _draw_anew(course, subjects, folder)
+    made.apply(subjects.model)
+    for thing in subjects.also:
+        if isinstance(thing, nn.Module) and made.fits(thing):  # an EMA, whose pruned weights would only fade
+            made.apply(thing)
+    return made
+
+
+def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
+    content = folder.read(rewind_name(epoch))
+    if content is None:
+        raise InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
+    subjects.rewind(content)
+
+
+def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
+    """Fresh weights, and everything else as it was before the first epoch."""
+    assert course.init is not None  # `Course` asks for it
+    if course.adopt:
+        subjects.optimizer.state.clear()
+    else:
+        _rewind(0, subjects, folder)
+    weights = prunable_weights(subjects.model)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    course.init(subjects.model)
+    ranks.share(subjects.model)  # each rank has drawn its own
+    if all(torch.equal(weights[name], old) for name, old in before.items()):  # law 6
+        raise InputError("init gave the initial weights of the dense run: let it draw others, with another seed")
