@@ -12,7 +12,6 @@ $(VENV)/.ready-%: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/rewound run digits
-	@echo "The report is in rewound-report/digits: open rewound-report/digits/digits-unstructured-best.png first."
 
 # Two workers on two cores: a thread each.
 test test-fast: export OMP_NUM_THREADS = 1

@@ -44,7 +44,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("speedup", "literature", "panels", "paper", "points"),
     ),
     # 4: where it runs, how it is shown, who calls it
-    ("executors/*", "pages/*", "integrations/*", "compression", "drawing", "report", "cli", "__main__", "__init__"),
+    (
+        *("executors/*", "pages/*", "integrations/*"),
+        *("compression", "drawing", "provenance", "report", "cli", "__main__", "__init__"),
+    ),
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
 

@@ -26,6 +26,7 @@ from rewound.execution import todo
 from rewound.executors import local
 from rewound.packing import pack_store, unpack_store
 from rewound.pages.inspection import ticket_page, ticket_profile
+from rewound.pages.page import PAGE
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.report import estimate, outdated, report_files, report_sweep, say_comparison
@@ -60,7 +61,7 @@ def run_command(
     keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
     if on != "local":
@@ -111,11 +112,11 @@ def report_command(
         list[Path] | None,
         typer.Option("--compare", help="another results table to compare with; repeat it for a table in several files"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
     figures: Annotated[str, typer.Option(help="default, paper (all of the paper's), none, or one by name")] = "default",
     formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png,svg",
 ) -> None:
-    """Make tables and figures of a sweep or of a results table."""
+    """Make tables, figures and a page for the browser of a sweep or of a results table."""
     if (sweep is None) == (results is None):
         raise InputError("give either a sweep or --results FILE")
     theirs, drawing = _rows(others or []), Drawing(figures, tuple(name.strip() for name in formats.split(",")))
@@ -124,8 +125,10 @@ def report_command(
     else:
         assert results is not None
         rows = _rows([results, *([dense] if dense else [])])
-        folder = out or Path("rewound-report") / results.name.split(".")[0]
-        _say_files(report_files(rows, folder, console, theirs, drawing))
+        name = results.name.split(".")[0]
+        title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
+        folder = out or Path("rewound-report") / name
+        _say_files(report_files(rows, folder, console, theirs, drawing, title))
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -311,6 +314,8 @@ def _say_files(paths: list[Path]) -> None:
     names = [str(path.relative_to(paths[0].parent)) for path in paths]
     shown = names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} more"]
     console.print(f"report: {paths[0].parent} ({', '.join(shown)})", soft_wrap=True)
+    for page in (path for path in paths if path.name == PAGE):
+        console.print(f"open in a browser: {page}", soft_wrap=True)
 
 
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:

@@ -1,7 +1,7 @@
 """Which figures a report has, in which formats, and drawing them as far as the table has data.
 
 `default`: three figures for each recipe and way of pruning. `paper`: the paper's figures, in the folder `paper`, with
-`points.csv`, the numbers in them; one of them alone by its name. `none`: only tables.
+`points.csv`, the numbers in them; one of them alone by its name. `none`: only tables and the page.
 """
 
 import multiprocessing
@@ -59,7 +59,7 @@ def draw_figures(
 
         return draw(rows, out, drawing.formats, compare=theirs)
     except ModuleNotFoundError as error:
-        console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
+        console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
         return []
 
 

@@ -1,6 +1,6 @@
-"""What a person is told about a sweep: before it runs (cost), and after (tables and figures)."""
+"""What a person is told about a sweep: before it runs (cost), and after (tables, figures and a page)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,12 +10,14 @@ from rewound.conformance import Card
 from rewound.drawing import DEFAULT, Drawing, draw_figures
 from rewound.errors import InputError
 from rewound.execution import device_named, made_by
+from rewound.pages.page import PAGE, Origin, write_page
 from rewound.planning import Node, Plan
+from rewound.provenance import of_sweep, of_tables
 from rewound.recipe import Recipe
 from rewound.results import Row, write_rows
 from rewound.store import Store
 from rewound.sweep import Sweep
-from rewound.tables import collected
+from rewound.tables import Tables, collected
 
 
 def report_sweep(
@@ -26,7 +28,7 @@ def report_sweep(
     theirs: Sequence[Row] = (),
     drawing: Drawing = DEFAULT,
 ) -> list[Path]:
-    """Tables and figures of a sweep, as far as it has run; with another table to compare, also a conformance card."""
+    """Tables, figures and a page of a sweep, as far as it has run; with another table, also a conformance card."""
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise InputError(f"nothing of {sweep.name} has run yet in {store.root}; run it with: rewound run {sweep.name}")
@@ -38,18 +40,27 @@ def report_sweep(
         console.print("only dense networks so far: there are no techniques to compare yet")
     else:
         paths += _shown(tables.rows, out, console, sweep.recipe.test_size, theirs, drawing)
+        origin, epochs = of_sweep(sweep, store, tables, paths[0]), {sweep.recipe.label(): sweep.recipe.training_epochs}
+        paths += _page(tables, out, console, origin, epochs)
     return [*paths, *_compared(cards, tables.rows, out, console)]
 
 
 def report_files(
-    rows: list[Row], out: Path, console: Console, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT
+    rows: list[Row],
+    out: Path,
+    console: Console,
+    theirs: Sequence[Row] = (),
+    drawing: Drawing = DEFAULT,
+    title: str = "results",
 ) -> list[Path]:
-    """Tables and figures of rows that came from anywhere; with another table to compare, also a conformance card."""
+    """Table, figures and a page of rows that came from anywhere; with another table, also a conformance card."""
     cards = compare(rows, theirs) if theirs else []
+    paths = [out / "results.csv"]
     out.mkdir(parents=True, exist_ok=True)
-    write_rows(rows, out / "results.csv")
-    shown = _shown(rows, out, console, None, theirs, drawing)
-    return [out / "results.csv", *shown, *_compared(cards, rows, out, console)]
+    write_rows(rows, paths[0])
+    paths += _shown(rows, out, console, None, theirs, drawing)
+    paths += _page(Tables(rows, [], [], 0), out, console, of_tables(title, rows, paths[0]))
+    return [*paths, *_compared(cards, rows, out, console)]
 
 
 def say_comparison(cards: list[Card], ours: list[Row], console: Console, *, every_cell: bool = False) -> None:
@@ -76,6 +87,16 @@ def _shown(
 
     console.print(summary_table(rows, test_images))
     return draw_figures(rows, out, console, drawing, theirs)
+
+
+def _page(
+    tables: Tables, out: Path, console: Console, origin: Origin, epochs: Mapping[str, float] | None = None
+) -> list[Path]:
+    try:
+        return [write_page(tables, out / PAGE, origin, epochs)]
+    except ModuleNotFoundError as error:
+        console.print(f"no page: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
+        return []
 
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:

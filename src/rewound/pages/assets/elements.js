@@ -1,0 +1,90 @@
+// Elements and texts. Data enter the document as text nodes only, never as markup.
+
+function h(name, properties = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key in element) element[key] = value;
+    else element.setAttribute(key, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null));
+  return element;
+}
+
+function drawing(name, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+// The line and the marker of a technique, as the charts draw them.
+function swatch(technique) {
+  const edged = !["white", technique.colour].includes(technique.edge);
+  const line = (stroke, width, dash) =>
+    drawing("line", { x1: 0, x2: 34, y1: 8, y2: 8, stroke, "stroke-width": width, "stroke-dasharray": dash });
+  const marker = drawing("path", {
+    d: technique.outline,
+    transform: "translate(17 8) scale(5.2)",
+    fill: technique.colour,
+    stroke: edged ? technique.edge : "none",
+    "stroke-width": 0.16,
+  });
+  return drawing(
+    "svg",
+    { viewBox: "0 0 34 16", width: 34, height: 16, "aria-hidden": "true", class: "swatch" },
+    ...(edged ? [line(technique.edge, 3.4, "none")] : []),
+    line(technique.colour, 2, technique.dash),
+    marker,
+  );
+}
+
+// A marker with its error bar.
+function whisker() {
+  return drawing(
+    "svg",
+    { viewBox: "0 0 12 16", width: 12, height: 16, "aria-hidden": "true", class: "swatch" },
+    drawing("line", { x1: 6, x2: 6, y1: 1, y2: 15, stroke: "currentColor", "stroke-width": 1.5 }),
+    drawing("circle", { cx: 6, cy: 8, r: 3.5, fill: "currentColor" }),
+  );
+}
+
+function button(text, act, className = "plain") {
+  return h("button", { type: "button", className, onclick: act }, text);
+}
+
+function copyable(text) {
+  const copy = button("Copy", async () => {
+    await navigator.clipboard.writeText(text);
+    copy.textContent = "Copied";
+    setTimeout(() => (copy.textContent = "Copy"), 1500);
+  });
+  copy.ariaLabel = `Copy ${text}`;
+  return h("div", { className: "copyable" }, h("code", {}, text), navigator.clipboard ? copy : null);
+}
+
+function definitions(pairs) {
+  return h(
+    "dl",
+    { className: "facts" },
+    pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+}
+
+const quiet = (...children) => h("p", { className: "quiet" }, ...children);
+
+// A sentence whose compression ratios stand out.
+function emphasised(sentence) {
+  return sentence.split(/((?:at least )?\d[\d.,]*×)/).map((part, place) => (place % 2 ? h("b", {}, part) : part));
+}
+
+const MINUS = "\u2212";
+const fixed = (value, digits) =>
+  value
+    .toFixed(digits)
+    .replace(/^-(?=[0.]*$)/, "")
+    .replace("-", MINUS);
+const signed = (value) => (Number(value.toFixed(2)) > 0 ? "+" : "") + fixed(value, 2);
+const whole = (value) => Math.round(value).toLocaleString("en-US");
+const short = (value) => Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
+const count = (n, noun) => `${short(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -1,0 +1,127 @@
+// The figures of a subject: which data a panel draws, and what is said about a mark.
+
+function figureSection(subject, figure) {
+  const grid = h("div", { className: "panels" });
+  const show = (choice) => {
+    forget(grid);
+    grid.classList.toggle("small", Boolean(choice.small));
+    grid.replaceChildren(...choice.panels.map((panel) => drawnPanel(subject, panel)));
+    hideUnticked(grid);
+  };
+  show(figure.choices[0]);
+  const head = h(
+    "div",
+    { className: "head" },
+    h("h2", { id: `${figure.id}-title` }, figure.title),
+    chooser(figure, show),
+  );
+  const scale = figure.id === "layers" ? h("p", { className: "scale quiet" }, "0%", h("i"), "100% kept") : null;
+  return h(
+    "section",
+    { className: "figure", id: figure.id, "aria-labelledby": `${figure.id}-title` },
+    ...[head, quiet(figure.text), scale, grid].filter(Boolean),
+  );
+}
+
+function chooser(figure, show) {
+  if (figure.choices.length < 2) return null;
+  const options = figure.choices.map(({ label }, number) => h("option", { value: number }, label));
+  const act = (event) => show(figure.choices[event.target.value]);
+  return h("select", { ariaLabel: `${figure.title}: which runs`, onchange: act }, options);
+}
+
+// A panel of a single technique goes with it.
+function hideUnticked(grid) {
+  for (const { panel } of grid.children) panel.element.hidden = state.hidden.has(panel.technique);
+}
+
+function drawnPanel(subject, panel) {
+  if (panel.runs) return curvePanel(subject, panel);
+  const values = () => (panel.kind === "layers" ? layerValues(panel) : settingValues(subject, panel));
+  const open = (datum) => openRun(subject, middleRun(subject, subject.settings[datum.number]));
+  return panelElement(panel, values, (datum) => tell(subject, datum), open);
+}
+
+function settingValues(subject, panel) {
+  const settings = panel.settings.map((number) => subject.settings[number]);
+  const present = [...techniques.keys()].filter((name) => settings.some((setting) => setting.technique === name));
+  const scale = panel.kind === "time" ? 0.5 : 1; // small panels have small marks
+  return settings.map((setting) => {
+    const place = present.indexOf(setting.technique);
+    const shift = scale * (place - (present.length - 1) / 2);
+    const size = scale * techniques.get(setting.technique).size;
+    const [value, low, high] = panel.field ? setting[panel.field] : [setting.delta, setting.low, setting.high];
+    return { ...setting, place, shift, size, value, low, high, field: panel.field };
+  });
+}
+
+function layerValues({ ratios, layers, kept, settings, technique }) {
+  const values = ratios.flatMap((ratio, column) =>
+    layers.map((layer, line) => ({ ratio, layer, kept: kept[column][line], number: settings[column], technique })),
+  );
+  return values.filter((datum) => datum.kept !== null);
+}
+
+function curvePanel(subject, panel) {
+  const values = curveValues(subject, panel);
+  const rates = [...new Set(values.map(({ value }) => value))].filter((rate) => rate > 0).sort((a, b) => a - b);
+  const params = { places: rates.length > 5 ? [rates[0], rates.at(-1)] : rates };
+  const open = (datum) => openRun(subject, subject.runs[datum.number]);
+  return panelElement(
+    { ...panel, params },
+    () => values,
+    (datum) => tell(subject, datum),
+    open,
+  );
+}
+
+function curveValues(subject, { kind, runs }) {
+  return runs.flatMap((number) => {
+    const { key, technique } = subject.runs[number];
+    const [steps, rates, losses] = story.details.runs[key]?.curve ?? [[], [], []];
+    const values = kind === "rate" ? rates : losses;
+    const points = steps.map((step, place) => ({ step, value: values[place], technique, key, number, kind }));
+    return points.filter((point) => point.value !== null);
+  });
+}
+
+function tell(subject, datum) {
+  const name = nameOf(datum.technique);
+  if (datum.layer !== undefined) return [datum.layer, `${fixed(100 * datum.kept, 1)}% kept at ${datum.ratio}`, name];
+  if (datum.step !== undefined) {
+    const what = datum.kind === "rate" ? "Learning rate" : "Loss";
+    return [name, `${what} ${short(datum.value)} after ${count(datum.step, "step")}`];
+  }
+  const lines = [name, `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(datum.t)}`];
+  const rival = { speed: "the dense network", faster: "fine-tuning" }[datum.field];
+  const text = rival ? (value) => `${fixed(value, 2)}×` : signed;
+  const range = datum.trials > 1 ? `${text(datum.low)} to ${text(datum.high)}, ${datum.trials} trials` : "one trial";
+  lines.push(`${text(datum.value)} ${rival ? `fewer FLOPs than ${rival}` : subject.unit} (${range})`);
+  if (datum.cost !== null) lines.push(`${count(datum.cost, "epoch")} of search`);
+  if (datum.same) {
+    const others = datum.same.map((number) => settingText(subject.settings[number], datum));
+    lines.push(`The same runs as ${others.join("; ")}`);
+  }
+  return lines;
+}
+
+function showFigures() {
+  const host = document.getElementById("figures");
+  forget(host);
+  const subject = current();
+  const nothing = h("p", { className: "empty" }, "Nothing to draw yet: no pruned network of this recipe has finished.");
+  const sections = subject.figures.map((figure) => figureSection(subject, figure));
+  host.replaceChildren(...(sections.length ? sections : [nothing]));
+}
+
+// What is not near yet is drawn while the reader pauses, so that printing finds all of it.
+async function drawTheRest() {
+  const next = [...panels].find(({ element }) => !element.dataset.drawn && !element.hidden);
+  if (!next) return;
+  await next.draw();
+  requestIdleCallback(drawTheRest);
+}
+
+watch(["subject"], showFigures);
+watch(["subject"], () => requestIdleCallback(drawTheRest));
+watch(["hidden"], () => document.querySelectorAll(".figure .panels").forEach(hideUnticked));

@@ -1,0 +1,157 @@
+// The page, from top to bottom.
+
+const byId = (id) => document.getElementById(id);
+const darkOutside = matchMedia("(prefers-color-scheme: dark)");
+
+function buildHeader() {
+  const pruned = story.subjects.reduce(
+    (sum, { runs }) => sum + runs.setting.filter((setting) => setting >= 0).length,
+    0,
+  );
+  const extent = [
+    [story.subjects.length, "experiment"],
+    [pruned, "pruned network"],
+    [techniques.size, "technique"],
+  ];
+  byId("extent").textContent = extent.map(([n, noun]) => `${whole(n)} ${noun}${n === 1 ? "" : "s"}`).join(" · ");
+  byId("theme").addEventListener("click", () => change({ theme: isDark() ? "light" : "dark" }));
+  watchers.unshift({ names: ["theme"], act: applyTheme }); // before charts look up their colours
+  darkOutside.addEventListener("change", applyTheme);
+  applyTheme();
+}
+
+const isDark = () => (state.theme ? state.theme === "dark" : darkOutside.matches);
+
+function applyTheme() {
+  document.documentElement.style.colorScheme = state.theme || "light dark";
+  byId("theme").textContent = isDark() ? "Light" : "Dark";
+  byId("theme").ariaLabel = `Switch to ${isDark() ? "light" : "dark"} colours`;
+}
+
+function buildFindings() {
+  const sentence = ({ sentence }) => h("p", { className: "sentence" }, emphasised(sentence));
+  const option = (subject, number) => {
+    const radio = h("input", { type: "radio", name: "subject", checked: number === state.subject });
+    radio.addEventListener("change", () => change({ subject: number }));
+    const pruning = subject.pruning ? h("small", {}, subject.pruning) : null;
+    return h(
+      "label",
+      { className: "subject" },
+      radio,
+      h("span", { className: "name" }, subject.recipe, pruning),
+      sentence(subject),
+    );
+  };
+  const many = () =>
+    h("fieldset", { className: "subjects" }, h("legend", {}, "Experiments"), story.subjects.map(option));
+  byId("findings").replaceChildren(
+    story.subjects.length === 1 ? sentence(story.subjects[0]) : many(),
+    ...(story.notes.length ? [weaknesses()] : []),
+  );
+}
+
+function weaknesses() {
+  const lines = story.notes.map((note) => h("li", {}, `${note}.`));
+  return h("div", { className: "warning" }, "Read with care", h("ul", { className: "bare" }, lines));
+}
+
+function buildBar() {
+  byId("bar").hidden = !techniques.size;
+  const chips = [...techniques.values()].map((technique) => {
+    const tick = h("input", { type: "checkbox", checked: !state.hidden.has(technique.name), value: technique.name });
+    tick.addEventListener("change", () => {
+      const hidden = new Set(state.hidden);
+      if (tick.checked) hidden.delete(technique.name);
+      else hidden.add(technique.name);
+      change({ hidden });
+    });
+    return h("label", { className: "chip" }, tick, swatch(technique), technique.label);
+  });
+  const spread = h("input", { type: "checkbox", checked: state.spread, id: "spread" });
+  spread.addEventListener("change", () => change({ spread: spread.checked }));
+  byId("bar").replaceChildren(
+    ...chips,
+    h("label", { className: "chip option" }, spread, whisker(), "Min to max of trials"),
+  );
+}
+
+function showReach() {
+  byId("reach")?.remove();
+  const subject = current();
+  if (!subject.reach.length) return;
+  const { mean, sd, n } = subject.dense;
+  const deviation = fixed(sd * subject.scale, 2);
+  const dense = `The dense network reaches ${subject.metric} ${fixed(mean * subject.scale, 2)}`;
+  const several = `“no drop” tolerates one standard deviation of its ${n} runs, ${deviation}`;
+  const single = "there is one run of it, so its spread is unknown and “no drop” tolerates nothing";
+  const what =
+    "The largest compression, its epochs of search, and its range with all deltas one standard error lower or higher.";
+  const text = `${what} ${dense}; ${n > 1 ? several : single}.`;
+  const section = h(
+    "section",
+    { id: "reach", "aria-labelledby": "reach-title" },
+    h("h2", { id: "reach-title" }, "How far each technique compresses"),
+    quiet(text),
+    h("div", { className: "scroll" }, reachTable(subject)),
+  );
+  const first = byId("accuracy");
+  if (first) first.after(section);
+  else byId("figures").before(section);
+  tickReach();
+}
+
+function reachTable(subject) {
+  const modes = [false, true].filter((mode) => subject.reach.some(({ iterative }) => iterative === mode));
+  const cell = (found) => {
+    const cost = found?.cost ? h("span", { className: "quiet" }, count(found.cost, "epoch")) : null;
+    const range = found?.range && found.range !== found.ratio ? h("small", {}, found.range) : null;
+    const ratio = found?.ratio === "none" ? "none" : h("b", {}, found?.ratio ?? "");
+    return h("td", {}, ratio, cost, range);
+  };
+  const lines = [...techniques.values()].map((technique) => {
+    const mine = modes.map((mode) =>
+      subject.reach.find((one) => one.technique === technique.name && one.iterative === mode),
+    );
+    const cells = mine.flatMap((one) => [cell(one?.no_drop), cell(one?.one)]);
+    const name = h("th", { scope: "row" }, swatch(technique), technique.label);
+    return mine.some(Boolean) ? h("tr", { "data-technique": technique.name }, name, cells) : null;
+  });
+  const one = subject.scale === 100 ? "1% drop" : `1 ${subject.unit} drop`;
+  const groups = modes.map((mode) => h("th", { scope: "colgroup", colSpan: 2 }, mode ? "Iterative" : "One-shot"));
+  const drops = modes.flatMap(() => ["No drop", one].map((name) => h("th", { scope: "col" }, name)));
+  const head = h("thead", {}, h("tr", {}, h("td"), groups), h("tr", {}, h("td"), drops));
+  return h("table", { className: "reach" }, head, h("tbody", {}, lines));
+}
+
+function tickReach() {
+  const lines = document.querySelectorAll("#reach tr[data-technique]");
+  for (const line of lines) line.classList.toggle("unticked", state.hidden.has(line.dataset.technique));
+}
+
+function showEmpty() {
+  const how = story.commands.run ? copyable(story.commands.run) : quiet("Report on a table that has rows.");
+  byId("findings").replaceChildren(h("div", { className: "empty" }, h("h2", {}, "No results yet"), how));
+}
+
+async function build() {
+  recall();
+  buildHeader();
+  byId("provenance").replaceChildren(h("h2", {}, "Provenance"), definitions(story.provenance));
+  if (!story.subjects.length) return showEmpty();
+  buildFindings();
+  buildBar();
+  buildTable();
+  showFigures();
+  showReach();
+  fillTable();
+  watch(["subject"], showReach);
+  watch(["hidden"], tickReach);
+  await Promise.all([...panels].slice(0, 3).map((panel) => panel.draw()));
+  const asked = state.run && current().runs[state.run];
+  if (asked) openRun(current(), asked);
+  requestIdleCallback(drawTheRest);
+}
+
+await build();
+performance.mark("ready");
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,189 @@
+// One panel: a Vega-Lite chart that is drawn when it comes near, and answers to the pointer and the keyboard.
+
+const HEIGHTS = { compression: 270, time: 150, speed: 230, rate: 170, loss: 170 };
+const LAYER_HEIGHT = 15;
+const COLOURS = ["paper", "muted", "band", "zone"]; // parameters of every chart
+const REACH = 28; // pixels from the pointer to the mark it means
+
+const panels = new Set();
+let last = Promise.resolve(); // panels are drawn one after another, so that the first is there first
+const near = new IntersectionObserver(
+  (entries) => entries.forEach(({ isIntersecting, target }) => isIntersecting && target.panel.draw()),
+  { rootMargin: "400px" },
+);
+
+function colour(name) {
+  const probe = document.getElementById("tip");
+  probe.style.outlineColor = `var(--${name})`;
+  return getComputedStyle(probe).outlineColor;
+}
+
+function chartLook() {
+  const font = getComputedStyle(document.body).fontFamily;
+  return {
+    background: "transparent",
+    font,
+    text: { font },
+    view: { stroke: null },
+    axis: {
+      title: null,
+      labelColor: colour("muted"),
+      labelFontSize: 11,
+      labelPadding: 6,
+      gridColor: colour("grid"),
+      domainColor: colour("line"),
+      tickColor: colour("line"),
+      tickSize: 4,
+    },
+    axisX: { grid: false },
+    axisY: { domain: false, ticks: false },
+  };
+}
+
+// `values()` are the data of a panel, `tell(datum)` the lines about a mark, `open(datum)` what a click leads to.
+function panelElement(panel, values, tell, open) {
+  const chart = h("div", { className: "chart" });
+  const ring = h("i", { className: "ring", hidden: true });
+  const element = h(
+    "figure",
+    {
+      className: "panel",
+      tabIndex: 0,
+      ariaLabel: `${panel.title}. Arrow keys walk through the marks, Enter opens one.`,
+    },
+    h("figcaption", {}, panel.title),
+    h("div", { className: "stage" }, chart, ring),
+    panel.note ? quiet(panel.note) : null,
+  );
+  let view = null;
+  let drawn = null;
+  let active = -1;
+  const marks = () => [...chart.querySelectorAll(".points_marks path")];
+  const datumOf = (mark) => mark.__data__.datum;
+
+  async function embed() {
+    const spec = structuredClone(story.charts[panel.kind]);
+    const colours = Object.fromEntries(COLOURS.map((name) => [name, colour(name)]));
+    const given = { shown: shownTechniques(), spread: state.spread, ...colours, ...panel.params };
+    spec.params = Object.entries(given).map(([name, value]) => ({ name, value }));
+    spec.data = { values: values().map((datum) => ({ ...datum, says: tell(datum).join(". ") })) };
+    spec.height = panel.height ?? HEIGHTS[panel.kind] ?? LAYER_HEIGHT * panel.layers.length;
+    const options = { ast: true, renderer: "svg", actions: false, tooltip: false, config: chartLook() };
+    view?.finalize();
+    view = (await vegaEmbed(chart, spec, options)).view;
+    element.dataset.drawn = "yes";
+  }
+
+  async function signal(name, value) {
+    if (!view) return;
+    await view.signal(name, value).runAsync();
+    point(-1);
+  }
+
+  function point(number) {
+    active = number;
+    const mark = marks()[number];
+    ring.hidden = !mark;
+    if (!mark) return hideTip();
+    const box = mark.getBoundingClientRect();
+    const stage = chart.getBoundingClientRect();
+    ring.style.left = `${middle(box).x - stage.x}px`;
+    ring.style.top = `${middle(box).y - stage.y}px`;
+    showTip(tell(datumOf(mark)), box, techniques.get(datumOf(mark).technique));
+  }
+
+  function nearest({ clientX, clientY }) {
+    const away = marks().map((mark) => {
+      const { x, y } = middle(mark.getBoundingClientRect());
+      return Math.hypot(x - clientX, y - clientY);
+    });
+    const least = Math.min(...away);
+    return least < REACH ? away.indexOf(least) : -1;
+  }
+
+  function along(forward) {
+    const { length } = marks();
+    if (length) point(active < 0 ? 0 : Math.min(length - 1, Math.max(0, active + forward)));
+  }
+
+  // To the next technique (or layer), at the same place.
+  function across(forward) {
+    const all = marks();
+    if (active < 0) return along(1);
+    const groupOf = (mark) => datumOf(mark).layer ?? datumOf(mark).technique;
+    const groups = [...new Set(all.map(groupOf))];
+    const wanted = groups[groups.indexOf(groupOf(all[active])) + forward];
+    const there = all.filter((mark) => groupOf(mark) === wanted);
+    const { x } = middle(all[active].getBoundingClientRect());
+    const away = (mark) => Math.abs(middle(mark.getBoundingClientRect()).x - x);
+    if (there.length) point(all.indexOf(there.reduce((best, mark) => (away(mark) < away(best) ? mark : best))));
+  }
+
+  const keys = {
+    ArrowRight: () => along(1),
+    ArrowLeft: () => along(-1),
+    ArrowDown: () => across(1),
+    ArrowUp: () => across(-1),
+    Escape: () => point(-1),
+    Enter: () => active >= 0 && open(datumOf(marks()[active])),
+  };
+  element.addEventListener("keydown", (event) => {
+    if (!(event.key in keys) || (event.key === "Escape" && active < 0)) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  element.addEventListener("blur", () => point(-1));
+  chart.addEventListener("pointermove", (event) => event.pointerType !== "touch" && point(nearest(event)));
+  chart.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && point(-1));
+  chart.addEventListener("click", (event) => {
+    const number = nearest(event);
+    const again = event.pointerType !== "touch" || number === active; // a finger looks first, then opens
+    if (number >= 0 && again) open(datumOf(marks()[number]));
+    else point(number);
+  });
+
+  const queued = () => (last = last.then(() => element.isConnected && embed()));
+  element.panel = {
+    element,
+    signal,
+    technique: panel.technique,
+    draw: () => (drawn ??= queued()),
+    redraw: () => drawn && (drawn = queued()),
+  };
+  panels.add(element.panel);
+  near.observe(element);
+  return element;
+}
+
+const middle = (box) => ({ x: box.x + box.width / 2, y: box.y + box.height / 2 });
+
+function forget(host) {
+  for (const element of host.querySelectorAll(".panel")) {
+    near.unobserve(element);
+    panels.delete(element.panel);
+  }
+  hideTip();
+}
+
+function showTip([first, ...rest], box, technique) {
+  const tip = document.getElementById("tip");
+  const head = h("p", {}, technique ? swatch(technique) : null, h("b", {}, first));
+  tip.replaceChildren(head, ...rest.map((line) => h("p", {}, line)));
+  tip.hidden = false;
+  (document.querySelector("dialog[open]") ?? document.body).append(tip); // a dialog covers what is outside it
+  const { width, height } = tip.getBoundingClientRect();
+  const above = box.y - height - 12;
+  tip.style.left = `${Math.min(Math.max(8, middle(box).x - width / 2), innerWidth - width - 8)}px`;
+  tip.style.top = `${above > 8 ? above : box.y + box.height + 12}px`;
+}
+
+function hideTip() {
+  document.getElementById("tip").hidden = true;
+}
+
+const redrawAll = () => panels.forEach((panel) => panel.redraw());
+watch(["hidden"], () => panels.forEach((panel) => panel.signal("shown", shownTechniques())));
+watch(["spread"], () => panels.forEach((panel) => panel.signal("spread", state.spread)));
+watch(["theme"], redrawAll);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+addEventListener("scroll", hideTip, { passive: true });

@@ -1,0 +1,36 @@
+// What the reader chose. It lives in the address, so that a link shows what the sender saw.
+
+const state = { subject: 0, hidden: new Set(), spread: true, theme: "", filter: "", sort: "", run: "" };
+const watchers = [];
+
+function watch(names, act) {
+  watchers.push({ names, act });
+}
+
+function change(changes) {
+  Object.assign(state, changes);
+  remember();
+  for (const { names, act } of watchers) if (names.some((name) => name in changes)) act();
+}
+
+function remember() {
+  const said = new URLSearchParams();
+  if (state.subject) said.set("subject", titleOf(story.subjects[state.subject]));
+  if (state.hidden.size) said.set("hide", [...state.hidden].join(" "));
+  if (!state.spread) said.set("spread", "no");
+  for (const name of ["theme", "filter", "sort", "run"]) if (state[name]) said.set(name, state[name]);
+  history.replaceState(null, "", `#${said}`);
+}
+
+function recall() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const wanted = story.subjects.findIndex((subject) => titleOf(subject) === said.get("subject"));
+  state.subject = Math.max(0, wanted);
+  state.hidden = new Set((said.get("hide") ?? "").split(" ").filter((name) => techniques.has(name)));
+  state.spread = said.get("spread") !== "no";
+  for (const name of ["theme", "filter", "sort", "run"]) state[name] = said.get(name) ?? "";
+  if (!["light", "dark"].includes(state.theme)) state.theme = "";
+}
+
+const current = () => unfolded(story.subjects[state.subject]);
+const shownTechniques = () => story.techniques.map(({ name }) => name).filter((name) => !state.hidden.has(name));

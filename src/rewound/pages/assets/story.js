@@ -1,0 +1,91 @@
+// The tables as the report wrote them (payload.py): from columns to objects, and the words for them.
+
+const story = JSON.parse(document.getElementById("story").textContent);
+const techniques = new Map(story.techniques.map((technique, place) => [technique.name, { ...technique, place }]));
+const MODES = ["one-shot", "iterative"];
+
+function objects(columns) {
+  const length = columns.trial?.length ?? columns.t.length;
+  return Array.from({ length }, (_, number) => {
+    const object = { number };
+    for (const [name, values] of Object.entries(columns)) object[name] = values === null ? null : values[number];
+    return object;
+  });
+}
+
+// A subject is unfolded when it is first looked at.
+function unfolded(subject) {
+  if (subject.bySetting) return subject;
+  const digits = digitsFor(subject.settings.density);
+  subject.settings = objects(subject.settings).map((setting) => ({
+    ...setting,
+    technique: story.techniques[setting.technique].name,
+    compression: 1 / setting.density,
+    ratio: `${(1 / setting.density).toFixed(digits)}×`,
+  }));
+  subject.runs = objects(subject.runs).map((run) => describedRun(subject, run));
+  subject.byKey = Map.groupBy(
+    subject.runs.filter((run) => run.key),
+    (run) => run.key,
+  );
+  subject.bySetting = Map.groupBy(subject.runs, (run) => run.setting);
+  return subject;
+}
+
+// As many as tell all ratios apart, but two at least.
+function digitsFor(densities) {
+  const known = [...new Set(densities)];
+  const apart = (digits) => new Set(known.map((density) => (1 / density).toFixed(digits))).size === known.length;
+  return [2, 3, 4, 5, 6, 7, 8].find(apart) ?? 9;
+}
+
+function describedRun(subject, run) {
+  const setting = subject.settings[run.setting] ?? null; // a dense run has none
+  return {
+    ...run,
+    setting,
+    delta: run.test === null ? null : (run.test - subject.dense.mean) * subject.scale,
+    speed: run.flops && subject.dense.flops ? subject.dense.flops / run.flops : null,
+    technique: setting?.technique ?? "",
+    mode: setting ? MODES[setting.iterative] : "dense",
+    compression: setting?.compression ?? 1,
+    ratio: setting?.ratio ?? "1×",
+    t: setting?.t ?? null,
+    cost: setting?.cost ?? null,
+  };
+}
+
+const nameOf = (technique) => techniques.get(technique)?.label ?? "Dense network";
+const titleOf = (subject) => (subject.pruning ? `${subject.recipe}, ${subject.pruning}` : subject.recipe);
+const shownValue = (subject, value) => (value === null ? "failed" : fixed(value * subject.scale, 2));
+
+// A setting in words; what it shares with the setting beside it is left out.
+function settingText(setting, beside) {
+  const parts = [nameOf(setting.technique)];
+  if (beside?.iterative !== setting.iterative) parts.push(MODES[setting.iterative]);
+  if (beside?.density !== setting.density) parts.push(setting.ratio);
+  return [...parts, `t = ${short(setting.t)}`].join(", ");
+}
+
+// The runs that led to a run: the dense network of its trial, then every level before it.
+function lineage(subject, run) {
+  if (!run.setting) return [run];
+  const { technique, t, iterative, density } = run.setting;
+  const before = ({ setting, trial }) =>
+    trial === run.trial &&
+    setting?.technique === technique &&
+    setting.iterative === iterative &&
+    setting.t === t &&
+    setting.density > density;
+  const levels = iterative ? subject.runs.filter(before).sort((a, b) => a.compression - b.compression) : [];
+  const dense = subject.runs.filter((other) => !other.setting && other.trial === run.trial);
+  const known = run.key && dense.length === 1; // without keys, runs of one number may have nothing in common
+  return [...(known ? dense : []), ...levels, run];
+}
+
+// The trial nearest to the median of its setting.
+function middleRun(subject, setting) {
+  const trials = subject.bySetting.get(setting);
+  const away = (run) => (run.test === null ? Infinity : Math.abs(run.delta - setting.delta));
+  return trials.reduce((nearest, run) => (away(run) < away(nearest) ? run : nearest));
+}

@@ -1,0 +1,141 @@
+"""Which figures a subject has, panel by panel: what each shows and over which range. The page draws them (`charts`).
+
+A figure has choices, of which one is seen at a time; a choice has panels; a panel refers to settings or runs by number.
+A figure without data has no choices.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from rewound.findings import Cell, at_full_time
+from rewound.pages.limits import SAFE_ZONE, window
+from rewound.pages.look import ratios
+from rewound.pages.subjects import Subject, setting
+from rewound.speedup import Speedup
+
+Json: TypeAlias = dict[str, object]
+
+MODES: Final = {False: "One-shot", True: "Iterative"}
+
+
+def accuracy(subject: Subject) -> Json:
+    """Accuracy against compression: one-shot, iterative, and Algorithm 1."""
+    pruned = [cell for cell in subject.best if cell.density < 1]
+    shown = {MODES[mode]: [cell for cell in pruned if cell.line.iterative == mode] for mode in subject.modes}
+    iterative = [cell for cell in subject.cells.values() if cell.density < 1 and cell.line.iterative]
+    full = at_full_time(iterative, subject.epochs)
+    if any(cell.retrain_epochs == subject.epochs for cell in full):
+        shown[f"Algorithm 1 and its rivals, t = {subject.epochs:g}"] = full
+    rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
+    panels = []
+    if pruned:
+        limits = window([*pruned, *full], lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
+        panels = [_compression_panel(subject, title, mine, limits) for title, mine in shown.items() if mine]
+    times = f" Algorithm 1 rewinds weights for t = {min(rewound):g}." if rewound else ""
+    return {
+        "id": "accuracy",
+        "title": f"{_metric(subject)} against compression",
+        "text": "Medians over trials, each technique at the retraining time that validates best, as the difference to "
+        f"the mean dense network. The band is one standard deviation of the dense runs.{times}",
+        "choices": [{"label": "", "panels": panels}] if panels else [],
+    }
+
+
+def _compression_panel(subject: Subject, title: str, shown: Sequence[Cell], limits: tuple[float, float]) -> Json:
+    # Where every technique is below the axis there is nothing to see but triangles: one such compression is enough.
+    visible = [cell.density for cell in shown if subject.baseline.delta(cell.median) >= limits[0]]
+    lost = sorted({cell.density for cell in shown if cell.density < min(visible, default=1)})
+    drawn = [cell for cell in shown if not lost or cell.density >= lost[-1]]
+    drop = f"{-limits[0]:.1f} {subject.baseline.unit}"
+    return {
+        "kind": "compression",
+        "title": title,
+        "note": f"Beyond, to {1 / lost[0]:.2f}×, all lose more than {drop}." if len(lost) > 1 else "",
+        "settings": _numbers(subject, drawn),
+        "params": {**_across(drawn), **_deltas(subject, limits), "ticks": 6},
+    }
+
+
+def times(subject: Subject) -> Json:
+    """Accuracy against retraining time, a panel for every compression."""
+    choices = []
+    for mode in subject.modes:
+        mine = [cell for cell in subject.cells.values() if cell.line.iterative == mode]
+        places = sorted({cell.retrain_epochs for cell in mine})
+        if len(mine) > len({(cell.line, cell.density) for cell in mine}):  # some technique has several times
+            labels = ratios(sorted({cell.density for cell in mine}, reverse=True))
+            panels = [_time_panel(subject, mine, density, label, places) for density, label in labels.items()]
+            choices.append({"label": MODES[mode], "small": True, "panels": panels})
+    low, high = SAFE_ZONE
+    return {
+        "id": "cost",
+        "title": f"{_metric(subject)} against search cost",
+        "text": "Epochs of retraining per level, a panel for every compression, each with its own vertical axis. In "
+        f"the shaded safe zone, {low:.0%} to {high:.0%} of the {subject.epochs:g} epochs of training, the paper found "
+        "both rewindings above fine-tuning.",
+        "choices": choices,
+    }
+
+
+def _time_panel(subject: Subject, mode: Sequence[Cell], density: float, label: str, places: Sequence[float]) -> Json:
+    shown = [cell for cell in mode if cell.density == density]
+    margin = 0.05 * (places[-1] - places[0])
+    params = {
+        **_deltas(subject, window(shown, lambda cell: cell.retrain_epochs, subject.baseline)),
+        "across": [places[0] - margin, places[-1] + margin],
+        "places": places,
+        "safe": [part * subject.epochs for part in SAFE_ZONE],
+        "ticks": 4,
+    }
+    title = f"{label}, dense control" if density == 1 else label
+    return {"kind": "time", "title": title, "settings": _numbers(subject, shown), "params": params}
+
+
+def speed(subject: Subject) -> Json:
+    """Theoretical speed-up against compression: over the dense network, and over fine-tuning."""
+    choices = []
+    for mode in sorted(subject.modes, reverse=True):
+        drawn = (
+            _speed_panel(subject, "Than the dense network", "speed", mode, subject.speed),
+            _speed_panel(subject, "Than fine-tuning at the same compression", "faster", mode, subject.faster),
+        )
+        if panels := [panel for panel in drawn if panel]:
+            choices.append({"label": MODES[mode], "panels": panels})
+    return {
+        "id": "speed",
+        "title": "Theoretical speed-up",
+        "text": "How many times fewer FLOPs a network needs, medians over trials at the retraining time that validates "
+        "best. Pruned in one shot, all techniques share their masks, and so their FLOPs.",
+        "choices": choices,
+    }
+
+
+def _speed_panel(subject: Subject, title: str, field: str, mode: bool, speeds: Iterable[Speedup]) -> Json | None:
+    shown = [each for each in speeds if each.line.iterative == mode and each.density < 1]
+    if not shown or (field == "faster" and {each.line.technique for each in shown} == {"fine-tuning"}):
+        return None
+    low, high = min(1, *(each.low for each in shown)), max(1, *(each.high for each in shown))
+    margin = 0.07 * (high - low) or 0.1
+    params = {**_across(shown), "window": [low - margin, high + margin]}
+    return {"kind": "speed", "field": field, "title": title, "settings": _numbers(subject, shown), "params": params}
+
+
+def _metric(subject: Subject) -> str:
+    return subject.baseline.metric[:1].upper() + subject.baseline.metric[1:]
+
+
+def _numbers(subject: Subject, shown: Iterable[Cell | Speedup]) -> list[int]:
+    return [subject.number[setting(cell)] for cell in shown]
+
+
+def _across(shown: Iterable[Cell | Speedup]) -> Json:
+    labels = ratios(sorted({cell.density for cell in shown}, reverse=True))
+    places = [1 / density for density in labels]
+    margin = (places[-1] / places[0]) ** 0.05 if len(places) > 1 else 1.1
+    digits = len(next(iter(labels.values())).partition(".")[2]) - 1  # behind the point; the last is the sign
+    return {"across": [places[0] / margin, places[-1] * margin], "places": places, "digits": f".{digits}f"}
+
+
+def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
+    one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit} drop"
+    return {"window": [round(limit, 4) for limit in limits], "sd": round(subject.baseline.spread, 4), "one": one}

@@ -1,0 +1,84 @@
+"""One self-contained HTML page from tables: it opens from disk, needs no network, and asks for none.
+
+The charts are drawn by Vega-Lite, whose JavaScript `vl_convert` bundles when the page is written. Data stand in the
+page as JSON, and its script turns them into text nodes only. Its security policy names the two scripts by their hashes
+and allows nothing to be fetched.
+"""
+
+import base64
+import hashlib
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from rewound.pages.payload import as_json, story
+from rewound.tables import Tables
+
+PAGE: Final = "index.html"
+_SCRIPTS: Final = (
+    "elements",
+    "story",
+    "state",
+    "panels",
+    "figures",
+    "run",
+    "table",
+    "page",
+)  # one script, in this order
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a page says about where its tables come from."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and values of the footer."""
+    run: str = ""
+    """The command that computes the rows again, if one does."""
+    show: str = ""
+    """The command that shows a run, given its key behind it."""
+
+
+def write_page(tables: Tables, path: Path, origin: Origin, epochs: Mapping[str, float] | None = None) -> Path:
+    """Write the page of these tables; `epochs` gives T by recipe, else it is the longest retraining time."""
+    library = _library()
+    told = {
+        **story(tables, epochs),
+        "commands": {"run": origin.run, "show": origin.show},
+        "provenance": origin.facts,
+    }
+    script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
+    page = Template(_asset("page.html")).substitute(
+        policy=_policy(library, script),
+        title=html.escape(origin.title),
+        style=_asset("page.css"),
+        story=as_json(told),
+        library=library,
+        script=script,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8", newline="\n")
+    return path
+
+
+@cache
+def _library() -> str:
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+
+
+def _policy(*scripts: str) -> str:
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+
+
+def _asset(name: str) -> str:
+    return (files("rewound.pages") / "assets" / name).read_text(encoding="utf-8")

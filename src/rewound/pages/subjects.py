@@ -1,0 +1,129 @@
+"""What a report is about: subjects, each one recipe under one kind of pruning, with all that is concluded of it.
+
+Units are those of a recipe, so nothing in two units is ever side by side.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, line_of
+from rewound.pages.headlines import headlines, priced
+from rewound.results import Row
+from rewound.speedup import Speedup, over_dense, over_fine_tuning
+from rewound.trust import Reaches, reaches
+
+
+class Setting(NamedTuple):
+    """What all trials of a cell share."""
+
+    line: Line
+    density: float
+    retrain_epochs: float
+
+
+def setting(cell: Cell | Speedup) -> Setting:
+    """The setting of a cell."""
+    return Setting(cell.line, cell.density, cell.retrain_epochs)
+
+
+def setting_of(row: Row) -> Setting | None:
+    """The setting that a row belongs to; a dense one has none."""
+    if row.dense or row.retrain_epochs is None:
+        return None
+    return Setting(line_of(row), row.density, row.retrain_epochs)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One recipe under one kind of pruning.
+
+    `settings` are in the order of the table and include those of which every trial failed; `cells` do not.
+    """
+
+    recipe: str
+    pruning: str
+    sentence: str
+    epochs: float
+    baseline: Baseline
+    rows: Sequence[Row]
+    settings: Sequence[Setting]
+    cells: Mapping[Setting, Cell]
+    best: Sequence[Cell]
+    reaches: Mapping[Line, Reaches]
+    speed: Sequence[Speedup]
+    """Over the dense network."""
+    faster: Sequence[Speedup]
+    """Over fine-tuning."""
+
+    @cached_property
+    def number(self) -> dict[Setting, int]:
+        """The place of every setting."""
+        return {mine: place for place, mine in enumerate(self.settings)}
+
+    @property
+    def modes(self) -> list[bool]:
+        """Whether it has one-shot (False) and iterative (True) runs, in this order."""
+        return sorted({mine.line.iterative for mine in self.settings})
+
+
+def subjects(rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> list[Subject]:
+    """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last.
+
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
+    """
+    rows = sorted(map(_finite, rows), key=_order)
+    dense, reached, said = baselines(rows), reaches(rows), headlines(rows)
+    speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    originals: dict[str, list[Row]] = defaultdict(list)
+    longest: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row.dense:
+            originals[row.recipe].append(row)
+        else:
+            groups[row.recipe, row.pruning].append(row)
+            longest[row.recipe] = max(longest[row.recipe], row.retrain_epochs or 0)
+    longest |= epochs or {}
+    for recipe in originals.keys() - {recipe for recipe, _ in groups}:
+        groups[recipe, ""] = []
+    found = []
+    for name, mine in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
+        own = [cell for cell in made if cell.line[:2] == name]
+        found.append(
+            Subject(
+                *name,
+                said.get(name, "Nothing is pruned yet: there are only dense networks."),
+                longest[name[0]],
+                dense[name[0]],
+                [*mine, *originals[name[0]]],
+                list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
+                {setting(cell): cell for cell in own},
+                best_over_time(own),
+                {line: reach for line, reach in reached.items() if line[:2] == name},
+                [each for each in speed if each.line[:2] == name],
+                [each for each in faster if each.line[:2] == name],
+            )
+        )
+    return found
+
+
+def _place(recipe: str, pruning: str) -> tuple[bool, list[tuple[int, str]], str]:
+    """Names in a person's order: resnet20 before resnet110."""
+    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", recipe)]
+    return pruning != "unstructured", parts, pruning
+
+
+def _order(row: Row) -> tuple[bool, str, float, float, int]:
+    return row.iterative, row.technique, -row.density, row.retrain_epochs or 0, row.trial
+
+
+def _finite(row: Row) -> Row:
+    """A run whose values are not numbers has failed, whoever wrote the table."""
+    values = (row.val, row.test)
+    broken = any(value is not None and not math.isfinite(value) for value in values)
+    return replace(row, val=None, test=None) if broken else row
