@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rewound import drawing
 from rewound.errors import InputError
 from rewound.pages.figures import draw
 from rewound.pages.look import LOOKS, looks, ratios
@@ -185,3 +186,21 @@ def test_the_terminal_counts_failed_runs_even_where_none_finished() -> None:
     assert re.search(r"^fine-tuning +10.00×( +–){6} +9 *$", shown, re.MULTILINE)
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "…" not in shown, "no number is cut"
+
+
+@pytest.mark.slow
+def test_a_large_table_is_drawn_by_processes_into_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "_WORTH_PROCESSES", 1)
+    rows = [*ITERATIVE, *(replace(row, recipe="other") for row in ONE_SHOT)]
+    rows += [replace(row, recipe="lost", val=None, test=None) for row in ONE_SHOT if row.technique]
+    rows += [replace(row, recipe="lost") for row in ONE_SHOT if not row.technique]
+    console, asked = Console(quiet=True), drawing.Drawing(formats=("svg",))
+    alone = drawing.draw_figures(rows, tmp_path / "alone", console, asked)
+    with drawing.figures_under_way(rows, tmp_path / "together", console, asked) as figures:
+        together = figures()
+    assert [path.name for path in together] == [path.name for path in alone]
+    assert [path.read_bytes() for path in together] == [path.read_bytes() for path in alone]
+    with pytest.raises(InputError, match="bad"), drawing.figures_under_way(rows, tmp_path / "not", console, asked):
+        raise InputError("bad")

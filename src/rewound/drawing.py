@@ -7,8 +7,10 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from rewound.results import Row
 T = TypeVar("T")
 R = TypeVar("R")
 _WORTH_A_PROCESS: Final = 40  # sheets: about the time that a process takes to start
+_WORTH_PROCESSES = 5_000  # rows, likewise
 FORMATS: Final = ("png", "svg", "pdf")
 
 
@@ -52,15 +55,58 @@ def draw_figures(
     """Draw what was asked for into the folder `out`; the rows of `theirs` over ours, in the default figures."""
     if drawing.figures == "none":
         return []
-    try:
-        if drawing.figures != "default":
-            return _of_the_paper(rows, out / "paper", console, drawing)
-        from rewound.pages.figures import draw
+    if drawing.figures == "default":
+        return _told(console, lambda: _default_figures(rows, out, drawing.formats, {}, theirs))
+    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing))
 
-        return draw(rows, out, drawing.formats, compare=theirs)
+
+@contextmanager
+def figures_under_way(
+    rows: list[Row], out: Path, console: Console, drawing: Drawing = DEFAULT, theirs: Sequence[Row] = ()
+) -> Iterator[Callable[[], list[Path]]]:
+    """`draw_figures` while something else is done; what it gives waits for the files.
+
+    The default figures of a large table are drawn by a process per core; all others when they are waited for.
+    """
+    groups, longest = _groups(rows)
+    workers = min(os.cpu_count() or 1, len(groups))
+    if drawing.figures != "default" or len(rows) < _WORTH_PROCESSES or workers < 2:
+        yield lambda: draw_figures(rows, out, console, drawing, theirs)
+        return
+    with _pool(workers) as pool:
+        try:
+            parts = [pool.submit(_default_figures, group, out, drawing.formats, longest, theirs) for group in groups]
+            yield lambda: _told(console, lambda: [path for part in parts for path in part.result()])
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, nobody waits for the rest
+
+
+def _told(console: Console, work: Callable[[], list[Path]]) -> list[Path]:
+    try:
+        return work()
     except ModuleNotFoundError as error:
         console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
         return []
+
+
+def _default_figures(
+    rows: list[Row], out: Path, formats: Sequence[str], epochs: Mapping[str, float], theirs: Sequence[Row]
+) -> list[Path]:
+    from rewound.pages.figures import draw
+
+    return draw(rows, out, formats, epochs, theirs)
+
+
+def _groups(rows: Iterable[Row]) -> tuple[list[list[Row]], dict[str, float]]:
+    """The rows of each recipe and way of pruning with a finished run, and its dense ones; the longest time of each."""
+    pruned: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    dense: dict[str, list[Row]] = defaultdict(list)
+    longest: dict[str, float] = defaultdict(float)
+    for row in rows:
+        (dense[row.recipe] if row.dense else pruned[row.recipe, row.pruning]).append(row)
+        longest[row.recipe] = max(longest[row.recipe], row.retrain_epochs or 0)
+    finished = (key for key, group in sorted(pruned.items()) if any(row.test is not None for row in group))
+    return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished], dict(longest)
 
 
 def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing) -> list[Path]:
@@ -88,6 +134,10 @@ def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     if workers < 2:
         yield from map(work, items)
         return
-    deaf = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for this process alone
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *deaf) as pool:
+    with _pool(workers) as pool:
         yield from pool.map(work, items)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    deaf = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for this process alone
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *deaf)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rewound.comparison import compare, write_comparison
 from rewound.conformance import Card
-from rewound.drawing import DEFAULT, Drawing, draw_figures
+from rewound.drawing import DEFAULT, Drawing, figures_under_way
 from rewound.errors import InputError
 from rewound.execution import device_named, made_by
 from rewound.pages.page import PAGE, Origin, write_page
@@ -39,9 +39,11 @@ def report_sweep(
     if all(row.dense for row in tables.rows):
         console.print("only dense networks so far: there are no techniques to compare yet")
     else:
-        paths += _shown(tables.rows, out, console, sweep.recipe.test_size, theirs, drawing)
-        origin, epochs = of_sweep(sweep, store, tables, paths[0]), {sweep.recipe.label(): sweep.recipe.training_epochs}
-        paths += _page(tables, out, console, origin, epochs)
+        epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
+        with figures_under_way(tables.rows, out, console, drawing, theirs) as figures:
+            _summarise(tables.rows, console, sweep.recipe.test_size)
+            page = _page(tables, out, console, of_sweep(sweep, store, tables, paths[0]), epochs)
+            paths += [*figures(), *page]
     return [*paths, *_compared(cards, tables.rows, out, console)]
 
 
@@ -58,8 +60,10 @@ def report_files(
     paths = [out / "results.csv"]
     out.mkdir(parents=True, exist_ok=True)
     write_rows(rows, paths[0])
-    paths += _shown(rows, out, console, None, theirs, drawing)
-    paths += _page(Tables(rows, [], [], 0), out, console, of_tables(title, rows, paths[0]))
+    with figures_under_way(rows, out, console, drawing, theirs) as figures:
+        _summarise(rows, console, None)
+        page = _page(Tables(rows, [], [], 0), out, console, of_tables(title, rows, paths[0]))
+        paths += [*figures(), *page]
     return [*paths, *_compared(cards, rows, out, console)]
 
 
@@ -80,13 +84,10 @@ def _compared(cards: list[Card], ours: list[Row], out: Path, console: Console) -
     return [out / "compare.csv"]
 
 
-def _shown(
-    rows: list[Row], out: Path, console: Console, test_images: int | None, theirs: Sequence[Row], drawing: Drawing
-) -> list[Path]:
+def _summarise(rows: list[Row], console: Console, test_images: int | None) -> None:
     from rewound.pages.terminal import summary_table
 
     console.print(summary_table(rows, test_images))
-    return draw_figures(rows, out, console, drawing, theirs)
 
 
 def _page(
