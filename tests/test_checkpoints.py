@@ -1,0 +1,238 @@
+"""A run is resumed as if it had never stopped, from a folder that says what it was made for."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, lr_scheduler
+
+import rewound
+import rewound.loop
+from loops import STEPS, Loop, T, batch, network, one_step, redraw, same
+from rewound import TECHNIQUES, Epochs, InputError, Mask, Pruner
+
+SCRIPT = Path(__file__).with_name("own_loop.py")
+
+
+@pytest.fixture(autouse=True)
+def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewound.loop, "SAVE_SECONDS", 0.0)
+
+
+def script(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding", "reinitialization"])
+def test_a_killed_script_run_again_ends_as_if_nothing_had_happened(technique: str, tmp_path: Path) -> None:
+    whole = script(tmp_path / "whole", technique)
+    assert whole.returncode == 0, whole.stderr
+    for die_in in (2, 5, 9):  # in the dense run, in the first level, in the second
+        assert script(tmp_path / "killed", technique, die_in).returncode == -9
+    resumed = script(tmp_path / "killed", technique)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    lines = [line for line in resumed.stdout.splitlines() if line.startswith("epoch")]
+    assert lines[0].startswith("epoch 9,")
+    assert lines == [line for line in whole.stdout.splitlines() if line.startswith("epoch")][9:]
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_only_what_may_be_needed_is_kept_on_disk(technique: str, tmp_path: Path) -> None:
+    loop = Loop()
+    run = loop.run(compression=2.5, technique=technique, retrain_epochs=2, checkpoint=tmp_path, init=redraw)
+    most = 0
+    for epoch in run:
+        for step in range(STEPS):
+            one_step(loop.model, loop.optimizer, epoch, step)
+        loop.scheduler.step()
+        most = max(most, len(list(tmp_path.glob("*.pt"))))
+    back = {"weight-rewinding": {"rewind-0003.pt"}, "low-lr-weight-rewinding": {"rewind-0003.pt"}}
+    back["reinitialization"] = {"rewind-0000.pt"}
+    names = {path.name for path in tmp_path.glob("*.pt")}
+    last = len(run.levels) - 1
+    assert names == {"level-00.pt", f"level-{last - 1:02d}.pt", f"level-{last:02d}.pt"} | back.get(technique, set())
+    assert most <= 5  # and `latest`
+
+
+def test_a_finished_run_yields_nothing_more_and_returns_its_network(tmp_path: Path) -> None:
+    first = Loop()
+    mask = first.over(first.run(compression=2, checkpoint=tmp_path)).mask
+    again = Loop(network(seed=7))
+    run = again.over(again.run(compression=2, checkpoint=tmp_path))
+    assert again.seen == []
+    assert same(again.model.state_dict(), first.model.state_dict())
+    assert same(dict(run.mask or {}), dict(mask or {}))
+    assert again.said[0].endswith(f"{len(run)} epochs, {len(run)} of them done")
+
+
+@pytest.mark.parametrize("one_shot", [False, True], ids=["iterative", "one-shot"])
+@pytest.mark.parametrize("until", [None, -2], ids=["finished", "in its last level"])
+def test_a_larger_compression_goes_on(tmp_path: Path, one_shot: bool, until: int | None) -> None:
+    options = {"retrain_epochs": 3, "technique": "weight-rewinding", "one_shot": one_shot}
+    first = Loop()
+    run = first.run(compression=2, checkpoint=tmp_path, **options)
+    first.over(run, until=None if until is None else len(run) + until)
+    second, whole = Loop(network(seed=7)), Loop()
+    grown = second.over(second.run(compression=2.6, checkpoint=tmp_path, **options))
+    straight = whole.over(whole.run(compression=2.6, **options))
+    assert same(dict(grown.mask or {}), dict(straight.mask or {}))
+    assert same(second.model.state_dict(), whole.model.state_dict())
+    assert second.seen == whole.seen[-len(second.seen) :]
+    assert len(second.seen) <= (3 if one_shot else 6)  # nothing before the level they share is trained again
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"technique": "fine-tuning"},
+            "was made with technique lr-rewinding, not fine-tuning; give the same arguments",
+        ),
+        ({"retrain_epochs": 2}, "was made with retrain_epochs 5, not 2"),
+        ({"rate": 0.5}, "was made with rate|does not lead to"),
+        ({"one_shot": True}, "was made with one_shot False, not True|does not lead to"),
+        ({"pruner": Pruner(scope="layer")}, "was made with pruner"),
+        ({"compression": 1.3}, "was pruned to 2x, which does not lead to 1.3x"),
+    ],
+)
+def test_a_folder_made_with_other_arguments_says_what_differs(
+    changed: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    before = copy.deepcopy(loop.model.state_dict())
+    with pytest.raises(InputError, match=said):
+        loop.over(loop.run(**{"compression": 2, "checkpoint": tmp_path, **changed}))
+    assert same(loop.model.state_dict(), before)
+    finished = loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    assert len(finished.levels) == 5  # the folder is as usable as before
+
+
+def test_another_network_or_optimizer_is_named(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=2, checkpoint=tmp_path), until=2)
+    other = Loop(nn.Linear(6, 3))
+    with pytest.raises(InputError, match="was made with weights"):
+        other.over(other.run(compression=2, checkpoint=tmp_path))
+    other = Loop(model := network(), Adam(model.parameters()))
+    with pytest.raises(InputError, match="was made with optimizer SGD, not Adam"):
+        other.over(other.run(compression=2, checkpoint=tmp_path))
+
+
+def test_a_folder_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "arguments.json").write_text("[]")
+    loop = Loop()
+    with pytest.raises(InputError, match="was made by another version of rewound"):
+        loop.over(loop.run(checkpoint=tmp_path))
+    (tmp_path / "arguments.json").write_text("{nonsense")
+    with pytest.raises(InputError, match="is not the folder of a run"):
+        loop.over(loop.run(checkpoint=tmp_path))
+
+
+def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    newest = max(tmp_path.glob("level-*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-200])
+    with pytest.raises(InputError, match=f"cannot read .*{newest.name}"):
+        loop.over(loop.run(compression=2, checkpoint=tmp_path))
+
+
+def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
+    whole, first = Loop(), Loop()
+    options = {"compression": 2, "technique": "weight-rewinding", "retrain_epochs": 3}
+    whole.over(whole.run(**options))
+    run = first.run(**options, checkpoint=tmp_path, resume=False)
+    for epoch in run:
+        if epoch == T + 4:  # a trainer saves at an epoch's beginning, and dies
+            saved = copy.deepcopy((first.model.state_dict(), first.optimizer.state_dict(), run.state_dict()))
+            break
+        for step in range(STEPS):
+            one_step(first.model, first.optimizer, epoch, step)
+        first.scheduler.step()
+    second = Loop(network(seed=7))
+    second.model.load_state_dict(saved[0])
+    second.optimizer.load_state_dict(saved[1])
+    run = second.run(**options, checkpoint=tmp_path, resume=False)
+    run.load_state_dict(saved[2])
+    second.over(run)
+    assert second.seen[0][0] == T + 4
+    assert same(second.model.state_dict(), whole.model.state_dict())
+    other = second.run(compression=2, rate=0.5, resume=False)
+    with pytest.raises(InputError, match="was pruned to densities"):
+        other.load_state_dict(saved[2])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pytest -m cuda tests/test_loop.py")
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=["default", "fused", "foreach"])
+def test_a_run_on_a_gpu_resumes_there(technique: str, options: dict[str, bool], tmp_path: Path) -> None:
+    def loop() -> Loop:
+        model = network().cuda()
+        return Loop(model, SGD(model.parameters(), lr=0.1, momentum=0.9, **options))
+
+    def over(run: Epochs, loop: Loop, until: int | None = None) -> Mask | None:
+        for epoch in run:
+            for step in range(STEPS):
+                x, y = (tensor.cuda() for tensor in batch(epoch, step))
+                loop.optimizer.zero_grad()
+                nn.functional.cross_entropy(loop.model(x), y).backward()
+                loop.optimizer.step()
+            loop.scheduler.step()
+            if epoch == until:
+                break
+        return run.mask
+
+    settings = {"compression": 2, "technique": technique, "retrain_epochs": 3}
+    whole, killed, resumed = loop(), loop(), loop()
+    mask = over(whole.run(**settings), whole)
+    over(killed.run(**settings, checkpoint=tmp_path), killed, until=T + 4)
+    again = over(resumed.run(**settings, checkpoint=tmp_path), resumed)
+    assert mask is not None
+    assert again is not None
+    assert same(dict(mask), dict(again))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.allclose(tensor, resumed.model.state_dict()[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, T + 1], ids=["dense", "where it goes back to", "pruned"])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(epoch: int, tmp_path: Path) -> None:
+    options = {"compression": 1.5, "technique": "weight-rewinding", "retrain_epochs": 3, "checkpoint": tmp_path}
+
+    def made() -> Loop:
+        optimizer = SGD((model := network()).parameters(), lr=0.1, momentum=0.9)
+        return Loop(model, optimizer, lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=T * STEPS))
+
+    def by_step(
+        loop: Loop, run: Epochs, start: int = 0, stop: tuple[int, int] | None = None
+    ) -> list[dict[str, object]]:
+        for epoch in run:
+            for step in range(start, STEPS):
+                one_step(loop.model, loop.optimizer, epoch, step)
+                loop.rates.append([loop.optimizer.param_groups[0]["lr"]])
+                loop.scheduler.step()
+                if (epoch, step) == stop:
+                    states = [thing.state_dict() for thing in (loop.model, loop.optimizer, loop.scheduler)]
+                    return copy.deepcopy([*states, run.state_dict(epoch_ended=False)])
+            start = 0
+        return []
+
+    whole, first, second = made(), made(), made()
+    by_step(whole, whole.run(**options, resume=False))
+    saved = by_step(first, first.run(**options, resume=False), stop=(epoch, 1))
+    run = second.run(**options, resume=False)
+    for thing, state in zip((second.model, second.optimizer, second.scheduler, run), saved, strict=True):
+        thing.load_state_dict(state)
+    by_step(second, run, start=2)
+    assert first.rates + second.rates == whole.rates
+    assert same(second.model.state_dict(), whole.model.state_dict())

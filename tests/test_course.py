@@ -1,0 +1,184 @@
+"""What a run needs is asked for before its first epoch; a network trained elsewhere may be taken over."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+import rewound
+import rewound.loop
+from loops import STEPS, Loop, T, network, one_step, redraw, same
+from rewound import InputError, Pruner, Schedule
+
+
+class Opaque:
+    """Has a state that is not plain data."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"path": Path("x")}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compression": 1}, "compression must be above 1, not 1"),
+        ({"compression": 0.5}, "compression must be above 1, not 0.5"),
+        ({"technique": "rewinding"}, "unknown technique 'rewinding'"),
+        ({"retrain_epochs": 9}, "cannot rewind 9 epochs: the original run trains for 5; use at most 5"),
+        ({"retrain_epochs": 0}, "retraining time must be above 0, not 0"),
+        ({"max_drop": -1}, "max_drop must not be negative, not -1"),
+        ({"technique": "reinitialization"}, "reinitialization needs init=, a function that draws fresh weights"),
+        ({"pruner": Pruner(only=("no such",))}, "no prunable weights"),
+        ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
+        ({"technique": f"{__name__}:RULED"}, "draws its own learning rates, which needs a recipe"),
+    ],
+)
+def test_bad_arguments_are_told_before_the_first_epoch(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Loop().run(**options)
+
+
+def linear(S: Schedule, T: int, t: int, facts: rewound.Facts) -> Schedule:
+    return Schedule.linear(t, S.peak)
+
+
+RULED = rewound.Technique(weights="final", lr=linear)
+
+
+def test_a_model_without_prunable_weights_is_refused() -> None:
+    with pytest.raises(InputError, match="no prunable weights"):
+        Loop(nn.BatchNorm1d(4)).run()
+
+
+def test_another_models_optimizer_is_refused() -> None:
+    loop = Loop()
+    other = SGD(network().parameters(), lr=0.1)
+    with pytest.raises(InputError, match="the optimizer trains none of the model's prunable weights"):
+        rewound.epochs(T, loop.model, other)
+
+
+def test_a_schedule_that_ends_at_zero_cannot_be_fine_tuned_at_until_final_is_declared(tmp_path: Path) -> None:
+    def loop() -> Loop:
+        model = network()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        return Loop(model, optimizer, lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.0, 1 - epoch / (T - 1))))
+
+    options = {"compression": 1.5, "technique": "fine-tuning", "retrain_epochs": 2, "checkpoint": tmp_path}
+    with pytest.raises(InputError, match=r"this schedule ends at 0, too low to retrain at .* for example final=0\.001"):
+        (first := loop()).over(first.run(**options))
+    second = loop()
+    second.over(second.run(**options, final=0.001))
+    assert second.seen[0] == (T, 1, T)  # the dense run is still there
+    assert {rate for rates in second.rates for rate in rates} == {0.001}
+
+
+def test_a_forgotten_scheduler_step_is_told_after_the_first_epoch() -> None:
+    loop = Loop()
+    epochs = iter(loop.run(compression=2))
+    one_step(loop.model, loop.optimizer, next(epochs), 0)
+    with pytest.raises(
+        InputError, match=r"MultiStepLR was not stepped in epoch 0: call scheduler.step\(\) in the loop"
+    ):
+        next(epochs)
+
+
+def test_a_loop_that_steps_another_optimizer_is_told_after_the_first_epoch() -> None:
+    loop = Loop()
+    epochs = iter(loop.run(compression=2))
+    one_step(loop.model, SGD(loop.model.parameters(), lr=0.1), next(epochs), 0)
+    with pytest.raises(InputError, match="no optimizer step was taken in epoch 0"):
+        next(epochs)
+
+
+def test_a_network_that_diverged_is_not_pruned_and_its_folder_stays(tmp_path: Path) -> None:
+    loop = Loop()
+    run = loop.run(compression=2, checkpoint=tmp_path)
+
+    def spoiled() -> Iterator[None]:
+        for epoch in run:
+            for step in range(STEPS):
+                one_step(loop.model, loop.optimizer, epoch, step)
+            loop.scheduler.step()
+            if epoch == T - 1:
+                nn.init.constant_(loop.model.get_parameter("0.weight"), float("nan"))
+            yield
+
+    with pytest.raises(InputError, match=r"cannot prune 0\.weight: it holds NaN or infinite weights"):
+        list(spoiled())
+    assert (tmp_path / "level-00.pt").exists()
+
+
+def test_an_initialization_that_repeats_the_first_one_is_refused() -> None:
+    loop = Loop()
+    start = copy.deepcopy(loop.model.state_dict())
+    run = loop.run(compression=2, technique="reinitialization", init=lambda model: model.load_state_dict(start))
+    with pytest.raises(InputError, match="init gave the initial weights of the dense run"):
+        loop.over(run)
+
+
+# Adopting a network that was trained elsewhere
+
+
+@pytest.mark.parametrize("technique", ["lr-rewinding", "fine-tuning"])
+@pytest.mark.parametrize("slots", [True, False])
+def test_an_adopted_network_goes_on_as_if_it_had_been_trained_here(technique: str, slots: bool) -> None:
+    here, elsewhere, later = Loop(), Loop(), Loop(network(seed=7))
+    options = {"compression": 1.5, "technique": technique, "retrain_epochs": 3}
+    for epoch in range(T):
+        for step in range(STEPS):
+            one_step(elsewhere.model, elsewhere.optimizer, epoch, step)
+        elsewhere.scheduler.step()
+    later.model.load_state_dict(elsewhere.model.state_dict())
+    if slots:
+        later.optimizer.load_state_dict(elsewhere.optimizer.state_dict())
+        for group in later.optimizer.param_groups:
+            group["lr"] = 0.1  # a new scheduler starts from the first rate
+    run = later.run(**options, adopt=True)
+    assert len(run) == 6
+    for epoch in run:
+        for step in range(STEPS):
+            one_step(later.model, later.optimizer, epoch + T, step)
+    here.over(here.run(**options))
+    assert same(later.model.state_dict(), here.model.state_dict()) == slots
+    assert ("the optimizer has no state: momentum and its like start empty" in later.said) == (not slots)
+
+
+def test_an_adopted_network_may_bring_a_schedule_and_its_accuracy() -> None:
+    loop = Loop()
+    S = Schedule.piecewise(T, [0.1, 0.01], drops=[3])
+    run = rewound.epochs(
+        T, loop.model, loop.optimizer, S, compression=1.5, adopt=True, max_drop=0.1, say=loop.said.append
+    )
+    run.report(accuracy=0.9)
+    loop.over(run, accuracy=lambda run: 0.85)
+    assert [rates[0] for rates in loop.rates] == 2 * [0.1, 0.1, 0.1, 0.01, 0.01]
+    assert [reached.accuracy for reached in run.levels] == [0.9, 0.85, 0.85]
+
+
+@pytest.mark.parametrize("technique", ["weight-rewinding", "low-lr-weight-rewinding"])
+def test_weights_that_were_not_kept_cannot_be_rewound(technique: str) -> None:
+    with pytest.raises(InputError, match=f"cannot use {technique} on an adopted network: its weights at epoch 2 were"):
+        Loop().run(technique=technique, retrain_epochs=3, adopt=True)
+
+
+def test_an_adopted_network_may_be_reinitialized() -> None:
+    loop = Loop()
+    run = loop.over(loop.run(compression=1.25, technique="reinitialization", retrain_epochs=1, adopt=True, init=redraw))
+    assert len(loop.seen) == len(run) == T + 1
+
+
+def test_the_schedule_of_an_adopted_network_must_be_known() -> None:
+    loop = Loop()
+    with pytest.raises(InputError, match="adopt=True needs the schedule"):
+        rewound.epochs(T, loop.model, loop.optimizer, adopt=True)
+    loop.optimizer.step()
+    loop.scheduler.step()
+    with pytest.raises(InputError, match="must be new, not at step 1"):
+        loop.run(adopt=True)
+    with pytest.raises(InputError, match="a Schedule is for adopt=True"):
+        rewound.epochs(T, loop.model, loop.optimizer, Schedule.constant(T, 0.1))
