@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -75,8 +76,9 @@ def figures_under_way(
         return
     with _pool(workers) as pool:
         try:
-            parts = [pool.submit(_default_figures, group, out, drawing.formats, longest, theirs) for group in groups]
-            yield lambda: _told(console, lambda: [path for part in parts for path in part.result()])
+            largest = sorted(groups, key=len, reverse=True)  # first, so that no core waits for it in the end
+            parts = [pool.submit(_default_figures, group, out, drawing.formats, longest, theirs) for group in largest]
+            yield lambda: _told(console, lambda: sorted(path for part in parts for path in part.result()))
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, nobody waits for the rest
 
@@ -140,4 +142,12 @@ def _in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     deaf = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # Ctrl-C is for this process alone
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *deaf)
+    return ProcessPoolExecutor(workers, _processes(), *deaf)
+
+
+def _processes() -> BaseContext:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rewound.pages.figures"])  # torch and matplotlib are imported once, not by each
+    return context
