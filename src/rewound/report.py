@@ -42,7 +42,8 @@ def report_sweep(
         epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
         with figures_under_way(tables.rows, out, console, drawing, theirs) as figures:
             _summarise(tables.rows, console, sweep.recipe.test_size)
-            page = _page(tables, out, console, of_sweep(sweep, store, tables, paths[0]), epochs)
+            origin = of_sweep(sweep, store, tables, paths[0])
+            page = _page(tables, out, console, origin, epochs, theirs, cards)
             paths += [*figures(), *page]
     return [*paths, *_compared(cards, tables.rows, out, console)]
 
@@ -62,7 +63,8 @@ def report_files(
     write_rows(rows, paths[0])
     with figures_under_way(rows, out, console, drawing, theirs) as figures:
         _summarise(rows, console, None)
-        page = _page(Tables(rows, [], [], 0), out, console, of_tables(title, rows, paths[0]))
+        origin = of_tables(title, rows, paths[0])
+        page = _page(Tables(rows, [], [], 0), out, console, origin, None, theirs, cards)
         paths += [*figures(), *page]
     return [*paths, *_compared(cards, rows, out, console)]
 
@@ -91,10 +93,16 @@ def _summarise(rows: list[Row], console: Console, test_images: int | None) -> No
 
 
 def _page(
-    tables: Tables, out: Path, console: Console, origin: Origin, epochs: Mapping[str, float] | None = None
+    tables: Tables,
+    out: Path,
+    console: Console,
+    origin: Origin,
+    epochs: Mapping[str, float] | None,
+    theirs: Sequence[Row],
+    cards: Sequence[Card],
 ) -> list[Path]:
     try:
-        return [write_page(tables, out / PAGE, origin, epochs)]
+        return [write_page(tables, out / PAGE, origin, epochs, theirs, cards)]
     except ModuleNotFoundError as error:
         console.print(f"no page: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
         return []

@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewound.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, Card, Compared, Curve, Lead
+from rewound.conformance import Card, Compared, Curve, Lead
 from rewound.findings import Line
+from rewound.pages.criteria import criteria, left_out, note, signed, verdict
 from rewound.pages.look import ratios
 from rewound.pages.terminal import plain_table
 
-_VERDICTS = {True: "conforms", False: "does not conform", None: "no criterion fails, but not all could be judged"}
 _ANSWERS = {True: "yes", False: "NO", None: "–"}
 
 
@@ -29,36 +29,17 @@ def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
             yield from (_cells(curve.line, shown, every_cell), "")
     if card.leads:
         yield from (Text("Iterative, 4× and beyond, retrained in full, mean over levels"), _leads(card.leads), "")
-    counts = {"of our cells": card.alone[0], "of their cells": card.alone[1]}
-    counts |= {"failed of our runs": card.failed[0], "failed of their runs": card.failed[1]}
-    if left := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
-        yield from (Text(f"Not compared: {left}."), "")
+    if left := left_out(card):
+        yield from (Text(left), "")
 
 
 def _criteria(card: Card) -> Table:
-    table = plain_table(
-        f"{card.recipe}: {_VERDICTS[card.conforms]}", f"In {card.unit} of {card.measure}, means over trials."
-    )
+    table = plain_table(f"{card.recipe}: {verdict(card)}", f"In {card.unit} of {card.measure}, means over trials.")
     table.add_column("criterion")
     for name in ("n", "found", "limit", "passed"):
         table.add_column(name, justify="right")
-    if dense := card.dense:
-        found = f"{dense.ours:.2f} against {dense.theirs:.2f}: {_signed(dense.difference)}"
-        table.add_row("(i) dense mean", f"{dense.n}, {dense.m}", found, f"±{dense.margin:.2f}", _ANSWERS[dense.inside])
-    else:
-        table.add_row("(i) dense mean", "", "not in both tables", "", _ANSWERS[None])
-    if card.bias is None:
-        table.add_row("(ii) cells, (iii) curves", "", "none in both tables", "", _ANSWERS[None])
-        return table
-    inside, n = sum(cell.inside for cell in card.cells), len(card.cells)
-    found, limit = f"{inside:,} ({100 * inside / n:.0f}%)", f"{100 * LEAST_INSIDE:.0f}%"
-    table.add_row("(ii) cells inside", f"{n:,}", found, limit, _ANSWERS[card.cells_conform])
-    if judged := [curve for curve in card.curves if curve.judged]:
-        worst = max(judged, key=lambda curve: abs(curve.bias))
-        found, limit = _signed(worst.bias), f"±{CURVE_BIAS}"
-        table.add_row("(iii) largest bias of a curve", f"{len(judged)}", found, limit, _ANSWERS[worst.inside])
-    passed = _ANSWERS[abs(card.bias) <= BIAS]
-    table.add_row("(iii) bias of all cells", f"{n:,}", _signed(card.bias), f"±{BIAS}", passed)
+    for criterion in criteria(card):
+        table.add_row(*criterion[:-1], _ANSWERS[criterion.passed])
     return table
 
 
@@ -70,8 +51,7 @@ def _curves(curves: Iterable[Curve]) -> Table:
     table.add_column("")
     for curve in curves:
         outside = sum(not cell.inside for cell in curve.cells)
-        note = "not judged" if not curve.judged else "" if curve.inside else f"beyond ±{CURVE_BIAS}"
-        table.add_row(Text(_name(curve.line)), f"{len(curve.cells)}", f"{outside}", _signed(curve.bias), note)
+        table.add_row(Text(_name(curve.line)), f"{len(curve.cells)}", f"{outside}", signed(curve.bias), note(curve))
     return table
 
 
@@ -83,7 +63,7 @@ def _cells(line: Line, cells: Sequence[Compared], every_cell: bool) -> Table:
     labels = ratios(cell.density for cell in cells)
     for cell in cells:
         values = f"{cell.ours:.2f}", f"{cell.theirs:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.n}, {cell.m}"
-        judged = _signed(cell.difference), f"±{cell.margin:.2f}", "" if cell.inside else "outside"
+        judged = signed(cell.difference), f"±{cell.margin:.2f}", "" if cell.inside else "outside"
         table.add_row(labels[cell.density], f"{cell.retrain_epochs:g}", *values, *judged)
     return table
 
@@ -94,7 +74,7 @@ def _leads(leads: Iterable[Lead]) -> Table:
     for name in ("ours", "theirs", "levels"):
         table.add_column(name, justify="right")
     for lead in leads:
-        values = _signed(lead.ours), _signed(lead.theirs), f"{lead.levels}"
+        values = signed(lead.ours), signed(lead.theirs), f"{lead.levels}"
         table.add_row(Text(f"{lead.line.technique} − {lead.over}"), *values)
     return table
 
@@ -102,7 +82,3 @@ def _leads(leads: Iterable[Lead]) -> Table:
 def _name(line: Line) -> str:
     pruning = "" if line.pruning == "unstructured" else f"{line.pruning} "
     return f"{line.technique}, {pruning}{'iterative' if line.iterative else 'one-shot'}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+z.2f}"

@@ -1,8 +1,9 @@
 """The page's charts as Vega-Lite specifications, one per kind; what differs between panels is a parameter.
 
 The page gives each panel its data and the parameters named here, and every chart these: `shown` (the techniques that
-are ticked), `spread` (whether to draw min to max), and the colours that depend on light and dark: `paper`, `muted`,
-`band` and `zone`. Marks that answer to the pointer and the keyboard are in the layer `points`; `says` is their text.
+are ticked), `spread` (whether to draw min to max), `compared` (whether to draw the data named so, of a compared table),
+and the colours that depend on light and dark: `paper`, `muted`, `band` and `zone`. Marks that answer to the pointer and
+the keyboard are in the layers `points` and `outlines`; `says` is their text.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ Spec: TypeAlias = dict[str, object]
 
 _DODGE: Final = 4  # pixels between techniques at one x, so that their error bars stay apart
 _TICKED: Final[Spec] = {"filter": "indexof(shown, datum.technique) >= 0 || !datum.technique"}
+_OVERLAID: Final[list[Spec]] = [_TICKED, {"filter": "compared"}]
+_THEIRS: Final[Spec] = {"data": {"name": "compared"}, "transform": _OVERLAID}
 _SAYS: Final[Spec] = {"field": "says", "type": "nominal"}
 _PLAIN: Final = "format(datum.value, '.4~r')"
 _SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"
@@ -27,6 +30,7 @@ def charts(looks: Mapping[str, Look]) -> dict[str, Spec]:
     return {
         "compression": _deltas(looks, _compression(), names),
         "time": _deltas(looks, _time(), [safe_zone]),
+        "difference": _difference(looks),
         "speed": _speed(looks),
         "rate": _rate(looks),
         "loss": _curve(looks, {"type": "linear", "zero": True}, {"grid": True, "tickCount": 4}, "linear"),
@@ -43,15 +47,6 @@ def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
         "axis": {"labelExpr": _SIGNED, "tickCount": {"expr": "ticks"}, "grid": True},
     }
     dashed: Spec = {"strokeDash": [4, 4], "strokeWidth": 1}
-    below: Spec = {
-        "transform": [{"filter": "datum.value < window[0]"}],
-        "mark": {"type": "point", "shape": "triangle-down", "filled": True, "size": 60, "opacity": 1},
-        "encoding": {
-            "x": x,
-            "y": {"value": {"expr": "height - 6 - 8 * datum.place"}},  # techniques stand above one another
-            "color": _colours(looks),
-        },
-    }
     return _chart(
         *more,
         _fixed("rect", "band", y=_at({"expr": "-sd"}), y2={"datum": {"expr": "sd"}}),
@@ -60,8 +55,56 @@ def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
         _fixed("rule", "muted", dashed, y=_at(-1)),
         _spread(looks, x, y),
         *_lines(looks, x, y),
-        below,
+        _below(looks, x, {"filled": True, "size": 60}),
+        *_outlines(looks, x, y),
+        {**_THEIRS, "layer": [_below(looks, x, {"filled": False, "size": 110, "strokeWidth": 1.2})]},
     )
+
+
+def _below(looks: Mapping[str, Look], x: Spec, look: Spec) -> Spec:
+    return {
+        "transform": [{"filter": "datum.value < window[0]"}],
+        "mark": {"type": "point", "shape": "triangle-down", "opacity": 1, **look},
+        "encoding": {
+            "x": x,
+            "y": {"value": {"expr": "height - 6 - 8 * datum.place"}},  # techniques stand above one another
+            "color": _colours(looks),
+        },
+    }
+
+
+def _outlines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
+    """The same techniques in a compared table: thin lines and hollow markers."""
+    line = {"type": "line", "xOffset": _moved(), "clip": True, "strokeWidth": 1}
+    point = {"type": "point", "filled": False, "opacity": 1, "strokeWidth": 1.2, "xOffset": _moved()}
+    edge: Spec = {"field": "edge", "type": "nominal", "scale": None, "legend": None}
+    shape = _by_technique(looks, [outline(look) for look in looks.values()])
+    size: Spec = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+    return [
+        {**_THEIRS, "mark": line, "encoding": {"x": x, "y": y, "stroke": edge}},
+        {
+            **_THEIRS,
+            "name": "outlines",
+            "transform": [*_OVERLAID, {"filter": "datum.value >= window[0]"}],
+            "mark": {**point, "fill": "transparent", "cursor": "pointer"},
+            "encoding": {"x": x, "y": y, "stroke": edge, "shape": shape, "size": size, "description": _SAYS},
+        },
+    ]
+
+
+def _difference(looks: Mapping[str, Look]) -> Spec:
+    """One technique minus others, in their colours; the extremes of few pairs are dashed, an interval is solid."""
+    y: Spec = {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
+        "axis": {"labelExpr": _SIGNED, "tickCount": 5, "grid": True},
+    }
+    kinds = {"domain": [True, False], "range": [[1, 0], [3, 3]]}
+    dashes: Spec = {"field": "interval", "type": "nominal", "scale": kinds, "legend": None}
+    bars = _spread(looks, _compression(), y, strokeDash=dashes)
+    *_, points = _lines(looks, _compression(), y)
+    return _chart(_fixed("rule", "muted", y=_at(0)), bars, points)
 
 
 def _speed(looks: Mapping[str, Look]) -> Spec:
@@ -142,11 +185,12 @@ def _lines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
     ]
 
 
-def _spread(looks: Mapping[str, Look], x: Spec, y: Spec) -> Spec:
+def _spread(looks: Mapping[str, Look], x: Spec, y: Spec, **more: Spec) -> Spec:
+    ends: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     return {
         "transform": [{"filter": "spread"}],
         "mark": {"type": "rule", "xOffset": _moved(), "clip": True, "strokeWidth": 1.5, "opacity": 0.75},
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": _colours(looks)},
+        "encoding": {**ends, "color": _colours(looks), **more},
     }
 
 

@@ -7,9 +7,10 @@ A figure without data has no choices.
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from rewound.findings import Cell, at_full_time
+from rewound.findings import Cell, at_full_time, best_over_time
+from rewound.pages.contrast import Contrast
 from rewound.pages.limits import SAFE_ZONE, window
-from rewound.pages.look import ratios
+from rewound.pages.look import LOOKS, ratios
 from rewound.pages.subjects import Subject, setting
 from rewound.speedup import Speedup
 
@@ -27,10 +28,12 @@ def accuracy(subject: Subject) -> Json:
     if any(cell.retrain_epochs == subject.epochs for cell in full):
         shown[f"Algorithm 1 and its rivals, t = {subject.epochs:g}"] = full
     rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
+    hollow = _overlaid(subject, shown)
     panels = []
     if pruned:
-        limits = window([*pruned, *full], lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
-        panels = [_compression_panel(subject, title, mine, limits) for title, mine in shown.items() if mine]
+        every = [*pruned, *full, *(cell for cells in hollow.values() for cell in cells)]
+        limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
+        panels = [_compression_panel(subject, name, mine, hollow[name], limits) for name, mine in shown.items() if mine]
     times = f" Algorithm 1 rewinds weights for t = {min(rewound):g}." if rewound else ""
     return {
         "id": "accuracy",
@@ -41,7 +44,17 @@ def accuracy(subject: Subject) -> Json:
     }
 
 
-def _compression_panel(subject: Subject, title: str, shown: Sequence[Cell], limits: tuple[float, float]) -> Json:
+def _overlaid(subject: Subject, shown: Iterable[str]) -> dict[str, list[Cell]]:
+    """What the panels show of a compared table, chosen as ours is: at its own best retraining times, or at T."""
+    theirs = [cell for cell in subject.theirs.values() if cell.density < 1]
+    full = at_full_time([cell for cell in theirs if cell.line.iterative], subject.epochs)
+    best = {name: [cell for cell in best_over_time(theirs) if cell.line.iterative == m] for m, name in MODES.items()}
+    return {name: best.get(name, full) for name in shown}
+
+
+def _compression_panel(
+    subject: Subject, title: str, shown: Sequence[Cell], theirs: Sequence[Cell], limits: tuple[float, float]
+) -> Json:
     # Where every technique is below the axis there is nothing to see but triangles: one such compression is enough.
     visible = [cell.density for cell in shown if subject.baseline.delta(cell.median) >= limits[0]]
     lost = sorted({cell.density for cell in shown if cell.density < min(visible, default=1)})
@@ -52,7 +65,39 @@ def _compression_panel(subject: Subject, title: str, shown: Sequence[Cell], limi
         "title": title,
         "note": f"Beyond, to {1 / lost[0]:.2f}×, all lose more than {drop}." if len(lost) > 1 else "",
         "settings": _numbers(subject, drawn),
+        "theirs": _numbers(subject, (cell for cell in theirs if not lost or cell.density >= lost[-1])),
         "params": {**_across(drawn), **_deltas(subject, limits), "ticks": 6},
+    }
+
+
+def differences(subject: Subject) -> Json:
+    """The techniques against one another, as differences with their intervals."""
+    panels = [_difference_panel(subject, mode, contrasted) for mode, contrasted in subject.contrasts.items()]
+    return {
+        "id": "differences",
+        "title": "Differences between techniques",
+        "text": "How much one technique is above another, both at the retraining time that validates best. A solid bar "
+        "is a 95% t interval; a dashed one is the extremes of the pairs, where they are too few for an interval.",
+        "choices": [{"label": "", "panels": panels}] if panels else [],
+    }
+
+
+def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Json:
+    low, high = min(0, *(each.low for each in contrasted.all)), max(0, *(each.high for each in contrasted.all))
+    margin = 0.07 * (high - low) or 0.1
+    first = LOOKS[contrasted.first].label if contrasted.first in LOOKS else contrasted.first
+    return {
+        "kind": "difference",
+        "title": f"{MODES[mode]}: {first} minus",
+        "note": contrasted.how,
+        "technique": contrasted.first,
+        "settings": _numbers(subject, (each.cell for each in contrasted.all)),
+        "minus": _numbers(subject, (each.minus for each in contrasted.all)),
+        "differences": [
+            [*(round(value, 4) for value in (each.mean, each.low, each.high)), each.n, each.paired, each.df is not None]
+            for each in contrasted.all
+        ],
+        "params": {**_across(each.cell for each in contrasted.all), "window": [low - margin, high + margin]},
     }
 
 
@@ -79,16 +124,19 @@ def times(subject: Subject) -> Json:
 
 def _time_panel(subject: Subject, mode: Sequence[Cell], density: float, label: str, places: Sequence[float]) -> Json:
     shown = [cell for cell in mode if cell.density == density]
+    lines = {cell.line for cell in shown}
+    theirs = [cell for mine, cell in subject.theirs.items() if mine.density == density and cell.line in lines]
     margin = 0.05 * (places[-1] - places[0])
     params = {
-        **_deltas(subject, window(shown, lambda cell: cell.retrain_epochs, subject.baseline)),
+        **_deltas(subject, window([*shown, *theirs], lambda cell: cell.retrain_epochs, subject.baseline)),
         "across": [places[0] - margin, places[-1] + margin],
         "places": places,
         "safe": [part * subject.epochs for part in SAFE_ZONE],
         "ticks": 4,
     }
     title = f"{label}, dense control" if density == 1 else label
-    return {"kind": "time", "title": title, "settings": _numbers(subject, shown), "params": params}
+    numbers = {"settings": _numbers(subject, shown), "theirs": _numbers(subject, theirs)}
+    return {"kind": "time", "title": title, **numbers, "params": params}
 
 
 def speed(subject: Subject) -> Json:

@@ -8,7 +8,7 @@ and allows nothing to be fetched.
 import base64
 import hashlib
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,7 +16,9 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
+from rewound.conformance import Card
 from rewound.pages.payload import as_json, story
+from rewound.results import Row
 from rewound.tables import Tables
 
 PAGE: Final = "index.html"
@@ -26,6 +28,7 @@ _SCRIPTS: Final = (
     "state",
     "panels",
     "figures",
+    "conformance",
     "run",
     "table",
     "page",
@@ -45,11 +48,21 @@ class Origin:
     """The command that shows a run, given its key behind it."""
 
 
-def write_page(tables: Tables, path: Path, origin: Origin, epochs: Mapping[str, float] | None = None) -> Path:
-    """Write the page of these tables; `epochs` gives T by recipe, else it is the longest retraining time."""
+def write_page(
+    tables: Tables,
+    path: Path,
+    origin: Origin,
+    epochs: Mapping[str, float] | None = None,
+    theirs: Iterable[Row] = (),
+    cards: Iterable[Card] = (),
+) -> Path:
+    """Write the page of these tables; `epochs` gives T by recipe, else it is the longest retraining time.
+
+    `theirs` is a table to draw over it, and `cards` say how near the two come.
+    """
     library = _library()
     told = {
-        **story(tables, epochs),
+        **story(tables, epochs, theirs, cards),
         "commands": {"run": origin.run, "show": origin.show},
         "provenance": origin.facts,
     }

@@ -10,15 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from rewound.conformance import Card
 from rewound.findings import Line
 from rewound.pages.charts import charts
+from rewound.pages.compared import told_card
 from rewound.pages.details import details
-from rewound.pages.drawings import Json, accuracy, speed, times
+from rewound.pages.drawings import Json, accuracy, differences, speed, times
 from rewound.pages.inside import layer_maps, training
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
 from rewound.pages.subjects import Setting, Subject, setting, setting_of, subjects
-from rewound.results import CurveRow, LayerRow
+from rewound.results import CurveRow, LayerRow, Row
 from rewound.speedup import Speedup
 from rewound.tables import Tables
 from rewound.trust import Reach, Reaches, weaknesses
@@ -26,9 +28,11 @@ from rewound.trust import Reach, Reaches, weaknesses
 Detail = TypeVar("Detail", LayerRow, CurveRow)
 
 
-def story(tables: Tables, epochs: Mapping[str, float] | None = None) -> Json:
-    """All that a page about these tables shows; `epochs` gives T by recipe."""
-    about = subjects(tables.rows, epochs)
+def story(
+    tables: Tables, epochs: Mapping[str, float] | None = None, theirs: Iterable[Row] = (), cards: Iterable[Card] = ()
+) -> Json:
+    """All that a page about these tables shows; `epochs` gives T by recipe, `cards` judge them against `theirs`."""
+    about = subjects(tables.rows, epochs, theirs)
     named = looks(mine.line.technique for subject in about for mine in subject.settings)
     layers, curves = _by_key(tables.layers), _by_key(tables.curves)
     return {
@@ -37,6 +41,7 @@ def story(tables: Tables, epochs: Mapping[str, float] | None = None) -> Json:
         "subjects": [_subject(subject, list(named), layers, curves) for subject in about],
         "details": details(_shown_first(about), layers, curves),
         "notes": weaknesses(tables.rows),
+        "cards": {card.recipe: told_card(card) for card in cards},
     }
 
 
@@ -64,6 +69,7 @@ def _subject(
     zero = subject.baseline
     figures = (
         accuracy(subject),
+        differences(subject),
         times(subject),
         speed(subject),
         layer_maps(subject, layers),
@@ -120,6 +126,7 @@ def _settings(subject: Subject, techniques: Sequence[str]) -> Json:
         "speed": _speeds(subject, subject.speed),
         "faster": _speeds(subject, subject.faster),
         "same": _column(_same(subject)),
+        "theirs": _column(_theirs(subject)),
     }
 
 
@@ -127,6 +134,14 @@ def _speeds(subject: Subject, speeds: Iterable[Speedup]) -> list[object] | None:
     """Median, low and high of the settings that have a speed-up."""
     known = {setting(each): [_short(each.median), _short(each.low), _short(each.high)] for each in speeds}
     return _column(known.get(mine) for mine in subject.settings)
+
+
+def _theirs(subject: Subject) -> Iterable[object]:
+    """Median, low and high of the settings that a compared table has, too, as deltas; and its trials."""
+    delta = subject.baseline.delta
+    for mine in subject.settings:
+        cell = subject.theirs.get(mine)
+        yield cell and [*(_short(delta(value)) for value in (cell.median, cell.low, cell.high)), len(cell.tests)]
 
 
 def _same(subject: Subject) -> list[list[int] | None]:

@@ -6,13 +6,16 @@ Units are those of a recipe, so nothing in two units is ever side by side.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from rewound.comparison import overlay
 from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, line_of
+from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.headlines import headlines, priced
+from rewound.pages.look import looks
 from rewound.results import Row
 from rewound.speedup import Speedup, over_dense, over_fine_tuning
 from rewound.trust import Reaches, reaches
@@ -59,6 +62,10 @@ class Subject:
     """Over the dense network."""
     faster: Sequence[Speedup]
     """Over fine-tuning."""
+    contrasts: Mapping[bool, Contrast]
+    """The techniques against one another, one-shot (False) and iterative (True)."""
+    theirs: Mapping[Setting, Cell]
+    """What a compared table has of these settings, on our scale."""
 
     @cached_property
     def number(self) -> dict[Setting, int]:
@@ -71,14 +78,17 @@ class Subject:
         return sorted({mine.line.iterative for mine in self.settings})
 
 
-def subjects(rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> list[Subject]:
+def subjects(
+    rows: Sequence[Row], epochs: Mapping[str, float] | None = None, theirs: Iterable[Row] = ()
+) -> list[Subject]:
     """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last.
 
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. `theirs` is a table to compare.
     """
     rows = sorted(map(_finite, rows), key=_order)
     dense, reached, said = baselines(rows), reaches(rows), headlines(rows)
     speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
+    overlaid = overlay(rows, map(_finite, theirs))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     originals: dict[str, list[Row]] = defaultdict(list)
     longest: dict[str, float] = defaultdict(float)
@@ -94,6 +104,7 @@ def subjects(rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> 
     found = []
     for name, mine in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
         own = [cell for cell in made if cell.line[:2] == name]
+        reach = {line: reach for line, reach in reached.items() if line[:2] == name}
         found.append(
             Subject(
                 *name,
@@ -104,11 +115,25 @@ def subjects(rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> 
                 list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
                 {setting(cell): cell for cell in own},
                 best_over_time(own),
-                {line: reach for line, reach in reached.items() if line[:2] == name},
+                reach,
                 [each for each in speed if each.line[:2] == name],
                 [each for each in faster if each.line[:2] == name],
+                _contrasts(mine, originals[name[0]], reach),
+                {setting(cell): cell for cell in overlaid if cell.line[:2] == name},
             )
         )
+    return found
+
+
+def _contrasts(pruned: Iterable[Row], dense: Sequence[Row], lines: Iterable[Line]) -> dict[bool, Contrast]:
+    modes: dict[bool, list[Row]] = defaultdict(list)
+    for row in pruned:
+        modes[row.iterative].append(row)
+    found = {}
+    for mode, rows in sorted(modes.items()):
+        techniques = looks(line.technique for line in lines if line.iterative == mode)
+        if contrasted := contrast([*rows, *dense], list(techniques)):
+            found[mode] = contrasted
     return found
 
 

@@ -8,10 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rewound.errors import InputError
-from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells, failures, line_of
+from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, failures, line_of
+from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, ratios
 from rewound.results import Row
-from rewound.rivals import LEAST_PAIRS, Difference, differences
+from rewound.rivals import Difference
 from rewound.trust import Reaches, reaches, weaknesses
 
 
@@ -43,9 +44,9 @@ def summary_table(rows: Iterable[Row], test_images: int | None = None) -> Render
         parts += [table, ""]
         if reached := {line.technique: found[line] for line in lines if line in found}:
             parts += [_reach_table(reached, labels), ""]
-        if len(rivals := [name for name in reached if name not in ABLATIONS]) > 1:
-            compared = [row for row in rows if row.dense or line_of(row) in lines]
-            parts += [_difference_table(compared, rivals, shown), ""]
+        compared = [row for row in rows if row.dense or line_of(row) in lines]
+        if contrasted := contrast(compared, list(reached)):
+            parts += [_difference_table(contrasted, shown), ""]
     if test_images and any(baseline.metric == "accuracy" for baseline in dense.values()):
         parts.append(f"One test image is {100 / test_images:.2g} points of accuracy ({test_images:,} images).")
     return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in weaknesses(rows)))
@@ -114,21 +115,14 @@ def _ratio(compression: float | None, tried: float, labels: Mapping[float, str])
     return f"{'≥' if compression == tried else ''}{labels[compression]}"
 
 
-def _difference_table(rows: list[Row], rivals: list[str], labels: Mapping[float, str]) -> RenderableType:
-    first, *others = rivals
-    found = {other: {d.cell.density: d for d in differences(rows, first, other)} for other in others}
-    every = [difference for column in found.values() for difference in column.values()]
-    table = plain_table(f"{first} minus")
+def _difference_table(contrasted: Contrast, labels: Mapping[float, str]) -> RenderableType:
+    table = plain_table(f"{contrasted.first} minus")
     table.add_column("ratio", justify="right")
-    for other in others:
+    for other in contrasted.over:
         table.add_column(Text(other), justify="right")
-    for density in sorted({difference.cell.density for difference in every}, reverse=True):
-        table.add_row(labels[density], *(_difference(found[other].get(density)) for other in others))
-    paired = {True: "paired by dense run", False: "not paired"}
-    spread = {True: "[ ] 95% t interval", False: f"( ) extremes, an interval needs {LEAST_PAIRS} pairs"}
-    how = [paired[flag] for flag in sorted({difference.paired for difference in every})]
-    how += [spread[flag] for flag in sorted({difference.df is not None for difference in every})]
-    return Group(table, Text(f"Mean test values, {', '.join(how)}."))
+    for density in contrasted.densities:
+        table.add_row(labels[density], *(_difference(column.get(density)) for column in contrasted.over.values()))
+    return Group(table, Text(contrasted.how))
 
 
 def _difference(difference: Difference | None) -> Text:

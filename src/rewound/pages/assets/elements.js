@@ -39,6 +39,29 @@ function swatch(technique) {
   );
 }
 
+// A white edge parts filled marks; hollow ones need a colour.
+const edgeOf = ({ colour, edge }) => (edge === "white" ? colour : edge);
+
+// The same technique in a compared table, or that table itself.
+function hollow(technique) {
+  const stroke = edgeOf(technique);
+  return drawing(
+    "svg",
+    { viewBox: "0 0 34 16", width: 34, height: 16, "aria-hidden": "true", class: "swatch" },
+    ...[
+      [0, 11],
+      [23, 34],
+    ].map(([x1, x2]) => drawing("line", { x1, x2, y1: 8, y2: 8, stroke, "stroke-width": 1.2 })),
+    drawing("path", {
+      d: technique.outline,
+      transform: "translate(17 8) scale(5.2)",
+      fill: "none",
+      stroke,
+      "stroke-width": 0.24,
+    }),
+  );
+}
+
 // A marker with its error bar.
 function whisker() {
   return drawing(
@@ -68,6 +91,19 @@ function definitions(pairs) {
     "dl",
     { className: "facts" },
     pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+}
+
+// Lines of texts or elements; all but the first column are numbers unless `words` says otherwise.
+function plainTable(caption, heads, lines, words = [0]) {
+  const classOf = (place) => (words.includes(place) ? "" : "number");
+  const cells = (name, texts) => texts.map((text, place) => h(name, { className: classOf(place) }, text));
+  return h(
+    "table",
+    { className: "listing" },
+    caption ? h("caption", {}, caption) : null,
+    h("thead", {}, h("tr", {}, cells("th", heads))),
+    h("tbody", {}, lines.map((line) => h("tr", {}, cells("td", line)))),
   );
 }
 

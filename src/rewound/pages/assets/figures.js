@@ -16,10 +16,11 @@ function figureSection(subject, figure) {
     chooser(figure, show),
   );
   const scale = figure.id === "layers" ? h("p", { className: "scale quiet" }, "0%", h("i"), "100% kept") : null;
+  const numbers = figure.id === "differences" ? differenceTables(subject, figure) : null;
   return h(
     "section",
     { className: "figure", id: figure.id, "aria-labelledby": `${figure.id}-title` },
-    ...[head, quiet(figure.text), scale, grid].filter(Boolean),
+    ...[head, quiet(figure.text), scale, grid, numbers].filter(Boolean),
   );
 }
 
@@ -37,7 +38,8 @@ function hideUnticked(grid) {
 
 function drawnPanel(subject, panel) {
   if (panel.runs) return curvePanel(subject, panel);
-  const values = () => (panel.kind === "layers" ? layerValues(panel) : settingValues(subject, panel));
+  const valuesOf = { layers: () => layerValues(panel), difference: () => differenceValues(subject, panel) };
+  const values = valuesOf[panel.kind] ?? (() => settingValues(subject, panel));
   const open = (datum) => openRun(subject, middleRun(subject, subject.settings[datum.number]));
   return panelElement(panel, values, (datum) => tell(subject, datum), open);
 }
@@ -46,12 +48,33 @@ function settingValues(subject, panel) {
   const settings = panel.settings.map((number) => subject.settings[number]);
   const present = [...techniques.keys()].filter((name) => settings.some((setting) => setting.technique === name));
   const scale = panel.kind === "time" ? 0.5 : 1; // small panels have small marks
-  return settings.map((setting) => {
+  const drawn = (setting, [value, low, high], more) => {
     const place = present.indexOf(setting.technique);
     const shift = scale * (place - (present.length - 1) / 2);
     const size = scale * techniques.get(setting.technique).size;
-    const [value, low, high] = panel.field ? setting[panel.field] : [setting.delta, setting.low, setting.high];
-    return { ...setting, place, shift, size, value, low, high, field: panel.field };
+    return { ...setting, place, shift, size, value, low, high, ...more };
+  };
+  const mine = settings.map((setting) => {
+    const values = panel.field ? setting[panel.field] : [setting.delta, setting.low, setting.high];
+    return drawn(setting, values, { field: panel.field });
+  });
+  const theirs = (panel.theirs ?? []).map((number) => {
+    const setting = subject.settings[number];
+    const edge = edgeOf(techniques.get(setting.technique));
+    return drawn(setting, setting.theirs, { trials: setting.theirs[3], edge, same: null, compared: true });
+  });
+  return [...mine, ...theirs];
+}
+
+// One technique minus another stands in the colour of the other.
+function differenceValues(subject, { settings, minus, differences }) {
+  const rivals = [...new Set(minus.map((number) => subject.settings[number].technique))];
+  return differences.map(([value, low, high, n, paired, interval], place) => {
+    const [first, other] = [settings, minus].map((numbers) => subject.settings[numbers[place]]);
+    const { technique } = other;
+    const shift = 2 * (rivals.indexOf(technique) - (rivals.length - 1) / 2);
+    const { size } = techniques.get(technique);
+    return { ...first, technique, other, shift, size, value, low, high, n, paired, interval };
   });
 }
 
@@ -92,17 +115,48 @@ function tell(subject, datum) {
     const what = datum.kind === "rate" ? "Learning rate" : "Loss";
     return [name, `${what} ${short(datum.value)} after ${count(datum.step, "step")}`];
   }
-  const lines = [name, `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(datum.t)}`];
+  if (datum.other) return tellDifference(subject, datum);
+  const lines = [datum.compared ? `${name}, compared table` : name, `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(datum.t)}`];
   const rival = { speed: "the dense network", faster: "fine-tuning" }[datum.field];
   const text = rival ? (value) => `${fixed(value, 2)}×` : signed;
   const range = datum.trials > 1 ? `${text(datum.low)} to ${text(datum.high)}, ${datum.trials} trials` : "one trial";
   lines.push(`${text(datum.value)} ${rival ? `fewer FLOPs than ${rival}` : subject.unit} (${range})`);
+  if (datum.compared) return [...lines, `Ours: ${signed(datum.delta)}`];
   if (datum.cost !== null) lines.push(`${count(datum.cost, "epoch")} of search`);
   if (datum.same) {
     const others = datum.same.map((number) => settingText(subject.settings[number], datum));
     lines.push(`The same runs as ${others.join("; ")}`);
   }
   return lines;
+}
+
+function tellDifference(subject, datum) {
+  const first = subject.settings[datum.number];
+  const pairs = count(datum.n, datum.paired ? "pair" : "trial");
+  return [
+    `${nameOf(first.technique)} minus ${nameOf(datum.technique)}`,
+    `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(first.t)} and ${short(datum.other.t)}`,
+    `${spanned(datum)} ${subject.unit}`,
+    `${datum.interval ? "95% t interval" : "Min to max"}, ${pairs}${datum.paired ? "" : " each, not paired"}`,
+  ];
+}
+
+// Square brackets around an interval, round ones around extremes.
+function spanned({ value, low, high, interval }) {
+  const [left, right] = interval ? "[]" : "()";
+  return `${signed(value)} ${left}${signed(low)}, ${signed(high)}${right}`;
+}
+
+function differenceTables(subject, { choices }) {
+  const tables = choices[0].panels.map((panel) => {
+    const values = differenceValues(subject, panel);
+    const rivals = [...new Set(values.map(({ technique }) => technique))];
+    const lines = [...Map.groupBy(values, ({ ratio }) => ratio)].sort(([, [a]], [, [b]]) => a.compression - b.compression);
+    const text = (found) => (found ? spanned(found) : "–");
+    const row = ([ratio, mine]) => [ratio, ...rivals.map((name) => text(mine.find((each) => each.technique === name)))];
+    return h("div", { className: "scroll" }, plainTable(panel.title, ["Ratio", ...rivals.map(nameOf)], lines.map(row)));
+  });
+  return h("details", {}, h("summary", {}, "As a table"), h("div", { className: "panels" }, tables));
 }
 
 function showFigures() {

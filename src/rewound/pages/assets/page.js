@@ -67,12 +67,18 @@ function buildBar() {
     });
     return h("label", { className: "chip" }, tick, swatch(technique), technique.label);
   });
-  const spread = h("input", { type: "checkbox", checked: state.spread, id: "spread" });
-  spread.addEventListener("change", () => change({ spread: spread.checked }));
-  byId("bar").replaceChildren(
-    ...chips,
-    h("label", { className: "chip option" }, spread, whisker(), "Min to max of trials"),
-  );
+  const table = hollow({ outline: "M0,-1A1,1,0,1,1,0,1A1,1,0,1,1,0,-1Z", colour: "currentColor", edge: "white" });
+  const options = [
+    ...(isCompared ? [option("compared", table, "Compared table")] : []),
+    option("spread", whisker(), "Min to max of trials"),
+  ];
+  byId("bar").replaceChildren(...chips, h("span", { className: "options" }, options));
+}
+
+function option(name, sign, text) {
+  const tick = h("input", { type: "checkbox", checked: state[name], id: name });
+  tick.addEventListener("change", () => change({ [name]: tick.checked }));
+  return h("label", { className: "chip" }, tick, sign, text);
 }
 
 function showReach() {
@@ -143,8 +149,10 @@ async function build() {
   buildTable();
   showFigures();
   showReach();
+  showConformance();
   fillTable();
   watch(["subject"], showReach);
+  watch(["subject"], showConformance);
   watch(["hidden"], tickReach);
   await Promise.all([...panels].slice(0, 3).map((panel) => panel.draw()));
   const asked = state.run && current().runs[state.run];

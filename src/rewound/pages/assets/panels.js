@@ -1,6 +1,6 @@
 // One panel: a Vega-Lite chart that is drawn when it comes near, and answers to the pointer and the keyboard.
 
-const HEIGHTS = { compression: 270, time: 150, speed: 230, rate: 170, loss: 170 };
+const HEIGHTS = { compression: 270, time: 150, difference: 200, speed: 230, rate: 170, loss: 170 };
 const LAYER_HEIGHT = 15;
 const COLOURS = ["paper", "muted", "band", "zone"]; // parameters of every chart
 const REACH = 28; // pixels from the pointer to the mark it means
@@ -58,15 +58,22 @@ function panelElement(panel, values, tell, open) {
   let view = null;
   let drawn = null;
   let active = -1;
-  const marks = () => [...chart.querySelectorAll(".points_marks path")];
+  const marks = () => [...chart.querySelectorAll(".points_marks path, .outlines_marks path")];
   const datumOf = (mark) => mark.__data__.datum;
 
   async function embed() {
     const spec = structuredClone(story.charts[panel.kind]);
     const colours = Object.fromEntries(COLOURS.map((name) => [name, colour(name)]));
-    const given = { shown: shownTechniques(), spread: state.spread, ...colours, ...panel.params };
+    const { spread, compared } = state;
+    const given = { shown: shownTechniques(), spread, compared, ...colours, ...panel.params };
     spec.params = Object.entries(given).map(([name, value]) => ({ name, value }));
-    spec.data = { values: values().map((datum) => ({ ...datum, says: tell(datum).join(". ") })) };
+    const [theirs, ours] = [true, false].map((side) =>
+      values()
+        .filter((datum) => Boolean(datum.compared) === side)
+        .map((datum) => ({ ...datum, says: tell(datum).join(". ") })),
+    );
+    spec.data = { values: ours };
+    spec.datasets = { compared: theirs };
     spec.height = panel.height ?? HEIGHTS[panel.kind] ?? LAYER_HEIGHT * panel.layers.length;
     const options = { ast: true, renderer: "svg", actions: false, tooltip: false, config: chartLook() };
     view?.finalize();
@@ -89,7 +96,8 @@ function panelElement(panel, values, tell, open) {
     const stage = chart.getBoundingClientRect();
     ring.style.left = `${middle(box).x - stage.x}px`;
     ring.style.top = `${middle(box).y - stage.y}px`;
-    showTip(tell(datumOf(mark)), box, techniques.get(datumOf(mark).technique));
+    const { technique, compared } = datumOf(mark);
+    showTip(tell(datumOf(mark)), box, technique && (compared ? hollow : swatch)(techniques.get(technique)));
   }
 
   function nearest({ clientX, clientY }) {
@@ -110,7 +118,7 @@ function panelElement(panel, values, tell, open) {
   function across(forward) {
     const all = marks();
     if (active < 0) return along(1);
-    const groupOf = (mark) => datumOf(mark).layer ?? datumOf(mark).technique;
+    const groupOf = (mark) => datumOf(mark).layer ?? `${datumOf(mark).technique} ${datumOf(mark).compared}`;
     const groups = [...new Set(all.map(groupOf))];
     const wanted = groups[groups.indexOf(groupOf(all[active])) + forward];
     const there = all.filter((mark) => groupOf(mark) === wanted);
@@ -165,9 +173,9 @@ function forget(host) {
   hideTip();
 }
 
-function showTip([first, ...rest], box, technique) {
+function showTip([first, ...rest], box, sign) {
   const tip = document.getElementById("tip");
-  const head = h("p", {}, technique ? swatch(technique) : null, h("b", {}, first));
+  const head = h("p", {}, sign || null, h("b", {}, first));
   tip.replaceChildren(head, ...rest.map((line) => h("p", {}, line)));
   tip.hidden = false;
   (document.querySelector("dialog[open]") ?? document.body).append(tip); // a dialog covers what is outside it
@@ -183,7 +191,8 @@ function hideTip() {
 
 const redrawAll = () => panels.forEach((panel) => panel.redraw());
 watch(["hidden"], () => panels.forEach((panel) => panel.signal("shown", shownTechniques())));
-watch(["spread"], () => panels.forEach((panel) => panel.signal("spread", state.spread)));
+for (const name of ["spread", "compared"])
+  watch([name], () => panels.forEach((panel) => panel.signal(name, state[name])));
 watch(["theme"], redrawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 addEventListener("scroll", hideTip, { passive: true });

@@ -1,6 +1,6 @@
 // What the reader chose. It lives in the address, so that a link shows what the sender saw.
 
-const state = { subject: 0, hidden: new Set(), spread: true, theme: "", filter: "", sort: "", run: "" };
+const state = { subject: 0, hidden: new Set(), spread: true, compared: true, theme: "", filter: "", sort: "", run: "" };
 const watchers = [];
 
 function watch(names, act) {
@@ -17,7 +17,7 @@ function remember() {
   const said = new URLSearchParams();
   if (state.subject) said.set("subject", titleOf(story.subjects[state.subject]));
   if (state.hidden.size) said.set("hide", [...state.hidden].join(" "));
-  if (!state.spread) said.set("spread", "no");
+  for (const name of ["spread", "compared"]) if (!state[name]) said.set(name, "no");
   for (const name of ["theme", "filter", "sort", "run"]) if (state[name]) said.set(name, state[name]);
   history.replaceState(null, "", `#${said}`);
 }
@@ -27,7 +27,7 @@ function recall() {
   const wanted = story.subjects.findIndex((subject) => titleOf(subject) === said.get("subject"));
   state.subject = Math.max(0, wanted);
   state.hidden = new Set((said.get("hide") ?? "").split(" ").filter((name) => techniques.has(name)));
-  state.spread = said.get("spread") !== "no";
+  for (const name of ["spread", "compared"]) state[name] = said.get(name) !== "no";
   for (const name of ["theme", "filter", "sort", "run"]) state[name] = said.get(name) ?? "";
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
 }

@@ -2,6 +2,7 @@
 
 const story = JSON.parse(document.getElementById("story").textContent);
 const techniques = new Map(story.techniques.map((technique, place) => [technique.name, { ...technique, place }]));
+const isCompared = story.subjects.some(({ settings }) => settings.theirs); // before a subject is unfolded
 const MODES = ["one-shot", "iterative"];
 
 function objects(columns) {
