@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rewound.comparison import compare
+from rewound.pages.card import conformance_card
 from rewound.pages.charts import charts
 from rewound.pages.details import details
 from rewound.pages.look import looks
@@ -42,9 +44,15 @@ def pruned(
 ROWS = [*DENSE, *pruned("lr-rewinding"), *pruned("fine-tuning"), *pruned("fine-tuning", iterative=True)]
 
 
-def told(rows: list[Row], layers: list[LayerRow] | None = None, curves: list[CurveRow] | None = None) -> Any:
-    """The story of a table, as the page reads it."""
-    return json.loads(as_json(story(Tables(rows, layers or [], curves or [], 0))))
+def told(
+    rows: list[Row],
+    layers: list[LayerRow] | None = None,
+    curves: list[CurveRow] | None = None,
+    theirs: list[Row] | None = None,
+) -> Any:
+    """The story of a table, as the page reads it; with another table, also what the comparison says."""
+    cards = compare(rows, theirs) if theirs else []
+    return json.loads(as_json(story(Tables(rows, layers or [], curves or [], 0), None, theirs or [], cards)))
 
 
 class Reader(HTMLParser):
@@ -112,11 +120,64 @@ def test_names_that_contain_html_stay_text(tmp_path: Path) -> None:
 
 def test_figures_without_data_are_left_out() -> None:
     (subject,) = told(ROWS)["subjects"]
-    assert [figure["id"] for figure in subject["figures"]] == ["accuracy", "cost", "speed"]
+    assert [figure["id"] for figure in subject["figures"]] == ["accuracy", "differences", "cost", "speed"]
     one_time = [row for row in ROWS if row.retrain_epochs != 4]
     assert "cost" not in [figure["id"] for figure in told(one_time)["subjects"][0]["figures"]]
     no_flops = [replace(row, flops=None) for row in ROWS]
     assert "speed" not in [figure["id"] for figure in told(no_flops)["subjects"][0]["figures"]]
+
+
+def test_a_compared_table_is_drawn_over_ours_from_its_own_dense_mean() -> None:
+    shifted = [
+        replace(row, test=(row.test or 0) - 0.1) for row in ROWS if row.retrain_epochs != 4 or row.density == 0.5
+    ]
+    found = told(ROWS, theirs=shifted)
+    (subject,) = found["subjects"]
+    settings = subject["settings"]
+    for number, theirs in enumerate(settings["theirs"]):
+        shared = settings["t"][number] == 8 or settings["density"][number] == 0.5
+        assert theirs == (pytest.approx([0, -0.1, 0.1, 3]) if shared else None)
+    accuracy, _, cost, _ = subject["figures"]
+    for panel in accuracy["choices"][0]["panels"] + cost["choices"][0]["panels"]:
+        assert panel["theirs"]
+        assert all(settings["theirs"][number] for number in panel["theirs"])
+
+
+def test_without_another_table_there_is_nothing_to_compare() -> None:
+    found = told(ROWS)
+    assert found["cards"] == {}
+    assert found["subjects"][0]["settings"]["theirs"] is None
+
+
+def test_the_card_says_what_the_terminal_says() -> None:
+    worse = [replace(row, val=0.8, test=0.8) if row.density == 0.1 else row for row in ROWS]
+    (card,) = told(ROWS, theirs=worse)["cards"].values()
+    assert card["verdict"] == "does not conform"
+    assert [line["passed"] for line in card["criteria"]] == [True, False, False, False]
+    assert [(curve["cells"], curve["outside"], curve["note"]) for curve in card["curves"]] == [
+        (4, 2, "beyond ±0.45")
+    ] * 3
+    cells = card["cells"]
+    assert [inside == 0 for inside in cells["inside"]] == [ratio == "10.00×" for ratio in cells["ratio"]]
+    assert {value for value, inside in zip(cells["difference"], cells["inside"], strict=True) if not inside} == {10}
+    output = StringIO()
+    Console(file=output, width=120).print(conformance_card(compare(ROWS, worse)))
+    for criterion in card["criteria"]:
+        assert all(criterion[part] in output.getvalue() for part in ("name", "n", "found", "limit"))
+
+
+def test_differences_have_intervals_only_where_pairs_suffice() -> None:
+    figures = {figure["id"]: figure for figure in told(ROWS)["subjects"][0]["figures"]}
+    (panel,) = figures["differences"]["choices"][0]["panels"]
+    assert (panel["technique"], panel["over"]) == ("lr-rewinding", ["fine-tuning"])
+    assert [each[3:] for each in panel["differences"]] == [[3, True, False]] * 2, "three pairs, no interval"
+    assert "an interval needs 5 pairs" in panel["note"]
+    many = [replace(row, trial=row.trial + 3 * more) for row in ROWS for more in range(2)]
+    figures = {figure["id"]: figure for figure in told(many)["subjects"][0]["figures"]}
+    (panel,) = figures["differences"]["choices"][0]["panels"]
+    assert [each[3:] for each in panel["differences"]] == [[6, True, True]] * 2
+    alone = [row for row in ROWS if row.technique != "lr-rewinding"]
+    assert "differences" not in [figure["id"] for figure in told(alone)["subjects"][0]["figures"]]
 
 
 def test_layers_and_curves_come_with_keys() -> None:
@@ -124,7 +185,7 @@ def test_layers_and_curves_come_with_keys() -> None:
     layers = [LayerRow(row.key, name, 5, 10) for row in rows for name in ("first", "last")]
     curves = [CurveRow(row.key, step, 0.1, math.nan if step == 9 else 0.5) for row in rows for step in range(1, 200)]
     found = told(rows, layers, curves)
-    assert [figure["id"] for figure in found["subjects"][0]["figures"]][3:] == ["layers", "curves"]
+    assert [figure["id"] for figure in found["subjects"][0]["figures"]][4:] == ["layers", "curves"]
     run = found["details"]["runs"][rows[-1].key]
     assert (run["layer"], run["kept"], run["total"]) == ([0, 1], [5, 5], [10, 10])
     steps, _, losses = run["curve"]
@@ -223,7 +284,7 @@ def test_every_chart_is_a_vega_lite_specification() -> None:
 
     given = {"shown": ["mine"], "spread": True, "paper": "#fff", "muted": "#666", "band": "#eee", "zone": "#eee"}
     given |= {"across": [1, 10], "places": [2, 5], "digits": ".2f", "window": [-3, 1], "sd": 0.2, "one": "1% drop"}
-    given |= {"safe": [4, 14], "ticks": 4}
+    given |= {"safe": [4, 14], "ticks": 4, "compared": True}
     for kind, spec in charts(looks(["mine", "fine-tuning"])).items():
         whole = {**spec, "width": 300, "data": {"values": []}}
         whole["params"] = [{"name": name, "value": value} for name, value in given.items()]

@@ -18,6 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import test_page
+from rewound.comparison import compare
 from rewound.pages.page import Origin, write_page
 from rewound.results import read_rows
 from rewound.tables import Tables
@@ -133,6 +134,47 @@ def test_the_spread_of_trials_can_be_hidden(browser: Browser, digits: Path) -> N
         before = bars.count()
         page.get_by_role("checkbox", name="Min to max of trials").uncheck(force=True)
         expect(bars).not_to_have_count(before)
+
+
+def test_a_compared_table_can_be_hidden_and_is_judged(browser: Browser, tmp_path: Path) -> None:
+    worse = [replace(row, val=0.88, test=0.88) if row.density == 0.1 else row for row in test_page.ROWS]
+    tables, cards = Tables(test_page.ROWS, [], [], 0), compare(test_page.ROWS, worse)
+    path = write_page(tables, tmp_path / "index.html", Origin("digits"), theirs=worse, cards=cards)
+    with opened(browser, path) as page:
+        drawn(page)
+        theirs = page.locator("#accuracy .outlines_marks path")
+        assert theirs.count() == 8, "two compressions of three curves, one of them also as a rival of Algorithm 1"
+        assert page.locator("#cost .outlines_marks path").count() > 0
+        page.locator("#accuracy").scroll_into_view_if_needed()
+        page.wait_for_timeout(200)
+        theirs.last.hover()
+        expect(page.locator("#tip")).to_contain_text("compared table")
+        page.get_by_role("checkbox", name="Fine-tuning").uncheck(force=True)
+        expect(theirs).to_have_count(2)
+        page.get_by_role("checkbox", name="Compared table").uncheck(force=True)
+        expect(theirs).to_have_count(0)
+        assert any("Learning rate rewinding" in text for text in points(page)), "ours stay"
+        assert "compared=no" in page.url
+        card = page.locator("#conformance")
+        expect(card).to_contain_text("digits does not conform.")
+        outside = card.locator(".window tbody tr")
+        expect(outside).to_have_count(6)
+        assert all("outside" in text for text in outside.all_inner_texts())
+        card.get_by_text("All 12 cells").click()
+        expect(outside).to_have_count(18)
+
+
+def test_differences_are_a_figure_and_a_table(browser: Browser, digits: Path) -> None:
+    with opened(browser, digits) as page:
+        assert page.locator("#conformance").count() == 0, "nothing was compared"
+        assert page.get_by_role("checkbox", name="Compared table").count() == 0
+        drawn(page)
+        said = points(page, "differences")
+        assert all(re.search(r"minus Fine-tuning.* points. Min to max, 2 pairs$", text) for text in said)
+        page.locator("#differences summary").click()
+        assert re.search(r"2\.00×\t\S+ \(\S+, \S+\)", page.locator("#differences table").first.inner_text())
+        page.get_by_role("checkbox", name="Learning rate rewinding").uncheck(force=True)
+        expect(page.locator("#differences .panel:visible")).to_have_count(0)
 
 
 def test_pointing_shows_values_and_a_click_opens_the_run(browser: Browser, digits: Path) -> None:

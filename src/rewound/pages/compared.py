@@ -27,14 +27,14 @@ def _curve(curve: Curve) -> Json:
 
 
 def _cells(card: Card) -> Json:
-    labels = ratios(cell.density for cell in card.cells)
+    labels = [ratios(cell.density for cell in curve.cells) for curve in card.curves]
 
     def column(value: Callable[[Compared], float]) -> list[float]:
         return [_shown(value(cell)) for cell in card.cells]
 
     return {
         "curve": [number for number, curve in enumerate(card.curves) for _ in curve.cells],
-        "ratio": [labels[cell.density] for cell in card.cells],
+        "ratio": [own[cell.density] for own, curve in zip(labels, card.curves, strict=True) for cell in curve.cells],
         "t": [cell.retrain_epochs for cell in card.cells],
         "ours": column(lambda cell: cell.ours),
         "n": [cell.n for cell in card.cells],

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from rewound.findings import Cell, at_full_time, best_over_time
 from rewound.pages.contrast import Contrast
 from rewound.pages.limits import SAFE_ZONE, window
-from rewound.pages.look import LOOKS, ratios
+from rewound.pages.look import looks, ratios
 from rewound.pages.subjects import Subject, setting
 from rewound.speedup import Speedup
 
@@ -85,12 +85,13 @@ def differences(subject: Subject) -> Json:
 def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Json:
     low, high = min(0, *(each.low for each in contrasted.all)), max(0, *(each.high for each in contrasted.all))
     margin = 0.07 * (high - low) or 0.1
-    first = LOOKS[contrasted.first].label if contrasted.first in LOOKS else contrasted.first
+    first = looks([contrasted.first])[contrasted.first].label
     return {
         "kind": "difference",
-        "title": f"{MODES[mode]}: {first} minus",
+        "title": f"{MODES[mode]}: {first[:1].lower()}{first[1:]} minus",
         "note": contrasted.how,
         "technique": contrasted.first,
+        "over": list(contrasted.over),
         "settings": _numbers(subject, (each.cell for each in contrasted.all)),
         "minus": _numbers(subject, (each.minus for each in contrasted.all)),
         "differences": [

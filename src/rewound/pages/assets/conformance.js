@@ -10,29 +10,39 @@ const CELL_HEADS = ["Curve", "Ratio", "t", "Ours", "Theirs", "Min to max", "n", 
 function showConformance() {
   document.getElementById("conformance")?.remove();
   if (!Object.keys(story.cards).length) return;
-  const { recipe } = current();
+  const { recipe, pruning } = current();
   const card = story.cards[recipe];
   const section = h(
     "section",
     { id: "conformance", "aria-labelledby": "conformance-title" },
     h("h2", { id: "conformance-title" }, "Conformance"),
-    ...(card ? cardParts(card, recipe) : [quiet("The compared table has nothing of this recipe.")]),
+    ...(card ? cardParts(card, recipe, pruning) : [quiet("The compared table has nothing of this recipe.")]),
   );
   const before = ["reach", "accuracy"].map((id) => document.getElementById(id)).find(Boolean);
   if (before) before.after(section);
   else document.getElementById("figures").before(section);
 }
 
-function cardParts(card, recipe) {
+function cardParts(card, recipe, pruning) {
   const criteria = card.criteria.map(({ name, n, found, limit, passed }) => {
     return [name, n, found.replace(/-(?=\d)/, MINUS), limit, h("b", {}, ANSWERS.get(passed))];
   });
+  const curves = (own) => {
+    const shown = card.curves.filter((curve) => (curve.pruning === pruning) === own);
+    return shown.length ? listing("", ["Curve", "Cells", "Outside", "Bias", ""], shown.map(curveLine), [0, 4]) : null;
+  };
+  const others = card.curves.filter((curve) => curve.pruning !== pruning).length;
   const listing = (...table) => h("div", { className: "scroll" }, plainTable(...table));
   return [
     h("p", { className: "verdict" }, `${recipe} `, h("b", {}, card.verdict), "."),
     quiet(`${card.measure} n counts our and their trials, or cells, or curves. ${card.left_out}`),
-    listing("", ["Criterion", "n", "Found", "Limit", "Passed"], criteria, [0, 4]),
-    ...(card.curves.length ? [listing("", ["Curve", "Cells", "Outside", "Bias", ""], card.curves.map(curveLine), [0, 4])] : []),
+    h(
+      "div",
+      { className: "beside" },
+      listing("", ["Criterion", "n", "Found", "Limit", "Passed"], criteria, [0, 4]),
+      curves(true),
+    ),
+    ...(others ? [onDemand(`${count(others, "curve")} of other ways of pruning`, () => curves(false))] : []),
     ...cellTables(card),
   ];
 }

@@ -151,12 +151,16 @@ function differenceTables(subject, { choices }) {
   const tables = choices[0].panels.map((panel) => {
     const values = differenceValues(subject, panel);
     const rivals = [...new Set(values.map(({ technique }) => technique))];
-    const lines = [...Map.groupBy(values, ({ ratio }) => ratio)].sort(([, [a]], [, [b]]) => a.compression - b.compression);
+    const byRatio = [...Map.groupBy(values, ({ ratio }) => ratio)];
+    const lines = byRatio.sort(([, [one]], [, [other]]) => one.compression - other.compression);
     const text = (found) => (found ? spanned(found) : "–");
-    const row = ([ratio, mine]) => [ratio, ...rivals.map((name) => text(mine.find((each) => each.technique === name)))];
-    return h("div", { className: "scroll" }, plainTable(panel.title, ["Ratio", ...rivals.map(nameOf)], lines.map(row)));
+    const digits = Number(panel.params.digits[1]); // as on the axis
+    const ratioOf = ([{ compression }]) => `${fixed(compression, digits)}×`;
+    const row = ([, mine]) => [ratioOf(mine), ...rivals.map((name) => text(mine.find((each) => each.technique === name)))];
+    const table = plainTable(panel.title, ["Ratio", ...rivals.map(nameOf)], lines.map(row));
+    return h("div", { className: "scroll" }, table);
   });
-  return h("details", {}, h("summary", {}, "As a table"), h("div", { className: "panels" }, tables));
+  return h("details", {}, h("summary", {}, "As a table"), h("div", { className: "beside" }, tables));
 }
 
 function showFigures() {

@@ -51,7 +51,7 @@ function panelElement(panel, values, tell, open) {
       tabIndex: 0,
       ariaLabel: `${panel.title}. Arrow keys walk through the marks, Enter opens one.`,
     },
-    h("figcaption", {}, panel.title),
+    h("figcaption", {}, panel.title, (panel.over ?? []).map(techniqueName)),
     h("div", { className: "stage" }, chart, ring),
     panel.note ? quiet(panel.note) : null,
   );

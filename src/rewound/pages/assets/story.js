@@ -57,6 +57,7 @@ function describedRun(subject, run) {
 }
 
 const nameOf = (technique) => techniques.get(technique)?.label ?? "Dense network";
+const techniqueName = (name) => h("span", { className: "technique" }, swatch(techniques.get(name)), nameOf(name));
 const titleOf = (subject) => (subject.pruning ? `${subject.recipe}, ${subject.pruning}` : subject.recipe);
 const shownValue = (subject, value) => (value === null ? "failed" : fixed(value * subject.scale, 2));
 
