@@ -1,4 +1,4 @@
-"""A user's own training script, run by `test_checkpoints.py` and killed by it: `python own_loop.py FOLDER TECHNIQUE [DIE_IN]`.
+"""A user's own training script, run and killed by `test_checkpoints.py`: python own_loop.py FOLDER TECHNIQUE [DIE_IN]
 
 With DIE_IN it kills itself, as `kill -9` does, in the middle of that epoch. Its last line is a digest of the weights.
 """
