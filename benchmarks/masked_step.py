@@ -7,8 +7,8 @@ printed beside it. What a mask costs does not depend on the batch: 32 on CPU is 
 printed is larger than usual.
 
 On CPU most of what the transformer loses is AdamW's own: the square root of a slot that is zero takes MKL 18 times as
-long as that of another number (786,432 numbers, a fifth of them not zero: 4.65 ms instead of 0.25). The mask itself took
-2.7 ms of a step of 452.
+long as that of another number (786,432 numbers, a fifth of them not zero: 4.65 ms instead of 0.25). The mask itself
+took 2.7 ms of a step of 452.
 
 The three take a step in turn, in rotating order, so that every round gives one ratio to a step without a mask. The
 overhead is the median over rounds, with the quartiles in brackets: of wall-clock time and, on CPU (one thread), of CPU
