@@ -75,7 +75,10 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
     torch.save(plain.state_dict(), folder / f"weights-{rank}.pt")
     print(digest)
     if world > 1:
+        dist.barrier()
         dist.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # a thread of gloo's that is still being joined would abort an ordinary end, now and then
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def epochs(
     `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
     else restores model and optimizer (a Trainer), and calls `load_state_dict`.
 
+    >>> import torch
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> run = epochs(2, model, sgd, compression=1.5)
