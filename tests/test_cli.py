@@ -158,7 +158,6 @@ def test_run_writes_tables_and_figures(done: Path) -> None:
     names = {path.name for path in (done / "report").iterdir()}
     assert names > {"results.csv", "layers.csv", "curves.csv"}
     assert any(name.endswith(".png") for name in names)
-    assert any(name.endswith(".svg") for name in names)
 
 
 def test_run_twice_does_nothing_the_second_time(done: Path, rewound_command: Rewound) -> None:

@@ -316,7 +316,7 @@ def test_without_the_library_the_report_goes_on_and_says_what_is_missing(
     paths = report_files(ROWS, tmp_path, Console(file=output, width=200), title="digits")
     assert "no page: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
     assert not any(path.name == "index.html" for path in paths)
-    assert any(path.suffix == ".svg" for path in paths)
+    assert any(path.suffix == ".png" for path in paths)
 
 
 def test_every_asset_is_used(page: Path) -> None:

@@ -114,7 +114,7 @@ def report_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
     figures: Annotated[str, typer.Option(help="default, paper (all of the paper's), none, or one by name")] = "default",
-    formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png,svg",
+    formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png",
 ) -> None:
     """Make tables, figures and a page for the browser of a sweep or of a results table."""
     if (sweep is None) == (results is None):

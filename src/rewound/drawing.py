@@ -37,7 +37,7 @@ class Drawing:
     """What was asked for."""
 
     figures: str = "default"
-    formats: tuple[str, ...] = ("png", "svg")
+    formats: tuple[str, ...] = ("png",)
 
     def __post_init__(self) -> None:
         if self.figures not in (known := ("default", "paper", "none", *FIGURES)):
