@@ -9,16 +9,18 @@ printed is larger than usual.
 On CPU most of what the transformer loses is AdamW's own: the square root of a slot that is zero takes MKL many times as
 long as that of another number; the last line printed measures it.
 
-The three take a step in turn, in rotating order, so that every round gives one ratio to a step without a mask. The
-overhead is the median over rounds, with the quartiles in brackets: of wall-clock time and, on CPU (one thread), of CPU
-time, which other programs on the machine disturb least.
+Each takes a step per round, in a new random order (what ran before leaves its traces in caches), so that every round
+gives one ratio to a step without a mask; a second network without one says what is noise. The overhead is the median
+over rounds, with the quartiles in brackets: of wall-clock time and, on CPU (one thread), of CPU time, which other
+programs on the machine disturb least.
 
-    python benchmarks/masked_step.py                  # 3 minutes
+    python benchmarks/masked_step.py                  # 4 minutes
     python benchmarks/masked_step.py --device cuda    # half a minute
 """
 
 import argparse
 import copy
+import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -122,14 +124,15 @@ def tasks() -> dict[str, Task]:
 
 
 def trainings(task: Task) -> dict[str, Training]:
-    """The same network three times: dense, under a mask, and pruned by torch."""
-    dense, masked, theirs = (copy.deepcopy(task.network) for _ in range(3))
+    """The same network four times: dense, once more, under a mask, and pruned by torch."""
+    dense, again, masked, theirs = (copy.deepcopy(task.network) for _ in range(4))
     mask = Pruner(floor=0.02)(masked, DENSITY)  # a fresh network's last layer, with its small weights, would vanish
     modules = dict(theirs.named_modules())
     pairs = [(modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in mask]
     global_unstructured(pairs, pruning_method=L1Unstructured, amount=1 - DENSITY)
     return {
         "dense": Training(dense, task.optimizer(dense)),
+        "again": Training(again, task.optimizer(again)),
         "mask": Training(masked, task.optimizer(masked), mask),
         "torch": Training(theirs, task.optimizer(theirs)),
     }
@@ -149,12 +152,12 @@ def measure(name: str, task: Task, device: str) -> None:
     inputs = torch.randn(BATCH[device], *task.shape, generator=generator).to(device)
     labels = (torch.arange(BATCH[device]) % 10).to(device)
     trained = trainings(task)
-    names = list(trained)
+    order, draw = list(trained), random.Random(0)
     rounds = []
     with trained["mask"].attached():  # once per training: not counted
         for number in range(-5, ROUNDS[device]):
-            first = number % len(names)
-            times = {name: trained[name].timed(inputs, labels) for name in names[first:] + names[:first]}
+            draw.shuffle(order)
+            times = {name: trained[name].timed(inputs, labels) for name in order}
             if number >= 0:
                 rounds.append(times)
     mask, model = trained["mask"].mask, trained["mask"].model
@@ -165,7 +168,8 @@ def measure(name: str, task: Task, device: str) -> None:
     for clock, called in clocks.items():
         print(
             f"{name}, batch {BATCH[device]}, a step of {milliseconds:.1f} ms, {called}: under a mask "
-            f"{overhead(rounds, 'mask', clock)}; torch.nn.utils.prune {overhead(rounds, 'torch', clock)}",
+            f"{overhead(rounds, 'mask', clock)}; torch.nn.utils.prune {overhead(rounds, 'torch', clock)}; "
+            f"none again {overhead(rounds, 'again', clock)}",
             flush=True,
         )
 

@@ -99,16 +99,14 @@ def together(fleet: Fleet, runs: Sequence[Run]) -> dict[int, list[State | Diverg
     return outcomes
 
 
-def furthest(one: State, other: State) -> float:
+def furthest(one: State, other: State, parts: Sequence[str] = ("model", "slots")) -> float:
     """The largest difference between the tensors of two states."""
     assert (one.model.keys(), one.slots.keys(), one.position) == (
         other.model.keys(),
         other.slots.keys(),
         other.position,
     )
-    pairs = [
-        (a, part[name]) for p, part in ((one.model, other.model), (one.slots, other.slots)) for name, a in p.items()
-    ]
+    pairs = [(a, getattr(other, part)[name]) for part in parts for name, a in getattr(one, part).items()]
     return max(float((a.cpu().double() - b.cpu().double()).abs().max()) for a, b in pairs)
 
 
@@ -308,11 +306,14 @@ class TestOnTheGPU:
     def test_captured_steps_are_steps_of_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
         recipe, cuda = Noise(), torch.device("cuda")
-        run = Run(begin(recipe, 1), sparse(recipe), [Segment(0.01, 12), Segment(0.001, 5)], [10])
+        # Rates this low since rounding grows: 1e-6 of the weights becomes 7e-6 of them and 0.0015 of the slots here,
+        # but 0.01 at ten times the rate.
+        run = Run(begin(recipe, 1), sparse(recipe), [Segment(1e-3, 12), Segment(1e-4, 5)], [10])
         outcomes = together(Fleet(recipe, cuda, capacity=1), [run])[0]
         for captured, eager in zip(outcomes, alone(recipe, run, cuda), strict=True):
             assert isinstance(captured, State)
-            assert furthest(captured, eager) < 1e-2
+            assert furthest(captured, eager, ["model"]) < 1e-4
+            assert furthest(captured, eager, ["slots"]) < 1e-2
             assert all((captured.model[name][~kept.cuda()] == 0).all() for name, kept in sparse(recipe).items())
 
     def test_members_equal_runs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:

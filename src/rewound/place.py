@@ -21,7 +21,7 @@ from rewound.recipe import Position, Scores
 from rewound.schedule import Segment, total
 from rewound.training import State
 
-_CHUNK, _LEAD = 8, 4  # the host runs at most 32 steps ahead: work for a pause of 0.1 s in a fleet, in bounded memory
+_LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
 _SLOT = "momentum_buffer"  # torch.optim.SGD's name for it
 
 
@@ -122,21 +122,22 @@ class Place:
             self.position.fill_(self._first)
             self.key.fill_(fold(self._seed, self._prunings, "augmentation"))
 
-    def launch(self) -> None:
-        """Queue steps up to the next stop, but not too far ahead; waits for nothing."""
-        stop = self._stops[0]
+    def launch(self) -> bool:
+        """Queue one step, unless the next stop is reached or enough are queued; whether it did."""
+        if self._told or self._is_far_ahead():
+            return False
         with torch.cuda.stream(self.stream):
-            while self._done < stop and not self._is_far_ahead():
-                self._feed()
-                self._replay()
-                self._done += 1
-                if self.stream is not None and self._done % _CHUNK == 0:
-                    self._ahead.append(self.stream.record_event())
-            if self._done == stop and not self._told:
+            self._feed()
+            self._replay()
+            self._done += 1
+            if self.stream is not None:
+                self._ahead.append(self.stream.record_event())
+            if self._done == self._stops[0]:
                 self._told = True
                 self.told.copy_(self.losses, non_blocking=True)
                 self.losses.zero_()
                 self._arrival = self.stream.record_event() if self.stream is not None else None
+        return True
 
     def arrived(self) -> bool:
         """Whether the next stop has been reached."""

@@ -111,6 +111,7 @@ class ResNet56(CIFAR10):
 
     name: ClassVar[str] = "cifar10-resnet56"
     blocks_per_stage: ClassVar[int] = 9
+    epoch_seconds: ClassVar[Mapping[str, float]] = {"cuda": 0.89}
 
 
 @dataclass(frozen=True)
