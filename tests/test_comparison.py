@@ -279,13 +279,29 @@ def test_the_authors_conform_to_themselves(published: list[Row]) -> None:
         assert (found.theirs, found.sigma) == (pytest.approx(mean, abs=0.006), pytest.approx(sd, abs=0.006))
 
 
-def test_our_first_results_conform(published: list[Row]) -> None:
-    ours = read_rows(RESULTS / "cifar10-resnet20-algorithm1" / "results.csv")
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("cifar10-*")), ids=lambda folder: folder.name)
+def test_our_results_conform(published: list[Row], folder: Path) -> None:
+    ours = read_rows(folder / "results.csv")
     made = card(ours, published)
-    assert made.dense_conforms
+    assert made.conforms
     assert made.dense is not None
     assert made.dense.n == sum(row.dense for row in ours)
     assert made.alone[0] == 0, "every cell of ours has its counterpart"
+
+
+def test_our_masks_leave_as_many_flops_as_the_authors(published: list[Row]) -> None:
+    """Where magnitude pruning takes the first fifth is a fingerprint of how the dense network was trained."""
+    ours = read_rows(RESULTS / "cifar10-resnet20-algorithm1" / "results.csv")
+    left = [first_flops(rows) for rows in (ours, [row for row in published if row.recipe == "cifar10-resnet20"])]
+    mine, theirs = ([flops / 41_886_986 for flops in found] for found in left)
+    assert (len(mine), len(theirs)) == (3, 116)
+    assert (fmean(theirs), stdev(theirs)) == (pytest.approx(0.8373, abs=5e-5), pytest.approx(0.0021, abs=5e-5))
+    assert abs(fmean(mine) - fmean(theirs)) <= 2.5 * stdev(theirs) * math.sqrt(1 / len(mine) + 1 / len(theirs))
+
+
+def first_flops(rows: list[Row]) -> set[int]:
+    """Of each dense network pruned to 0.8: techniques that start from the same one prune it alike."""
+    return {row.flops for row in rows if row.iterative and row.density == 0.8 and row.flops is not None}
 
 
 def test_perfect_replicas_conform_and_worse_ones_do_not(published: list[Row]) -> None:
