@@ -35,7 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
-        *("course", "progress", "snapshot", "checkpoints", "rewinding", "loop", "encoding", "ticket"),
+        *("course", "progress", "snapshot", "checkpoints", "rewinding", "epoch", "loop", "preparation"),
+        *("encoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (

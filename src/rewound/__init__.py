@@ -10,8 +10,9 @@ from rewound.compression import PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
 from rewound.flops import profile
 from rewound.foreign import from_torch_prune, mask_of_zeros
-from rewound.loop import Epochs, epochs
+from rewound.loop import Epochs
 from rewound.mask import Mask
+from rewound.preparation import epochs
 from rewound.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.schedule import Schedule

@@ -11,7 +11,9 @@ read by torch's `weights_only` loader, which runs no code.
 
 import json
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -22,7 +24,7 @@ from rewound import ranks
 from rewound.artifact import replacing, write_whole
 from rewound.errors import InputError
 from rewound.progress import Progress
-from rewound.snapshot import Content
+from rewound.snapshot import Content, Subjects
 
 Arguments = Mapping[str, object]
 VERSION = 1
@@ -59,8 +61,9 @@ class Folder:
             raise InputError(f"{self.path} was made by another version of rewound; give another folder")
         return found
 
-    def write(self, name: str, content: Content) -> None:
-        """Keep a snapshot; afterwards every rank may read it."""
+    def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
+        """Keep a snapshot of the run; afterwards every rank may read it."""
+        content = {**subjects.taken(), "progress": progress.state_dict()}
         if ranks.rank() == 0:
             with replacing(self._file(name)) as temporary:
                 torch.save(content, temporary)
@@ -110,6 +113,17 @@ class Folder:
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.pt"
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[Folder]:
+    """The run's folder; a temporary one where nobody asked to resume."""
+    if path is not None:
+        yield Folder(path)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Folder(Path(ranks.from_first(temporary)))
+        ranks.from_first(None)  # nobody reads it any more
 
 
 def progress_in(content: Content) -> Progress:

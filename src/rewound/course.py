@@ -1,17 +1,14 @@
 """What a run in a user's own loop will do, checked before its first epoch: its levels, and what they need."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, densities, levels
 from rewound.errors import InputError
 from rewound.pruner import Pruner, prunable_weights
-from rewound.recording import Recording, Scheduler, rehearsed, scheduled
-from rewound.schedule import Schedule
 from rewound.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]
@@ -63,15 +60,29 @@ class Course:
         return list(levels(self.how, self.retrain_epochs, self.training_epochs, goals))
 
     @property
-    def dense_epochs(self) -> int:
-        """How long the dense run is: an adopted network has had its own."""
-        return 0 if self.adopt else self.training_epochs
+    def dense(self) -> Level:
+        """The dense run as level 0; an adopted network has had its own."""
+        return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_epochs)
+
+    @property
+    def epochs(self) -> int:
+        """How long the whole run is."""
+        return sum(level.length for level in (self.dense, *self.levels))
 
     @property
     def rewound_to(self) -> set[int]:
         """The epochs of the dense run that the technique goes back to."""
         source = self.levels[0].weights_from
         return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
+
+    def told(self, done: int) -> str:
+        """One line for a person, when so many epochs are done."""
+        dense, count, length = self.dense.length, len(self.levels), self.levels[0].length
+        return (
+            f"rewound: {f'{dense} dense epochs, then ' if dense else ''}"
+            f"{count} level{'s' * (count > 1)} of {length} epochs by {self.technique} to {self.compression:g}x: "
+            f"{self.epochs:,} epochs{f', {done:,} of them done' if done else ''}"
+        )
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """What must stay the same for a run to be continued, as plain data."""
@@ -96,39 +107,3 @@ class Course:
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(weight) in trained for weight in weights.values()):
             raise InputError("the optimizer trains none of the model's prunable weights: give the one that trains it")
-
-
-def adopted(
-    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
-) -> Recording:
-    """The recording of a training run that happened elsewhere."""
-    if isinstance(scheduler, Schedule):
-        return scheduled(optimizer, scheduler, epochs)
-    if len(scheduler) != 1:
-        raise InputError(
-            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
-            f"not {len(scheduler)} schedulers"
-        )
-    if (position := getattr(scheduler[0], "last_epoch", 0)) > 0:
-        raise InputError(
-            f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
-        )
-    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The model itself, inside what torch.compile and data parallelism put around it."""
-    while True:
-        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        else:
-            return model
-
-
-def inner(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, inside what Accelerate or Lightning put around it."""
-    while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = within
-    return optimizer

@@ -6,6 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
+from rewound.algorithm import has_dropped, returned
 from rewound.mask import Mask
 from rewound.recording import Recording
 
@@ -49,9 +50,20 @@ class Progress:
     accuracy: float | None = None
     higher_is_better: bool = True
 
+    def end_epoch(self) -> None:
+        """The present epoch is done."""
+        self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0
+
+    def has_dropped(self, max_drop: float | None) -> bool:
+        """Whether what was reported of the last levels ends the run."""
+        return has_dropped(self._scores, max_drop, higher_is_better=self.higher_is_better)
+
+    def returned(self, max_drop: float | None) -> int:
+        """The level that would be returned now."""
+        return returned(self._scores, max_drop, higher_is_better=self.higher_is_better)
+
     @property
-    def scores(self) -> list[float | None]:
-        """What was reported of each level that has ended, the dense run first."""
+    def _scores(self) -> list[float | None]:
         return [reached.accuracy for reached in self.reached]
 
     def state_dict(self) -> dict[str, object]:

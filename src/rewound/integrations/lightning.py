@@ -13,7 +13,8 @@ from typing import Literal
 from rewound.algorithm import KEEP
 from rewound.course import Init
 from rewound.errors import InputError
-from rewound.loop import Epochs, epochs
+from rewound.loop import Epochs
+from rewound.preparation import epochs
 from rewound.pruner import Pruner
 from rewound.snapshot import Stateful
 

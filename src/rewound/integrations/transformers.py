@@ -14,9 +14,10 @@ from typing import cast
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import KEEP
-from rewound.course import Init, inner
+from rewound.course import Init
 from rewound.errors import InputError
-from rewound.loop import Epochs, epochs
+from rewound.loop import Epochs
+from rewound.preparation import epochs, inner
 from rewound.pruner import Pruner
 from rewound.snapshot import Stateful
 

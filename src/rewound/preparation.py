@@ -1,0 +1,140 @@
+"""Before the first epoch of a user's own loop: what its script gave is unwrapped, checked and made into a run.
+
+run = rewound.epochs(90, model, optimizer, scheduler, compression=10, checkpoint="run/")
+for epoch in run:  # was: for epoch in range(90)
+    train_one_epoch(...)
+    scheduler.step()
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from rewound.algorithm import KEEP
+from rewound.course import Course, Init
+from rewound.errors import InputError
+from rewound.loop import Epochs
+from rewound.progress import Progress
+from rewound.pruner import Pruner
+from rewound.recording import Recording, Scheduler, rehearsed, scheduled
+from rewound.schedule import Schedule
+from rewound.snapshot import Stateful, Subjects
+
+
+def epochs(
+    training_epochs: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
+    *,
+    compression: float = 10.0,
+    technique: str = "lr-rewinding",
+    retrain_epochs: int | None = None,
+    rate: float = 1 - KEEP,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    steps_per_epoch: int = 1,
+    resume: bool = True,
+    say: Callable[[str], None] = print,
+) -> Epochs:
+    """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
+
+    `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
+    them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. `init` draws fresh
+    weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were reported worse than
+    the dense network by more. `final` is the learning rate that holds after the end of the schedule.
+
+    `adopt` takes a network that was trained elsewhere: there is no dense run, and the schedule is what the new
+    `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
+    else restores model and optimizer (a Trainer), and calls `load_state_dict`.
+
+    >>> import torch
+    >>> model = nn.Linear(8, 4)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> run = epochs(2, model, sgd, compression=1.5)
+    >>> for epoch in run:
+    ...     model(torch.randn(16, 8)).square().mean().backward()
+    ...     sgd.step()
+    rewound: 2 dense epochs, then 2 levels of 2 epochs by lr-rewinding to 1.5x: 6 epochs
+    dense, epoch 2 of 6
+    level 1 of 2: 1.25x (density 0.8), epoch 4 of 6
+    level 2 of 2: 1.50x (density 0.6667), epoch 6 of 6
+    >>> run.mask
+    Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
+    """
+    course = Course(
+        training_epochs,
+        compression,
+        technique,
+        training_epochs if retrain_epochs is None else retrain_epochs,
+        rate,
+        one_shot,
+        pruner or Pruner(),
+        final,
+        adopt,
+        max_drop,
+        init,
+    )
+    schedule = scheduler if isinstance(scheduler, Schedule) else None
+    if schedule is not None and not adopt:
+        raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
+    subjects = Subjects(_bare(model), inner(optimizer), _several(scheduler), also)
+    course.check(subjects.model, subjects.optimizer)
+    subjects.check()
+    progress = Progress()
+    if adopt:
+        progress.recording = _adopted(
+            subjects.optimizer, schedule or subjects.schedulers, training_epochs, steps_per_epoch
+        )
+    return Epochs(course, subjects, progress, None if checkpoint is None else Path(checkpoint), resume, say)
+
+
+def _adopted(
+    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
+) -> Recording:
+    """The recording of a training run that happened elsewhere."""
+    if isinstance(scheduler, Schedule):
+        return scheduled(optimizer, scheduler, epochs)
+    if len(scheduler) != 1:
+        raise InputError(
+            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
+            f"not {len(scheduler)} schedulers"
+        )
+    if (position := getattr(scheduler[0], "last_epoch", 0)) > 0:
+        raise InputError(
+            f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
+        )
+    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model itself, inside what torch.compile and data parallelism put around it."""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def inner(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, inside what Accelerate or Lightning put around it."""
+    while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = within
+    return optimizer
+
+
+def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:
+    if scheduler is None or isinstance(scheduler, Schedule):
+        return ()
+    return scheduler if isinstance(scheduler, Sequence) else (scheduler,)
