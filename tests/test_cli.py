@@ -140,6 +140,19 @@ def test_as_a_module() -> None:
     assert ran.stdout == f"rewound {rewound.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["prune", "--help"], ["--version"], ["diff", "x.csv", "x.csv"], ["report", "--results", "x.csv"]],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "x.csv").write_text(f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n")
+    script = "import sys; from rewound.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    started = [sys.executable, "-c", script, *words]
+    ran = subprocess.run(started, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", [["run"], ["fly"], ["run", "digits", "--jbos", "1"], ["prune", "x", "--rate", "low"]])
 def test_a_command_line_that_cannot_be_read(rewound_command: Rewound, words: list[str]) -> None:
     code, out, err = rewound_command(*words)

@@ -14,21 +14,22 @@ import pytest
 import torch
 
 import rewound.execution
+from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.local import Options, Progress
 from rewound.history import Pruned
+from rewound.outlook import outdated
 from rewound.planning import Plan, plan
 from rewound.pruner import kept_count
 from rewound.recipe import Batch, Position, Scores
 from rewound.recipes.digits import Digits
 from rewound.records import Result
-from rewound.report import outdated
 from rewound.results import CurveRow, LayerRow, Row
 from rewound.schedule import Schedule
 from rewound.store import Store
 from rewound.sweep import Sweep, parse_sweep
-from rewound.tables import Tables, collected
+from rewound.tables import Tables
 from rewound.targets import Target, dense
 
 

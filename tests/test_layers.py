@@ -1,6 +1,8 @@
 """Imports point downwards, names say what things are, and every module has its place."""
 
 import ast
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -40,14 +42,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (
-        *("targets", "planning", "execution", "sweep", "results", "tables", "packing"),
+        *("targets", "planning", "execution", "sweep", "results", "tables", "collection", "packing"),
         *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
         *("speedup", "literature", "panels", "paper", "points"),
     ),
     # 4: where it runs, how it is shown, who calls it
     (
-        *("executors/*", "pages/*", "integrations/*"),
-        *("compression", "drawing", "provenance", "report", "cli", "__main__", "__init__"),
+        *("executors/*", "pages/*", "integrations/*", "commands/*"),
+        *("compression", "drawing", "provenance", "report", "outlook", "cli", "public", "__main__", "__init__"),
     ),
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
@@ -154,6 +156,21 @@ def test_no_module_shares_its_name_with_a_public_function() -> None:
 def test_all_that_is_exported_is_there_and_in_order() -> None:
     assert all(hasattr(rewound, name) for name in rewound.__all__)
     assert len(set(rewound.__all__)) == len(rewound.__all__)
+    assert set(rewound.__all__) < set(dir(rewound))
+    with pytest.raises(AttributeError, match="module 'rewound' has no attribute 'pruned'"):
+        _ = rewound.pruned
+
+
+def test_public_names_are_imported_when_they_are_asked_for() -> None:
+    script = (
+        "import sys, rewound\n"
+        "from rewound import results\n"
+        "assert not hasattr(rewound, '__wrapped__')\n"  # as tools that look into modules ask
+        "assert 'torch' not in sys.modules\n"
+        "from rewound import *\n"
+        "assert (Mask, rewound.epochs) == (rewound.mask.Mask, epochs)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(SOURCE.parent)}, check=True)
 
 
 @pytest.mark.parametrize("module", MODULES)

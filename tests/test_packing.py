@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors.local import Options, run
 from rewound.packing import pack_store, unpack_store
 from rewound.planning import Plan, plan
 from rewound.recipes.digits import Digits
 from rewound.store import Store
-from rewound.tables import collected
 from rewound.targets import dense, retrained
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))

@@ -5,55 +5,24 @@ one function, `Train^t(W, m, g)` (`train`), a table of techniques (`TECHNIQUES`)
 (`levels`), and a store in which nothing is computed twice.
 """
 
-from rewound.algorithm import Level, densities, levels
-from rewound.compression import PrunedNetwork, prune
-from rewound.errors import Diverged, InputError
-from rewound.flops import profile
-from rewound.foreign import from_torch_prune, mask_of_zeros
-from rewound.loop import Epochs
-from rewound.mask import Mask
-from rewound.preparation import epochs
-from rewound.pruner import Pruner
-from rewound.recipe import Batch, Metric, Position, Recipe, Scores
-from rewound.schedule import Schedule
-from rewound.sweep import Sweep, load_sweep
-from rewound.technique import TECHNIQUES, Facts, Technique
-from rewound.ticket import Ticket, load, save
-from rewound.training import State, begin, evaluate, train
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "TECHNIQUES",
-    "Batch",
-    "Diverged",
-    "Epochs",
-    "Facts",
-    "InputError",
-    "Level",
-    "Mask",
-    "Metric",
-    "Position",
-    "PrunedNetwork",
-    "Pruner",
-    "Recipe",
-    "Schedule",
-    "Scores",
-    "State",
-    "Sweep",
-    "Technique",
-    "Ticket",
-    "begin",
-    "densities",
-    "epochs",
-    "evaluate",
-    "from_torch_prune",
-    "levels",
-    "load",
-    "load_sweep",
-    "mask_of_zeros",
-    "profile",
-    "prune",
-    "save",
-    "train",
-]
+if TYPE_CHECKING:
+    from rewound.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        """A public name, which is imported when it is first asked for: a report on tables needs no torch (PEP 562)."""
+        # Python asks here for what `from rewound import store` names, too, before it looks for such a module.
+        if name == "__all__" or not (name.startswith("_") or find_spec(f"rewound.{name}")):
+            public = import_module("rewound.public")
+            if hasattr(public, name):
+                return globals().setdefault(name, getattr(public, name))
+        raise AttributeError(f"module 'rewound' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *import_module("rewound.public").__all__]

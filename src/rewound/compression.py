@@ -22,11 +22,10 @@ from rewound.planning import Plan, plan
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
+from rewound.records import DEFAULT_STORE
 from rewound.store import Store
 from rewound.targets import Target, dense, retrained
 from rewound.ticket import save as write_ticket
-
-DEFAULT_STORE = Path("rewound-store")
 
 
 @dataclass(frozen=True)

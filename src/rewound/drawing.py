@@ -149,5 +149,5 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rewound.pages.figures"])  # torch and matplotlib are imported once, not by each
+    context.set_forkserver_preload(["rewound.pages.figures"])  # matplotlib is imported once, not by each
     return context

@@ -1,6 +1,9 @@
-"""What is kept of a node beside its tensors: the shape of a result, and of a draft's notes."""
+"""What is kept of a node beside its tensors: the shape of a result, and of a draft's notes; and where, by default."""
 
-from typing import NamedTuple, Required, TypedDict
+from pathlib import Path
+from typing import Final, NamedTuple, Required, TypedDict
+
+DEFAULT_STORE: Final = Path("rewound-store")
 
 
 class Point(NamedTuple):

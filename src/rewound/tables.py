@@ -1,19 +1,14 @@
-"""From what was asked for and what was measured to results.csv, layers.csv and curves.csv."""
+"""The tables of an experiment: results.csv, layers.csv and curves.csv."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewound.history import Pruned, lineage
-from rewound.planning import plan
-from rewound.records import Result
 from rewound.results import CurveRow, LayerRow, Row, write_curves, write_layers, write_rows
-from rewound.store import Store
-from rewound.targets import Target
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tables of a sweep; targets without a result yet are left out and counted."""
+    """The three of them; what was asked for and has no result yet is left out and counted."""
 
     rows: list[Row]
     layers: list[LayerRow]
@@ -28,83 +23,3 @@ class Tables:
         write_layers(self.layers, paths[1])
         write_curves(self.curves, paths[2])
         return paths
-
-
-def collected(targets: tuple[Target, ...], store: Store) -> Tables:
-    """The tables of these targets, as far as the store knows them."""
-    reader = _Reader(store)
-    out = Tables([], [], [], 0)
-    missing, seen, lost = 0, set[str](), _lost(targets, reader)
-    for target in targets:
-        result = reader.result(target.state.key)
-        failed = target.state.key in lost
-        if not failed and (result is None or "val" not in result):
-            missing += 1
-            continue
-        out.rows.append(_row(target, None if failed else result, reader))
-        if result is not None and not failed and target.state.key not in seen:
-            seen.add(target.state.key)
-            out.layers.extend(_layers(target.state.key, result))
-            out.curves.extend(reader.curve(target.state.key))
-    return Tables(out.rows, out.layers, out.curves, missing)
-
-
-def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
-    """The keys of what failed, or builds on what did."""
-    work = plan(targets)
-    results = {node.key: result for node in work.nodes if (result := reader.result(node.key)) is not None}
-    return work.lost([key for key, result in results.items() if "failed" in result], results)
-
-
-class _Reader:
-    """Results of the store, each read once."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.known: dict[str, Result | None] = {}
-
-    def result(self, key: str) -> Result | None:
-        if key not in self.known:
-            self.known[key] = self.store.result(key)
-        return self.known[key]
-
-    def chain(self, key: str) -> list[Result]:
-        """The results of the nodes under one mask that lead to `key`, first to last."""
-        result = self.result(key)
-        if result is None:
-            return []
-        return [*(self.chain(result["after"]) if result["after"] else []), result]
-
-    def seconds(self, key: str) -> float:
-        return sum(result["seconds"] for result in self.chain(key))
-
-    def curve(self, key: str) -> list[CurveRow]:
-        rows = []
-        for result in self.chain(key):
-            *before, last = result["curve"]
-            rows += [CurveRow(key, *point) for point in before]
-            rows.append(CurveRow(key, *last, result.get("val")))
-        return rows
-
-
-def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
-    retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
-    return Row(
-        target.recipe.label(),
-        target.pruning,
-        target.iterative,
-        target.technique,
-        target.density,
-        target.retrain_epochs,
-        target.trial,
-        result["val"] if result else None,
-        result["test"] if result else None,
-        result["flops"] if result else None,
-        target.search_epochs,
-        round(sum(reader.seconds(level.key) for level in retraining), 3),
-        target.state.key,
-    )
-
-
-def _layers(key: str, result: Result) -> list[LayerRow]:
-    return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]

@@ -1,0 +1,1 @@
+"""What the commands do; their words, arguments and help are in `cli`."""

@@ -1,0 +1,50 @@
+"""Commands on one network: `prune`, level by level, and `inspect` for the ticket that it wrote."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.table import Table
+
+from rewound.commands.console import console, progress_bar
+from rewound.compression import LevelReport, PrunedNetwork
+from rewound.executors.local import Progress
+from rewound.pages.inspection import ticket_page, ticket_profile
+from rewound.planning import Plan
+from rewound.ticket import load
+
+
+def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
+    """Show how `pruned` (`rewound.prune` with all but what it tells) goes on, and save what it returns."""
+    with progress_bar() as bar:
+        task = bar.add_task(recipe, total=None, visible=False)
+
+        def tick(progress: Progress, whole: Plan) -> None:
+            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes), visible=True)
+
+        def on_level(level: LevelReport) -> None:
+            bar.console.print(
+                f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}"
+            )
+
+        network = pruned(say=bar.console.print, tick=tick, on_level=on_level)
+    network.save(folder)
+    console.print(_level_table(network.levels, network.chosen))
+    chosen = network.levels[network.chosen]
+    console.print(
+        f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}"
+    )
+
+
+def inspect_ticket(file: Path, recipe: str | None) -> None:
+    """Print what a ticket holds."""
+    ticket = load(file)
+    console.print(ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe)))
+
+
+def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
+    table = Table("level", "density", "compression", "val", "test", "FLOPs", "epochs so far", "")
+    for level in levels:
+        mark = "returned" if level.level == chosen else ""
+        numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")
+        table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
+    return table

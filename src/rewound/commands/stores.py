@@ -1,0 +1,59 @@
+"""Commands on a store: `show` and `unpack`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from rewound.commands.console import console
+from rewound.errors import InputError
+from rewound.packing import unpack_store
+from rewound.store import Store
+
+
+def show_store(root: Path, key: str | None) -> None:
+    """Print what is in a store, or everything known about one state."""
+    if not root.exists():
+        raise InputError(f"there is no store at {root}; make one with: rewound run digits --store {root}")
+    store = Store(root)
+    console.print(_overview(store) if key is None else _detail(store, key))
+
+
+def unpack_files(files: Sequence[Path], root: Path) -> None:
+    """Merge a pack into a store."""
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+    merged = unpack_store(files, Store(root))
+    console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
+
+
+def _overview(store: Store) -> Table:
+    results = [result for key in sorted(store.finished()) if (result := store.result(key))]
+    table = Table("recipe", "states", "evaluated", "failed", "hours", title=f"store {store.root}", title_justify="left")
+    for recipe in sorted({result["recipe"] for result in results}):
+        mine = [result for result in results if result["recipe"] == recipe]
+        hours = sum(result["seconds"] for result in mine) / 3600
+        counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
+        table.add_row(recipe, *map(str, counts), f"{hours:.2f}")
+    under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
+    table.caption = f"{store.size() / 1e6:.1f} MB of tensors; under way: {under_way}"
+    return table
+
+
+def _detail(store: Store, prefix: str) -> Table:
+    keys = [key for key in store.finished() if key.startswith(prefix)]
+    if len(keys) != 1:
+        found = f"{len(keys)} keys begin" if keys else "no key begins"
+        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
+    result = store.result(keys[0])
+    if result is None:
+        raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
+    table = Table(title=keys[0], show_header=False, title_justify="left")
+    for number, line in enumerate(result["history"]):
+        table.add_row("history" if number == 0 else "", line)
+    for name, value in result.items():
+        if name not in ("history", "curve", "layers") and value is not None:
+            table.add_row(name, str(value))
+    table.add_row("tensors", "kept" if store.has_state(keys[0]) else "not kept")
+    return table

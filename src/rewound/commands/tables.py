@@ -1,0 +1,35 @@
+"""Commands on tables of results, whoever wrote them: `report --results` and `diff`. They need no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rewound.commands.console import console, say_files
+from rewound.comparison import compare
+from rewound.drawing import Drawing
+from rewound.errors import InputError
+from rewound.report import report_files, say_comparison
+from rewound.results import Row, read_rows
+
+
+def read_tables(paths: Sequence[Path]) -> list[Row]:
+    """The table that these files are together."""
+    rows = []
+    for path in paths:
+        rows += (found := read_rows(path))
+        if not found:
+            raise InputError(f"{path} has no rows below its first line; give a table with results")
+    return rows
+
+
+def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
+    """Report on a table, with its dense runs from another file if they are there."""
+    rows = read_tables([results, *([dense] if dense else [])])
+    name = results.name.split(".")[0]
+    title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
+    say_files(report_files(rows, out or Path("rewound-report") / name, console, theirs, drawing, title))
+
+
+def diff_tables(ours: Path, theirs: Sequence[Path], *, every_cell: bool) -> None:
+    """Compare a table with another, cell by cell."""
+    rows = read_tables([ours])
+    say_comparison(compare(rows, read_tables(theirs)), rows, console, every_cell=every_cell)

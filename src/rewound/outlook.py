@@ -1,0 +1,64 @@
+"""What is known about a plan before it runs: what it would cost, and whether stored results were made otherwise."""
+
+from collections.abc import Iterator
+
+from rewound.execution import device_named, made_by
+from rewound.planning import Node, Plan
+from rewound.recipe import Recipe
+from rewound.store import Store
+
+
+def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:
+    """What a plan would cost, line by line."""
+    done = store.finished() if store else set()
+    left = [node for node in plan.nodes if node.key not in done]
+    yield "rows", f"{len(plan.targets):,}"
+    yield "nodes", f"{len(plan.nodes):,} ({len(plan.nodes) - len(left):,} done, {len(left):,} to do)"
+    yield "dense epochs", f"{plan.epochs(dense=True):,.0f}"
+    yield "retraining epochs, naive", f"{plan.naive_epochs:,.0f}"
+    yield "retraining epochs, shared", f"{plan.epochs(dense=False):,.0f}"
+    yield "epochs to do", f"{plan.epochs(left, dense=True) + plan.epochs(left, dense=False):,.0f}"
+    yield "time to do", _hours(plan, left, store, device, jobs)
+    kept = [node for node in left if plan.readers.get(node.key)]
+    size = sum(_bytes(node.recipe) for node in kept)
+    yield "tensors kept while needed", f"at most {size / 1e6:,.0f} MB ({len(kept):,} states)"
+
+
+def _hours(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> str:
+    if not left:
+        return "nothing"
+    recipe = left[0].recipe
+    measured = [result for node in plan.nodes if store and (result := store.result(node.key))]
+    steps, seconds = sum(result["steps"] for result in measured), sum(result["seconds"] for result in measured)
+    if steps and seconds:
+        per_step, how = seconds / steps, "from what has run in this store"
+    elif device in recipe.epoch_seconds:
+        per_step, how = (
+            recipe.epoch_seconds[device] / recipe.steps_per_epoch,
+            f"typical for {recipe.label()} on {device}",
+        )
+    else:
+        return f"unknown: {recipe.label()} has not run on {device} yet"
+    hours = sum(node.steps for node in left) * per_step / jobs / 3600
+    return f"{hours:,.2f} hours with {jobs} job{'s' if jobs > 1 else ''} ({how})"
+
+
+def _bytes(recipe: Recipe) -> int:
+    parameters = sum(p.numel() * p.element_size() for p in recipe.skeleton.parameters())
+    return 2 * parameters + parameters // 32  # weights, one slot each, a bit of mask per weight
+
+
+def outdated(plan: Plan, store: Store, device: str) -> list[str]:
+    """One line where stored results were made by another source, library or device than today's."""
+    today: dict[str, str] = {}
+    differing: dict[str, int] = {}
+    for node in plan.nodes:
+        today = today or made_by(node.recipe, device_named(device))
+        if (result := store.result(node.key)) is not None:
+            for name in today:
+                differing[name] = differing.get(name, 0) + (result["made"].get(name) != today[name])
+    different = {name: count for name, count in differing.items() if count}
+    if not different:
+        return []
+    said = ", ".join(f"{name} ({count} of them)" for name, count in different.items())
+    return [f"note: stored results were made with another {said}; they are used as they are"]

@@ -1,0 +1,52 @@
+"""What `import rewound` gives: every public name, from the module that has it."""
+
+from rewound.algorithm import Level, densities, levels
+from rewound.compression import PrunedNetwork, prune
+from rewound.errors import Diverged, InputError
+from rewound.flops import profile
+from rewound.foreign import from_torch_prune, mask_of_zeros
+from rewound.loop import Epochs
+from rewound.mask import Mask
+from rewound.preparation import epochs
+from rewound.pruner import Pruner
+from rewound.recipe import Batch, Metric, Position, Recipe, Scores
+from rewound.schedule import Schedule
+from rewound.sweep import Sweep, load_sweep
+from rewound.technique import TECHNIQUES, Facts, Technique
+from rewound.ticket import Ticket, load, save
+from rewound.training import State, begin, evaluate, train
+
+__all__ = [
+    "TECHNIQUES",
+    "Batch",
+    "Diverged",
+    "Epochs",
+    "Facts",
+    "InputError",
+    "Level",
+    "Mask",
+    "Metric",
+    "Position",
+    "PrunedNetwork",
+    "Pruner",
+    "Recipe",
+    "Schedule",
+    "Scores",
+    "State",
+    "Sweep",
+    "Technique",
+    "Ticket",
+    "begin",
+    "densities",
+    "epochs",
+    "evaluate",
+    "from_torch_prune",
+    "levels",
+    "load",
+    "load_sweep",
+    "mask_of_zeros",
+    "profile",
+    "prune",
+    "save",
+    "train",
+]
