@@ -31,7 +31,8 @@ def reported(results: Path, dense: Path, out: Path) -> tuple[float, float]:
     process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
         most = max(most, sum(map(memory, session(process.pid))))
-        time.sleep(1)  # looking costs time, too
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)  # looking costs time, too
     if process.returncode:
         raise SystemExit("the report failed")
     return time.perf_counter() - start, most

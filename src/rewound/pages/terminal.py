@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewound.errors import InputError
-from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, failures, line_of
+from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, failures
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, ratios
 from rewound.results import Row
@@ -44,7 +44,7 @@ def summary_table(rows: Iterable[Row], test_images: int | None = None) -> Render
         parts += [table, ""]
         if reached := {line.technique: found[line] for line in lines if line in found}:
             parts += [_reach_table(reached, labels), ""]
-        compared = [row for row in rows if row.dense or line_of(row) in lines]
+        compared = [row for row in rows if row.dense or (row.recipe, row.pruning, row.iterative) == experiment]
         if contrasted := contrast(compared, list(reached)):
             parts += [_difference_table(contrasted, shown), ""]
     if test_images and any(baseline.metric == "accuracy" for baseline in dense.values()):
