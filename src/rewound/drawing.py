@@ -27,8 +27,8 @@ from rewound.results import Row
 
 T = TypeVar("T")
 R = TypeVar("R")
-_WORTH_A_PROCESS: Final = 40  # sheets: about the time that a process takes to start
-_WORTH_PROCESSES = 5_000  # rows, likewise
+_WORTH_A_PROCESS: Final = 10  # sheets: about the time that a process takes to start
+_WORTH_PROCESSES = 1_000  # rows, likewise
 FORMATS: Final = ("png", "svg", "pdf")
 
 
