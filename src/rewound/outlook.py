@@ -1,6 +1,7 @@
 """What is known about a plan before it runs: what it would cost, and whether stored results were made otherwise."""
 
 from collections.abc import Iterator
+from statistics import median
 
 from rewound.execution import device_named, made_by
 from rewound.planning import Node, Plan
@@ -28,10 +29,10 @@ def _hours(plan: Plan, left: list[Node], store: Store | None, device: str, jobs:
     if not left:
         return "nothing"
     recipe = left[0].recipe
-    measured = [result for node in plan.nodes if store and (result := store.result(node.key))]
-    steps, seconds = sum(result["steps"] for result in measured), sum(result["seconds"] for result in measured)
-    if steps and seconds:
-        per_step, how = seconds / steps, "from what has run in this store"
+    results = [result for node in plan.nodes if store and (result := store.result(node.key))]
+    measured = [result["seconds"] / result["steps"] for result in results if result["steps"] and result["seconds"]]
+    if measured:
+        per_step, how = median(measured), "from what has run in this store"
     elif device in recipe.epoch_seconds:
         per_step, how = (
             recipe.epoch_seconds[device] / recipe.steps_per_epoch,
