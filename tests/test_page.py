@@ -313,7 +313,7 @@ def test_without_the_library_the_report_goes_on_and_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # how Python marks a module that cannot be imported
     _library.cache_clear()
     output = StringIO()
-    paths = report_files(ROWS, tmp_path, Console(file=output, width=200), title="digits")
+    paths = report_files(Tables(ROWS, [], [], 0), tmp_path, Console(file=output, width=200), title="digits")
     assert "no page: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
     assert not any(path.name == "index.html" for path in paths)
     assert any(path.suffix == ".png" for path in paths)

@@ -15,25 +15,25 @@ from rewound.drawing import DEFAULT, Drawing, figures_under_way
 from rewound.pages.card import conformance_card
 from rewound.pages.page import PAGE, Origin, write_page
 from rewound.pages.terminal import summary_table
-from rewound.results import Row, write_rows
+from rewound.results import Row
 from rewound.tables import Tables
 
 
 def report_files(
-    rows: list[Row],
+    tables: Tables,
     out: Path,
     console: Console,
     theirs: Sequence[Row] = (),
     drawing: Drawing = DEFAULT,
     title: str = "results",
 ) -> list[Path]:
-    """Table, figures and a page of rows that came from anywhere; with another table, also a conformance card."""
+    """Tables that came from anywhere, with figures and a page; with another table, also a conformance card."""
+    rows = tables.rows
     cards = compare(rows, theirs) if theirs else []
-    results = out / "results.csv"
-    write_rows(rows, results)
-    origin = written_to(results, Origin(title, (("Tables", title), ("Rows", f"{len(rows):,}"))))
-    shown = show_tables(Tables(rows, [], [], 0), out, console, origin, theirs, cards, drawing)
-    return [results, *shown, *show_comparison(cards, rows, out, console)]
+    paths = tables.write(out)
+    origin = written_to(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(rows):,}"))))
+    shown = show_tables(tables, out, console, origin, theirs, cards, drawing)
+    return [*paths, *shown, *show_comparison(cards, rows, out, console)]
 
 
 def written_to(results: Path, origin: Origin) -> Origin:

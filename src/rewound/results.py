@@ -10,14 +10,12 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rewound.errors import InputError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,9 @@ class CurveRow:
     val: float | None = None
 
 
+Kind = TypeVar("Kind", Row, LayerRow, CurveRow)
+
+
 def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
@@ -95,15 +96,17 @@ def read_rows(path: str | Path) -> list[Row]:
 
     A table without technique, density, ... columns holds dense networks; there a trial is its place in the recipe.
     """
-    path = Path(path)
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return list(_parse(csv.DictReader(file), path))
-    except FileNotFoundError:
-        raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path} as a CSV table: {error}") from error
+    return _read(Row, Path(path))
+
+
+def read_layers(path: str | Path) -> list[LayerRow]:
+    """The rows of a `layers.csv`."""
+    return _read(LayerRow, Path(path))
+
+
+def read_curves(path: str | Path) -> list[CurveRow]:
+    """The rows of a `curves.csv`."""
+    return _read(CurveRow, Path(path))
 
 
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
@@ -159,14 +162,27 @@ def _text(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def _parse(table: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
+def _read(kind: type[Kind], path: Path) -> list[Kind]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            return list(_parse(kind, csv.DictReader(file), path))
+    except FileNotFoundError:
+        raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path} as a CSV table: {error}") from error
+
+
+def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterator[Kind]:
     header = set(table.fieldnames or ())
     if not header:
-        raise InputError(f"{path} is empty; a table starts with the line {','.join(COLUMNS)}")
-    only_dense = header.isdisjoint(_REQUIRED[1:7])
-    if missing := [name for name in (_DENSE_REQUIRED if only_dense else _REQUIRED) if name not in header]:
+        raise InputError(f"{path} is empty; a table starts with the line {','.join(_columns(kind))}")
+    only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
+    required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else _columns(kind)
+    if missing := [name for name in required if name not in header]:
         raise InputError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}")
     trials: Counter[str] = Counter()
+    columns = [(name, _PARSERS.get(name, str)) for name in _columns(kind)]
     for record in table:
         line = f"{path}, line {table.line_num}"
         try:
@@ -175,43 +191,17 @@ def _parse(table: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
             if only_dense:
                 trials[record["recipe"]] += 1
                 record |= {"iterative": "0", "density": "1", "trial": str(trials[record["recipe"]])}
-            yield _row(record)
+            yield kind(**{name: _value(record, name, parse) for name, parse in columns})
         except InputError as error:
             raise InputError(f"{line}: {error}") from None
 
 
-def _row(record: dict[str, str]) -> Row:
-    def read(column: str, parse: Callable[[str], T]) -> T:
-        text = (record.get(column) or "").strip()
-        try:
-            return parse(text)
-        except ValueError:
-            raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
-
-    return Row(
-        recipe=read("recipe", str),
-        pruning=read("pruning", str),
-        iterative=read("iterative", lambda text: ("0", "1").index(text) == 1),
-        technique=read("technique", str),
-        density=read("density", _number),
-        retrain_epochs=read("retrain_epochs", _maybe(_number)),
-        trial=read("trial", _whole),
-        val=read("val", _maybe(_number)),
-        test=read("test", _maybe(_number)),
-        flops=read("flops", _maybe(_whole)),
-        search_epochs=read("search_epochs", _maybe(_number)),
-        seconds=read("seconds", _maybe(_number)),
-        key=read("key", str),
-    )
-
-
-_EXPECTED: Final = {
-    "iterative": "0 or 1",
-    "trial": "a whole number",
-    "flops": "a whole number",
-    "val": "a number (of a failed run it is empty)",
-    "test": "a number (of a failed run it is empty)",
-}
+def _value(record: Mapping[str, str], column: str, parse: Callable[[str], Any]) -> Any:
+    text = (record.get(column) or "").strip()
+    try:
+        return parse(text)
+    except ValueError:
+        raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
 
 
 def _number(text: str) -> float:
@@ -228,5 +218,29 @@ def _whole(text: str) -> int:
     return int(value)
 
 
-def _maybe(parse: Callable[[str], T]) -> Callable[[str], T | None]:
+def _maybe(parse: Callable[[str], object]) -> Callable[[str], object]:
     return lambda text: parse(text) if text else None
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "iterative": lambda text: ("0", "1").index(text) == 1,
+    "density": _number,
+    "retrain_epochs": _maybe(_number),
+    "trial": _whole,
+    "val": _maybe(_number),
+    "test": _maybe(_number),
+    "flops": _maybe(_whole),
+    "search_epochs": _maybe(_number),
+    "seconds": _maybe(_number),
+    "kept": _whole,
+    "total": _whole,
+    "step": _whole,
+    "lr": _number,
+    "loss": float,  # nan where a run diverged
+}
+_EXPECTED: Final = {
+    "iterative": "0 or 1",
+    "val": "a number (of a failed run it is empty)",
+    "test": "a number (of a failed run it is empty)",
+    **dict.fromkeys(("trial", "flops", "kept", "total", "step"), "a whole number"),
+}

@@ -9,6 +9,7 @@ from rewound.drawing import Drawing
 from rewound.errors import InputError
 from rewound.report import report_files, say_comparison
 from rewound.results import Row, read_rows
+from rewound.tables import with_details
 
 
 def read_tables(paths: Sequence[Path]) -> list[Row]:
@@ -22,11 +23,14 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
 
 
 def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
-    """Report on a table, with its dense runs from another file if they are there."""
+    """Report on a table, with its dense runs from another file and the details beside it, if they are there."""
     rows = read_tables([results, *([dense] if dense else [])])
     name = results.name.split(".")[0]
     title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
-    say_files(report_files(rows, out or Path("rewound-report") / name, console, theirs, drawing, title))
+    out = out or Path("rewound-report") / name
+    if (out / "results.csv").resolve() == results.resolve():
+        raise InputError(f"the report would write over {results}; give another folder with --out")
+    say_files(report_files(with_details(rows, results.parent), out, console, theirs, drawing, title))
 
 
 def diff_tables(ours: Path, theirs: Sequence[Path], *, every_cell: bool) -> None:
