@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 
+import torch
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
@@ -46,10 +47,12 @@ def replayed(optimizer: Optimizer, progress: Progress, recording: Recording, epo
 def _counted(optimizer: Optimizer, progress: Progress, before: Step, after: Step | None = None) -> Iterator[None]:
     """Inside, `before` and `after` are called around every step; an epoch without any is an error."""
 
+    @torch.compiler.disable  # a loop may compile its steps: this changes with every one of them
     def begin_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         progress.steps += 1
         before(optimizer)
 
+    @torch.compiler.disable
     def end_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         if after is not None:
             after(optimizer)

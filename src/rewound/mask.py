@@ -176,7 +176,7 @@ class _Attachment:
                     _zero(weight.parameter.grad, weight.mask)
         for parameter, weight in self.weights.items():
             self.hooks.callback(_hooked(parameter, partial(self.gradient_arrived, weight)).remove)
-        self.hooks.callback(register_optimizer_step_pre_hook(self.before_step).remove)
+        self.hooks.callback(register_optimizer_step_pre_hook(torch.compiler.disable(self.before_step)).remove)
 
     def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:
         # Gradients are masked together when the backward pass ends: on a GPU one launch instead of one each.
@@ -197,7 +197,7 @@ class _Attachment:
         groups, weights = self.owned.get(optimizer, (0, []))
         if groups != len(optimizer.param_groups):
             if not groups:
-                self.hooks.callback(optimizer.register_step_post_hook(self.after_step).remove)
+                self.hooks.callback(optimizer.register_step_post_hook(torch.compiler.disable(self.after_step)).remove)
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p in self.weights]
             weights = [self.weights[parameter] for parameter in parameters]
             self.owned[optimizer] = len(optimizer.param_groups), weights
