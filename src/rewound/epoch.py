@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 
-import torch
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
+from rewound.mask import untraced
 from rewound.progress import Progress
 from rewound.recording import Recording, Scheduler, Value, assign
 
@@ -47,19 +47,17 @@ def replayed(optimizer: Optimizer, progress: Progress, recording: Recording, epo
 def _counted(optimizer: Optimizer, progress: Progress, before: Step, after: Step | None = None) -> Iterator[None]:
     """Inside, `before` and `after` are called around every step; an epoch without any is an error."""
 
-    @torch.compiler.disable  # a loop may compile its steps: this changes with every one of them
     def begin_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         progress.steps += 1
         before(optimizer)
 
-    @torch.compiler.disable
     def end_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         if after is not None:
             after(optimizer)
 
     with ExitStack() as hooks:
-        hooks.callback(optimizer.register_step_pre_hook(begin_step).remove)
-        hooks.callback(optimizer.register_step_post_hook(end_step).remove)
+        hooks.callback(optimizer.register_step_pre_hook(untraced(begin_step)).remove)
+        hooks.callback(optimizer.register_step_post_hook(untraced(end_step)).remove)
         yield
     if not progress.steps:
         raise InputError(

@@ -8,6 +8,7 @@ weight, gradient and slot stay zero; for all others the weights are masked again
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,6 +34,7 @@ _ELEMENTWISE = (
     torch.optim.SGD,
 )
 _WRAPPERS = ("module.", "_orig_mod.")
+StepHook = Callable[[Optimizer, Any, Any], None]
 
 
 class Mask(Mapping[str, Tensor]):
@@ -176,7 +178,7 @@ class _Attachment:
                     _zero(weight.parameter.grad, weight.mask)
         for parameter, weight in self.weights.items():
             self.hooks.callback(_hooked(parameter, partial(self.gradient_arrived, weight)).remove)
-        self.hooks.callback(register_optimizer_step_pre_hook(torch.compiler.disable(self.before_step)).remove)
+        self.hooks.callback(register_optimizer_step_pre_hook(untraced(self.before_step)).remove)
 
     def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:
         # Gradients are masked together when the backward pass ends: on a GPU one launch instead of one each.
@@ -197,7 +199,7 @@ class _Attachment:
         groups, weights = self.owned.get(optimizer, (0, []))
         if groups != len(optimizer.param_groups):
             if not groups:
-                self.hooks.callback(optimizer.register_step_post_hook(torch.compiler.disable(self.after_step)).remove)
+                self.hooks.callback(optimizer.register_step_post_hook(untraced(self.after_step)).remove)
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p in self.weights]
             weights = [self.weights[parameter] for parameter in parameters]
             self.owned[optimizer] = len(optimizer.param_groups), weights
@@ -264,6 +266,11 @@ def _hooked(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> Removabl
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     parameter.requires_grad_(trains)
     return handle
+
+
+def untraced(hook: StepHook) -> StepHook:
+    """The hook, left alone by torch.compile: a loop may compile its optimizer's step, which the hook is called by."""
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def plain_name(name: str) -> str:
