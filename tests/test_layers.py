@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "schedule",
         "technique",
         "algorithm",
+        "attachment",
         "mask",
         "ranking",
         "pruner",

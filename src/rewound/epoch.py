@@ -10,8 +10,8 @@ from itertools import chain, islice
 
 from torch.optim.optimizer import Optimizer
 
+from rewound.attachment import untraced
 from rewound.errors import InputError
-from rewound.mask import untraced
 from rewound.progress import Progress
 from rewound.recording import Recording, Scheduler, Value, assign
 

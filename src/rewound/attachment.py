@@ -1,0 +1,174 @@
+"""W (.) m in anybody's training loop (law 3): the hooks that keep pruned weights at zero while others train them.
+
+Weights, gradients and optimizer slots are masked once at the start, then gradients as they arrive, before any clipping.
+For optimizers that treat each element by itself, zero weight, gradient and slot stay zero; for all others the weights
+are masked again after every step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+# torch's optimizers whose update of an element depends on that element alone.
+_ELEMENTWISE = (
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+StepHook = Callable[[Optimizer, Any, Any], None]
+
+
+@contextmanager
+def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizer: Optimizer | None) -> Iterator[None]:
+    """Inside, every parameter is zero where its mask is False, after any optimizer's step."""
+    masks: dict[nn.Parameter, Tensor] = {}
+    for parameter, mask in pairs:
+        own = torch.empty_like(parameter, requires_grad=False).copy_(mask)  # in the parameter's memory format
+        masks[parameter] = own * masks[parameter] if parameter in masks else own  # tied: under both names
+    with ExitStack() as hooks:
+        attachment = _Attachment(masks, hooks)
+        attachment.begin()
+        if optimizer is not None:
+            attachment.adopt(optimizer)
+        yield
+
+
+def untraced(hook: StepHook) -> StepHook:
+    """The hook, left alone by torch.compile: a loop may compile its optimizer's step, which the hook is called by."""
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Weight:
+    """One weight under its mask, and how it was left."""
+
+    __slots__ = ("gradient", "mask", "parameter", "version")
+
+    def __init__(self, parameter: nn.Parameter, mask: Tensor) -> None:
+        self.parameter, self.mask = parameter, mask
+        self.version = -1
+        """The parameter's version after the last step: another one was written since, by load_state_dict say."""
+        self.gradient: tuple[int, int] | None = None
+        """The identity and version of the gradient when it was masked; None when a step has used it up."""
+
+
+class _Attachment:
+    """The hooks of one `attached` context."""
+
+    def __init__(self, masks: Mapping[nn.Parameter, Tensor], hooks: ExitStack) -> None:
+        self.weights = {parameter: _Weight(parameter, mask) for parameter, mask in masks.items()}
+        self.hooks = hooks
+        self.owned: WeakKeyDictionary[Optimizer, tuple[int, list[_Weight]]] = WeakKeyDictionary()
+        """The weights of each adopted optimizer, and how many groups it had when they were looked up."""
+        self.arrived: list[_Weight] = []
+        """The weights whose gradients the backward pass under way has touched."""
+        self.backward = -1
+        """The number of that backward pass."""
+
+    def begin(self) -> None:
+        with torch.no_grad():
+            for weight in self.weights.values():
+                zero(weight.parameter, weight.mask)
+                weight.version = weight.parameter._version
+                if weight.parameter.grad is not None:
+                    zero(weight.parameter.grad, weight.mask)
+        for parameter, weight in self.weights.items():
+            self.hooks.callback(_hooked(parameter, partial(self.gradient_arrived, weight)).remove)
+        self.hooks.callback(register_optimizer_step_pre_hook(untraced(self.before_step)).remove)
+
+    def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:
+        # Gradients are masked together when the backward pass ends: on a GPU one launch instead of one each.
+        if self.backward != (number := torch._C._current_graph_task_id()):
+            self.backward, self.arrived = number, []
+            _at_the_end_of_backward(lambda: _at_the_end_of_backward(self.gradients_complete))
+        self.arrived.append(weight)
+
+    def gradients_complete(self) -> None:
+        _mask_gradients(self.arrived)
+        for weight in self.arrived:
+            if (grad := weight.parameter.grad) is not None:
+                weight.gradient = (id(grad), grad._version)
+        self.backward, self.arrived = -1, []
+
+    def adopt(self, optimizer: Optimizer) -> list[_Weight]:
+        """The weights an optimizer steps; its slots are masked and its steps followed from the first time on."""
+        groups, weights = self.owned.get(optimizer, (0, []))
+        if groups != len(optimizer.param_groups):
+            if not groups:
+                self.hooks.callback(optimizer.register_step_post_hook(untraced(self.after_step)).remove)
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if p in self.weights]
+            weights = [self.weights[parameter] for parameter in parameters]
+            self.owned[optimizer] = len(optimizer.param_groups), weights
+            for weight in weights:
+                for slot in optimizer.state.get(weight.parameter, {}).values():
+                    if isinstance(slot, Tensor) and slot.shape == weight.parameter.shape:
+                        zero(slot, weight.mask)
+        return weights
+
+    def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        unmasked = []
+        for weight in self.adopt(optimizer):
+            if weight.version != weight.parameter._version:
+                with torch.no_grad():
+                    zero(weight.parameter, weight.mask)
+            # Gradients that a loop assigned itself never arrived; noise may have been added to those that did.
+            grad = weight.parameter.grad
+            if grad is not None and weight.gradient != (id(grad), grad._version):
+                unmasked.append(weight)
+            weight.gradient = None
+        _mask_gradients(unmasked)
+
+    def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        weights = self.adopt(optimizer)
+        if type(optimizer) not in _ELEMENTWISE:
+            with torch.no_grad():
+                for weight in weights:
+                    weight.parameter.mul_(weight.mask)
+        for weight in weights:
+            weight.version = weight.parameter._version
+
+
+def _mask_gradients(weights: Iterable[_Weight]) -> None:
+    grads, masks = [], []
+    for weight in weights:
+        if (grad := weight.parameter.grad) is None:
+            continue
+        if grad.layout is torch.strided:
+            grads.append(grad)
+            masks.append(weight.mask)
+        else:
+            grad.mul_(weight.mask)
+    if grads:
+        torch._foreach_mul_(grads, masks)
+
+
+def zero(tensor: Tensor, mask: Tensor) -> None:
+    """Set what is pruned to zero; not by a product, so that NaN and infinity are zero afterwards, too."""
+    tensor.masked_fill_(mask == 0, 0)
+
+
+def _at_the_end_of_backward(function: Callable[[], None]) -> None:
+    # Twice, one inside the other, comes after DistributedDataParallel has put the averaged gradients in place.
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def _hooked(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    trains = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses the hook otherwise; a frozen weight may be thawed in the context
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(trains)
+    return handle
