@@ -176,6 +176,8 @@ def test_the_schedule_of_an_adopted_network_must_be_known() -> None:
     loop = Loop()
     with pytest.raises(InputError, match="adopt=True needs the schedule"):
         rewound.epochs(T, loop.model, loop.optimizer, adopt=True)
+    with pytest.raises(InputError, match="steps_per_epoch=0: a scheduler is stepped at least once an epoch"):
+        loop.run(adopt=True, steps_per_epoch=0)
     loop.optimizer.step()
     loop.scheduler.step()
     with pytest.raises(InputError, match="must be new, not at step 1"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_pre_hooks
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rewound import InputError, Mask, Pruner, densities
 from rewound.integrations.lightning import Rewind
@@ -167,6 +167,40 @@ def test_a_module_is_pruned_level_by_level_along_its_own_schedule(
         assert (saved is None) == (number < T)
         if saved is not None:
             assert_sparse(content["state_dict"], Mask.unpacked(saved["bits"], saved["shapes"]))
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_trained_module_is_adopted(interval: str, tmp_path: Path) -> None:
+    module, before = Module(interval), Rates()
+    fit(trainer(tmp_path / "before", before), module)
+    lines: list[str] = []
+    callback, rates = rewinding(adopt=True, say=lines.append), Rates()
+    mine = trainer(tmp_path, callback, rates)
+    fit(mine, module)
+    assert mine.current_epoch == len(callback.run) == 2 * T
+    assert [reached.density for reached in callback.run.levels[1:]] == densities(1.5)
+    assert "momentum and its like start empty" in lines[1]
+    assert pieces(rates.seen, T * BATCHES) == [pytest.approx(before.seen)] * 2
+    assert callback.run.mask is not None
+    assert_sparse(module.state_dict(), callback.run.mask)
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    """Data that nobody has counted."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield torch.randn(6), torch.tensor(0)
+
+
+def test_an_adopted_module_needs_epochs_of_known_length(tmp_path: Path) -> None:
+    module = Module("epoch")
+    module.configure_optimizers = lambda: (  # type: ignore[method-assign]
+        [optimizer := SGD(module.parameters(), lr=0.1)],
+        [{"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}],
+    )
+    with pytest.raises(InputError, match="how long an epoch is; give the trainer limit_train_batches"):
+        trainer(tmp_path, rewinding(adopt=True)).fit(module, DataLoader(Endless(), batch_size=16))
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def _adopted(
         raise InputError(
             f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
         )
+    if steps_per_epoch < 1:
+        raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
 
 

@@ -5,6 +5,7 @@ trainer for as many epochs more as the levels take, and prunes and rewinds betwe
 kept in every checkpoint, under "rewound": `trainer.fit(..., ckpt_path=...)` goes on under the same mask.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,8 @@ class Rewind(Callback):
 
     The arguments are those of `rewound.epochs`, with T = `max_epochs`. `checkpoint` is the folder of what the run goes
     back to, by default `rewound` below the trainer's `default_root_dir`. A level's accuracy is the metric `monitor` as
-    validated in its last epoch; `mode="min"` if less is better. The run itself is `callback.run`.
+    validated in its last epoch; `mode="min"` if less is better. With `adopt` the module was trained before, along the
+    schedule that `configure_optimizers` returns: its pruning begins at once. The run itself is `callback.run`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Rewind(Callback):
         init: Init | None = None,
         max_drop: float | None = None,
         final: float | None = None,
+        adopt: bool = False,
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
         say: Callable[[str], None] = print,
@@ -65,10 +68,11 @@ class Rewind(Callback):
             init=init,
             max_drop=max_drop,
             final=final,
+            adopt=adopt,
             resume=False,
             say=say,
         )
-        self._folder, self._monitor, self._more_is_better = checkpoint, monitor, mode == "max"
+        self._folder, self._adopts, self._monitor, self._more_is_better = checkpoint, adopt, monitor, mode == "max"
         self._saved: dict[str, object] | None = None
         self._run: Epochs | None = None
         self._in_epoch = False
@@ -99,7 +103,10 @@ class Rewind(Callback):
         training_epochs = _checked(trainer)
         folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        run = self._make(training_epochs, pl_module, trainer.optimizers[0], schedulers, checkpoint=folder)
+        steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
+        run = self._make(
+            training_epochs, pl_module, trainer.optimizers[0], schedulers, checkpoint=folder, steps_per_epoch=steps
+        )
         if self._saved is not None:
             run.load_state_dict(self._saved)
         trainer.fit_loop.max_epochs = len(run)  # now that `configure_optimizers` has seen T
@@ -141,6 +148,15 @@ class Rewind(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._run is not None:
             self._epochs.close()
+
+
+def _scheduler_steps(trainer: Trainer, training_epochs: int) -> int:
+    """How often the trainer moves its schedule in an epoch, for a network whose dense run nobody saw."""
+    if all(config.interval == "epoch" for config in trainer.lr_scheduler_configs):
+        return 1
+    if not 0 < (steps := trainer.estimated_stepping_batches) < math.inf:
+        raise InputError("adopt=True needs to know how long an epoch is; give the trainer limit_train_batches")
+    return math.ceil(steps / training_epochs)
 
 
 def _checked(trainer: Trainer) -> int:
