@@ -20,7 +20,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import rewound
-import test_execution
 from rewound import cli
 from rewound.mask import Mask
 from rewound.planning import plan
@@ -29,6 +28,7 @@ from rewound.records import Result
 from rewound.results import read_rows
 from rewound.store import Store
 from rewound.sweep import load_sweep
+from tiny import POISON
 
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 
@@ -386,8 +386,8 @@ def test_inspect_what_is_no_ticket(rewound_command: Rewound) -> None:
 
 
 def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("failing.toml").write_text(SWEEP.replace("test_cli:Tiny", "test_execution:Watched"))
-    monkeypatch.setitem(test_execution.POISON, (1, 1), 15)  # in the second epoch
+    Path("failing.toml").write_text(SWEEP.replace("test_cli:Tiny", "tiny:Watched"))
+    monkeypatch.setitem(POISON, (1, 1), 15)  # in the second epoch
     code, out, err = rewound_command("run", "failing.toml", "--jobs", 1)
     assert (code, err) == (0, "")
     assert out.count("failed: ") == 2
@@ -396,7 +396,7 @@ def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, m
     code, out, err = rewound_command("run", "failing.toml", "--jobs", 1)
     assert (code, err) == (0, "")
     assert "failed: " not in out, "not tried again"
-    monkeypatch.delitem(test_execution.POISON, (1, 1))
+    monkeypatch.delitem(POISON, (1, 1))
     code, out, err = rewound_command("run", "failing.toml", "--jobs", 1, "--retry-failed")
     assert (code, err) == (0, "")
     assert all(row.test is not None for row in read_rows("rewound-report/failing/results.csv"))
@@ -492,8 +492,8 @@ def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rew
 
 
 def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(test_execution.POISON, (1, 1), 3)
-    code, _, err = rewound_command("prune", "test_execution:Watched", "--one-shot", "--compression", 2)
+    monkeypatch.setitem(POISON, (1, 1), 3)
+    code, _, err = rewound_command("prune", "tiny:Watched", "--one-shot", "--compression", 2)
     assert code == 1
     assert err == "failed: level 1 (density 0.5) diverged; nothing to build the next one on\n"
 

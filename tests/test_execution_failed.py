@@ -1,0 +1,100 @@
+"""Runs that diverge: each fails alone, what builds on it is skipped, and both stay so until told otherwise."""
+
+import pytest
+
+import rewound.execution
+from rewound.collection import collected
+from rewound.executors import local
+from rewound.executors.local import Options, Progress
+from rewound.planning import Plan, plan
+from rewound.records import Result
+from rewound.store import Store
+from rewound.sweep import Sweep
+from tiny import ENTERED, POISON
+from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
+
+
+def failing(trials: tuple[int, ...] = (1, 2)) -> Sweep:
+    return sweep_of(FINE_TUNING, ITERATIVE, recipe="Watched", trials=trials)
+
+
+def results(work: Plan, store: Store) -> dict[str, Result | None]:
+    return {node.key: store.result(node.key) for node in work.nodes}
+
+
+def test_a_run_that_turns_nan_fails_alone(store: Store, whole: Store) -> None:
+    POISON[2, 1] = 3  # trial 2 after its first pruning: fine-tuning and level 1, and all that builds on them
+    sweep = failing()
+    work = plan(sweep.targets)
+    said: list[str] = []
+    seen: list[Progress] = []
+    local.run(work, store, Options(), say=said.append, tick=seen.append)
+    failed = {key: result for key, result in results(work, store).items() if result and "failed" in result}
+    assert len(failed) == 2
+    assert len([line for line in said if line.startswith("failed: ") and "skipped" in line]) == 2
+    for result in failed.values():
+        assert result["failed"]["loss"] == "nan"
+        assert 3 <= result["failed"]["step"] <= 10
+        assert "val" not in result
+    skipped = [key for key, result in results(work, store).items() if result is None]
+    assert len(skipped) == 2, "two epochs of fine-tuning, and level 2"
+    assert (seen[-1].nodes, seen[-1].failed) == (len(work.nodes), 4), "what is skipped counts as failed"
+    tables = collected(sweep.targets, store)
+    assert tables.missing == 0, "rows that failed are there, not missing"
+    lost = [row for row in tables.rows if row.val is None]
+    assert {(row.trial, row.technique, row.density, row.retrain_epochs) for row in lost} == {
+        (2, "fine-tuning", 0.5, 1.0),
+        (2, "fine-tuning", 0.5, 2.0),
+        (2, "weight-rewinding", 0.5, 1.0),
+        (2, "weight-rewinding", 0.25, 1.0),
+    }
+    assert all(row.test is None and row.flops is None for row in lost)
+    kept = {row.key for row in tables.rows if row.val is not None}
+    assert {layer.key for layer in tables.layers} == {point.key for point in tables.curves} == kept
+
+
+def test_what_failed_is_not_tried_again_until_told(store: Store) -> None:
+    POISON[2, 1] = 3
+    sweep = failing()
+    work = plan(sweep.targets)
+    run(sweep, store)
+    before = results(work, store)
+    ENTERED.clear()
+    assert run(sweep, store) == [], "and nothing is made again for what cannot be done"
+    assert ENTERED == []
+    assert results(work, store) == before
+    POISON.clear()
+    for key, result in before.items():
+        if result is not None and "failed" in result:
+            store.forget(key)  # what --retry-failed does
+    run(sweep, store)
+    healthy = Store(store.root.with_name("healthy"))
+    run(sweep, healthy)
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, healthy))
+
+
+def test_a_dense_run_that_fails_takes_its_trial_with_it(store: Store) -> None:
+    POISON[2, 0] = 12  # after the state that weights are rewound to
+    sweep = failing()
+    run(sweep, store)
+    tables = collected(sweep.targets, store)
+    assert tables.missing == 0
+    assert {row.trial for row in tables.rows if row.val is None} == {2}
+    assert {row.trial for row in tables.rows if row.val is not None} == {1}
+    assert run(sweep, store) == []
+
+
+def test_weights_that_are_infinite_fail_although_the_loss_was_a_number(store: Store) -> None:
+    sweep = sweep_of({"technique": "fine-tuning", "retrain-epochs": 1, "density": 0.5}, recipe="Exploding")
+    said = run(sweep, store)
+    assert any(line.startswith("failed: ") for line in said)
+    tables = collected(sweep.targets, store)
+    assert [row.val for row in tables.rows] == [None, None]
+
+
+def test_a_failed_node_leaves_no_draft(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    POISON[2, 0] = 12
+    run(failing((2,)), store)
+    assert list(store.root.glob("drafts/*")) == []

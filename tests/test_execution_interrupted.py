@@ -1,0 +1,81 @@
+"""Work that is interrupted: nobody holds it afterwards, and it goes on from its draft to the same bits."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+import rewound.execution
+from rewound.collection import collected
+from rewound.errors import InputError
+from rewound.executors import local
+from rewound.executors.local import Options, Progress
+from rewound.planning import plan
+from rewound.recipe import Position
+from rewound.store import Store
+from tiny import ENTERED
+from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+def interrupting(after: int) -> Callable[[Progress], None]:
+    calls = iter(range(after))
+
+    def tick(progress: Progress) -> None:
+        if next(calls, None) is None:
+            raise Interrupted
+
+    return tick
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)  # a draft at the end of every epoch
+    monkeypatch.setattr(rewound.execution, "HEARTBEAT", -1.0)
+    sweep = sweep_of(FINE_TUNING, recipe="Watched")
+    work = plan(sweep.targets)
+    with pytest.raises(Interrupted):
+        local.run(work, store, Options(keep_all=True), say=lambda text: None, tick=interrupting(after))
+    assert store.claims() == {}, "what was under way is given up"
+    drafts = [path.stem for path in store.root.glob("drafts/*")]
+    ENTERED.clear()
+    run(sweep, store, keep_all=True)
+    if drafts:
+        assert ENTERED[0].steps > 0, "it goes on where the draft was made"
+    assert list(store.root.glob("drafts/*")) == []
+    other = Store(store.root.with_name("other"))
+    run(sweep, other, keep_all=True)
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, other))
+    assert_same_tensors(store, other)
+
+
+def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    work = plan(sweep_of(FINE_TUNING).targets)
+    with pytest.raises(Interrupted):
+        local.run(work, store, Options(), say=lambda text: None, tick=interrupting(0))
+    (draft,) = store.root.glob("drafts/*")
+    assert draft.stem == work.nodes[0].key
+    stored = store.load(draft.stem, draft=True)
+    assert stored is not None
+    assert stored[0].position == Position(0, 9)
+    assert len(stored[2]["curve"]) == 1
+    assert stored[2]["seconds"] > 0
+
+
+def test_an_error_while_a_node_is_begun_leaves_no_claim(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A claim is as good as its process lives: in a notebook, one left behind would block the next call for ever.
+    def full(*args: object) -> NoReturn:
+        raise InputError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rewound.execution, "realised", full)
+        with pytest.raises(InputError, match="the disk is full"):
+            run(sweep_of(FINE_TUNING), store)
+    assert store.claims() == {}
+    run(sweep_of(FINE_TUNING), store)

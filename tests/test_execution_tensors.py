@@ -1,0 +1,69 @@
+"""The tensors of a sweep: what nobody needs is dropped, what is missing or damaged is made again."""
+
+import pytest
+
+from rewound.collection import collected
+from rewound.executors import local
+from rewound.executors.local import Options, Progress
+from rewound.planning import plan
+from rewound.store import Store
+from rewound.targets import dense
+from tiny_sweeps import EVERYTHING, FINE_TUNING, run, states, sweep_of, targets_of, timeless, values
+
+
+def test_tensors_are_dropped_when_no_planned_node_needs_them(store: Store) -> None:
+    work = plan(sweep_of(*EVERYTHING).targets)
+    seen: list[int] = []
+
+    def look(progress: Progress) -> None:
+        finished = store.finished()
+        for key in states(store):
+            assert any(reader not in finished for reader in work.readers[key]), "nobody needs it any more"
+        seen.append(len(states(store)))
+
+    local.run(work, store, Options(), say=lambda text: None, tick=look)
+    assert max(seen) > 0
+    assert states(store) == set()
+    assert list(store.root.glob("drafts/*")) == []
+    assert store.claims() == {}
+
+
+def test_keep_all_keeps_all(whole: Store) -> None:
+    work = plan(sweep_of(*EVERYTHING).targets)
+    assert states(whole) == {node.key for node in work.nodes}
+    for node in work.nodes:
+        assert whole.has_state(node.key, to_train=True) == (node.key in work.readers), "leaves without slots"
+
+
+def test_missing_parents_are_made_again_and_it_is_said(store: Store, whole: Store) -> None:
+    run(sweep_of(FINE_TUNING), store)
+    assert states(store) == set()
+    sweep = sweep_of(*EVERYTHING)
+    said = run(sweep, store)
+    original = dense(sweep.recipe, 1).state.key
+    assert any(line.startswith(f"recomputing {original[:12]}") for line in said)
+    assert values(collected(sweep.targets, store)) == values(collected(sweep.targets, whole))
+    assert states(store) == set(), "and they are dropped again"
+
+
+@pytest.mark.parametrize("kind", ["result", "state"])
+def test_damage_is_found_set_aside_and_repaired(store: Store, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    run(sweep, store, keep_all=True)
+    before = collected(sweep.targets, store)
+    original, (short, *_) = dense(sweep.recipe, 1).state.key, targets_of(sweep, technique="fine-tuning")
+    if kind == "result":
+        path = store.root / "results" / original[:2] / f"{original}.json"
+    else:
+        path = store.root / "states" / original[:2] / f"{original}.safetensors"
+        store.forget(short.state.key)
+        store.drop(short.state.key)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    run(sweep, store, keep_all=True)
+    assert f"damaged: {path.name}" in capsys.readouterr().out
+    assert (store.root / "damaged" / path.name).exists()
+    assert timeless(collected(sweep.targets, store)) == timeless(before)
+    run(sweep, store, keep_all=True)
+    assert "damaged" not in capsys.readouterr().out

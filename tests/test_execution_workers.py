@@ -1,0 +1,71 @@
+"""Several workers on one store: the bits of one, and no node twice."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rewound.collection import collected
+from rewound.errors import InputError
+from rewound.executors import local
+from rewound.executors.local import Options
+from rewound.planning import plan
+from rewound.store import Store
+from tiny import logged
+from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
+
+
+def test_bad_options() -> None:
+    with pytest.raises(InputError, match="jobs must be at least 1, not 0"):
+        local.run(plan([]), Store.__new__(Store), Options(jobs=0))
+
+
+@pytest.mark.slow
+def test_two_jobs_give_the_bits_of_one(store: Store, whole: Store) -> None:
+    sweep = sweep_of(*EVERYTHING)
+    run(sweep, store, keep_all=True, jobs=2)
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, whole))
+    assert_same_tensors(store, whole)
+    assert store.claims() == {}
+
+
+TWICE = """
+recipe = "tiny:Logged"
+trials = [1, 2, 3]
+
+[[experiment]]
+technique = "fine-tuning"
+retrain-epochs = [1, 2]
+density = [0.5, 0.25]
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice.toml").write_text(TWICE)
+    (tmp_path / "log").touch()
+    monkeypatch.setenv("TINY_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rewound", "run", "twice.toml", "--store", "store", "--jobs", "1", "--out", out],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for out in ("one", "two")
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    evaluated = [line.split() for line in logged() if line.startswith("evaluates")]
+    assert len(evaluated) == 3 * (1 + 2 * 2), "every row once"
+    assert max(Counter(weights for _, _, weights in evaluated).values()) == 1, "no node twice"
+    assert len({pid for _, pid, _ in evaluated}) == 2, "both did something"
+    for name in ("results.csv", "layers.csv", "curves.csv"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert states(Store(tmp_path / "store")) == set()

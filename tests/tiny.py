@@ -1,0 +1,85 @@
+"""Digits in a fraction of a second: a tiny recipe, one that tells what is done with it, and some that go wrong."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rewound.recipe import Batch, Position, Scores
+from rewound.recipes.digits import Digits
+from rewound.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Tiny(Digits):
+    """Digits in a fraction of a second: 19 steps of a network of some 1,300 weights."""
+
+    epochs: float = 2.0
+    widths: tuple[int, ...] = (4, 8)
+
+
+POISON: dict[tuple[int, int], int] = {}  # (trial, prunings) -> the step at which the data turns NaN
+ENTERED: list[Position] = []  # where training began
+
+
+@dataclass(frozen=True)
+class Watched(Tiny):
+    """Notes where training begins, and diverges where it is told to."""
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        ENTERED.append(position)
+        for step, (images, labels) in enumerate(super().batches(seed, position, device), start=position.steps):
+            yield images * (torch.nan if step >= POISON.get((seed, position.prunings), 10**9) else 1), labels
+
+
+@dataclass(frozen=True)
+class Exploding(Tiny):
+    """One step, so large that the weights are infinite although every loss was a number."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.constant(1, 3e38)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return 1e6 * super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Held(Tiny):
+    """After its end the schedule holds the rate of its middle, so that fine-tuning is the beginning of other runs."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.piecewise(19, [0.1, 0.01, 0.001], drops=[2, 14], final=0.01)
+
+
+@dataclass(frozen=True)
+class Logged(Tiny):
+    """Writes a line for every run and every evaluation; trains only once a second process has begun, too."""
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        log("trains")
+        limit = time.monotonic() + 120
+        while len({line.split()[1] for line in logged() if line.startswith("trains")}) < 2:
+            assert time.monotonic() < limit, "no second process came"
+            time.sleep(0.05)
+        return super().batches(seed, position, device)
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        scores = super().evaluate(model)
+        weight = next(model.parameters()).double().sum().item()
+        log(f"evaluates {weight!r}")
+        return scores
+
+
+def log(text: str) -> None:
+    kind, *rest = text.split()
+    with open(os.environ["TINY_LOG"], "a") as file:  # noqa: PTH123 (one atomic append)
+        file.write(" ".join([kind, str(os.getpid()), *rest]) + "\n")
+
+
+def logged() -> list[str]:
+    return Path(os.environ["TINY_LOG"]).read_text().splitlines()
