@@ -1,10 +1,14 @@
-"""What tests of several files are given: a store, and work that has been done once for all of them."""
+"""What tests of several files are given: a store, the command, and work that has been done once for all of them."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from command_line import SWEEP, Outcome, Rewound, command, environment
+from rewound import cli
 from rewound.store import Store
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
@@ -29,3 +33,35 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("whole") / "store")
     run(sweep_of(*EVERYTHING), store, keep_all=True)
     return store
+
+
+@pytest.fixture
+def rewound_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rewound:
+    """Runs the command in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*words: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rewound", *map(str, words)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+        assert isinstance(code, int)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the sweep has run, with all tensors; not to be changed."""
+    folder = tmp_path_factory.mktemp("done")
+    (folder / "tiny.toml").write_text(SWEEP)
+    words = ["run", "tiny.toml", "--jobs", "1", "--keep", "all", "--out", "report"]
+    subprocess.run(command(*words), cwd=folder, env=environment(), check=True, capture_output=True)
+    return folder

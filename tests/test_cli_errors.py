@@ -1,0 +1,149 @@
+"""Bad input on the command line: one sentence, exit code 2, nothing lost."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from command_line import HEADER, SWEEP, Rewound, row, snapshot
+from rewound.results import read_rows
+from rewound.store import Store
+
+
+def bad(words: list[str], says: str, **files: str) -> tuple[list[str], str, dict[str, str]]:
+    return words, says, {name.replace("_", "."): text for name, text in files.items()}
+
+
+BAD = {
+    "unknown sweep": bad(["run", "digts"], "unknown sweep 'digts'; did you mean 'digits'"),
+    "no file": bad(["run", "absent.toml"], "cannot read sweep absent.toml: No such file or directory"),
+    "not TOML": bad(["run", "x.toml"], "x.toml is not TOML", x_toml="{"),
+    "unknown recipe": bad(["plan", "x.toml"], "unknown recipe 'digit'", x_toml=SWEEP.replace("tiny:Tiny", "digit")),
+    "unknown technique": bad(["run", "x.toml"], "did you mean 'fine-tuning'", x_toml=SWEEP.replace("tuning", "tune")),
+    "unknown key": bad(["run", "x.toml"], "unknown key 'sweep'", x_toml=f"sweep = 1\n{SWEEP}"),
+    "density": bad(["run", "x.toml"], "density must be above 0 and at most 1, not 2", x_toml=SWEEP.replace("0.5", "2")),
+    "no retraining": bad(["run", "x.toml"], "must be above 0, not 0", x_toml=SWEEP.replace("[1, 2]", "0")),
+    "rewound too far": bad(
+        ["run", "x.toml"], "cannot rewind 3 epochs: tiny:Tiny trains for 2", x_toml=SWEEP.replace("[1, 2]", "3")
+    ),
+    "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars'; known: local"),
+    "no such keep": bad(["run", "digits", "--keep", "some"], "--keep is needed or all, not 'some'"),
+    "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "jobs must be at least 1, not -1", x_toml=SWEEP),
+    "no such device": bad(["run", "x.toml", "--device", "abacus"], "unknown device 'abacus'", x_toml=SWEEP),
+    "device of another kind": bad(["run", "x.toml", "--device", "meta"], "is not supported", x_toml=SWEEP),
+    "store is a file": bad(["run", "x.toml", "--store", "file"], "cannot use store file", x_toml=SWEEP, file="hello"),
+    "store below a file": bad(["prune", "tiny:Tiny", "--store", "file/below"], "cannot use store", file="hello"),
+    "newer store": bad(["run", "x.toml", "--store", "."], "newer version (7; this one", x_toml=SWEEP, version="7\n"),
+    "no store": bad(["show", "--store", "nowhere"], "there is no store at nowhere; make one with"),
+    "nothing ran": bad(["report", "x.toml"], "nothing of x has run yet in rewound-store", x_toml=SWEEP),
+    "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
+    "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
+    "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
+    "unknown format": bad(["report", "digits", "--formats", "png,jpg"], "unknown format 'jpg' of figures; known: png,"),
+    "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),
+    "not a table": bad(["report", "--results", "x.csv"], "x.csv has no column", x_csv="a,b\n1,2\n"),
+    "empty table": bad(["diff", "x.csv", "x.csv"], "x.csv is empty", x_csv=""),
+    "no rows": bad(["diff", "x.csv", "x.csv"], "x.csv has no rows below its first line", x_csv=f"{HEADER}\n"),
+    "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
+    "other units": bad(["diff", "x.csv", "y.csv"], "one table has fractions", x_csv=row(test=0.9), y_csv=row(test=90)),
+    "not a number": bad(["diff", "x.csv", "x.csv"], "'nan' is not a number (of a failed run", x_csv=row(test="nan")),
+    "nothing to compare with": bad(["report", "--results", "x.csv", "--compare", "y.csv"], "no table", x_csv=row()),
+    "compared in vain": bad(
+        ["report", "--results", "x.csv", "--compare", "y.csv"], "nothing to compare", x_csv=row(t=4), y_csv=row(t=8)
+    ),
+    "no such recipe": bad(["prune", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
+    "no such module": bad(["prune", "no.such:Task"], "cannot import recipe 'no.such:Task'"),
+    "no such technique": bad(["prune", "digits", "--technique", "magic"], "unknown technique 'magic'"),
+    "no compression": bad(["prune", "digits", "--compression", "1"], "compression must be above 1, not 1"),
+    "endless compression": bad(["prune", "digits", "--compression", "inf"], "compression must be above 1, not inf"),
+    "no such rate": bad(["prune", "digits", "--rate", "1"], "not"),
+    "negative drop": bad(["prune", "digits", "--max-drop=-1"], "max-drop must not be negative, not -1"),
+    "no time": bad(["prune", "digits", "--retrain-epochs", "0"], "retraining time must be above 0, not 0"),
+    "too much time": bad(["prune", "digits", "--retrain-epochs", "17"], "cannot rewind 17 epochs"),
+    "endless time": bad(
+        ["prune", "digits", "--technique", "fine-tuning", "--retrain-epochs", "inf"], "finite number, not inf"
+    ),
+    "no such score": bad(["prune", "digits", "--score", "luck"], "unknown score 'luck'"),
+    "nothing to prune": bad(["prune", "digits", "--only", "none"], "no prunable weights"),
+    "no such floor": bad(["prune", "digits", "--floor", "2"], "floor must be"),
+    "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
+    "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),
+    "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
+    "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(rewound_command: Rewound, case: str) -> None:
+    words, says, files = BAD[case]
+    for name, text in files.items():
+        Path(name).write_text(text)
+    code, out, err = rewound_command(*words)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert says in err
+    assert err.count("\n") == 1, "one line"
+    assert len(out.splitlines()) <= 1, "at most a progress bar that never moved"
+    for name, text in files.items():
+        assert Path(name).read_text() == text, "nothing is lost"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("words", [["run", "digits"], ["prune", "digits"]])
+def test_a_device_that_is_not_there(rewound_command: Rewound, words: list[str]) -> None:
+    code, _, err = rewound_command(*words, "--device", "cuda")
+    assert code == 2
+    assert re.fullmatch(r"error: device 'cuda' is not there: torch \S+ sees no CUDA GPU; use --device cpu\n", err)
+
+
+@pytest.mark.parametrize("key", ["", "zz", "../../etc/passwd", "a/b"])
+def test_keys_that_are_none(done: Path, rewound_command: Rewound, key: str) -> None:
+    before = snapshot(done)
+    code, _, err = rewound_command("show", key, "--store", done / "rewound-store")
+    assert code == 2
+    assert re.match(r"error: (\d+ keys begin|no key begins) with ", err)
+    assert err.count("\n") == 1
+    assert snapshot(done) == before
+
+
+def test_a_damaged_result_is_named_and_recomputed(rewound_command: Rewound) -> None:
+    Path("x.toml").write_text(SWEEP.replace("[1, 2]", "1"))
+    assert rewound_command("run", "x.toml", "--jobs", 1).code == 0
+    rows = read_rows("rewound-report/x/results.csv")
+    path = next(Path("rewound-store/results").rglob(f"{rows[1].key}.json"))
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+    code, out, err = rewound_command("show", rows[1].key, "--store", "rewound-store")
+    assert code == 2
+    assert f"damaged: {path.name}" in out
+    assert err == f"error: the result of {rows[1].key} was damaged; run the sweep again to recompute it\n"
+    code, _, err = rewound_command("run", "x.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    again = read_rows("rewound-report/x/results.csv")
+    assert [(row.key, row.val, row.test) for row in again] == [(row.key, row.val, row.test) for row in rows]
+
+
+def test_a_full_disk_is_one_sentence(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("x.toml").write_text(SWEEP)
+    real, calls = os.fsync, iter(range(3))
+
+    def fills_up(handle: int) -> None:
+        if next(calls, None) is None:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fills_up)
+        code, _, err = rewound_command("run", "x.toml", "--jobs", 1)
+    assert code == 2
+    assert err == (
+        "error: cannot use store rewound-store: the disk is full; free some space and run the same command again, "
+        "nothing stored is lost\n"
+    )
+    store = Store(Path("rewound-store"))
+    kept = store.finished()
+    assert len(kept) == 2, "what was published before"
+    code, _, err = rewound_command("run", "x.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert kept < store.finished()

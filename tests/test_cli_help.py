@@ -1,0 +1,63 @@
+"""The command line by itself: help with an example for every command, and no torch where none is needed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import rewound
+from command_line import Rewound, command, environment, row
+from rewound import cli
+
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(rewound_command: Rewound, name: str) -> None:
+    code, out, err = rewound_command(name, "--help")
+    assert (code, err) == (0, "")
+    example = re.search(rf"Example: (rewound {name} .*)", out)
+    assert example, "no example"
+    for option in re.findall(r"--[a-z-]+", example[1]):
+        assert option in out.replace(example[0], ""), "the example uses an option that is not there"
+
+
+def test_the_contract_of_commands() -> None:
+    assert {"run", "plan", "report", "diff", "prune", "inspect", "show", "data"} <= set(COMMANDS)
+
+
+def test_help_and_version(rewound_command: Rewound) -> None:
+    code, out, _ = rewound_command("--help")
+    assert code == 0
+    assert "Example: rewound run digits" in out
+    assert all(name in out for name in COMMANDS)
+    assert rewound_command("--version") == (0, f"rewound {rewound.__version__}\n", "")
+
+
+def test_as_a_module() -> None:
+    ran = subprocess.run(command("--version"), env=environment(), capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rewound {rewound.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["prune", "--help"], ["--version"], ["diff", "x.csv", "x.csv"], ["report", "--results", "x.csv"]],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "x.csv").write_text(f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n")
+    script = "import sys; from rewound.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    started = [sys.executable, "-c", script, *words]
+    ran = subprocess.run(started, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["run"], ["fly"], ["run", "digits", "--jbos", "1"], ["prune", "x", "--rate", "low"]])
+def test_a_command_line_that_cannot_be_read(rewound_command: Rewound, words: list[str]) -> None:
+    code, out, err = rewound_command(*words)
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err

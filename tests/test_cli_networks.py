@@ -1,0 +1,194 @@
+"""`prune` and `inspect`: a pruned network in files, the same as by call, and what a ticket says of itself."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import rewound
+from command_line import Rewound
+from rewound.mask import Mask
+from rewound.recipes.digits import Digits
+from tiny import POISON, Tiny
+
+# Prune
+
+
+def test_prune_writes_the_network(rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("prune", "tiny:Tiny", "--compression", 3, "--rate", 0.5, "--out", "pruned")
+    assert (code, err) == (0, "")
+    assert "3.00x" in out
+    assert {path.name for path in Path("pruned").iterdir()} == {
+        *("model.safetensors", "mask.safetensors", "ticket.safetensors"),
+        "summary.json",
+    }
+    weights = load_file("pruned/model.safetensors")
+    model = Tiny().model(0)
+    model.load_state_dict(weights)  # the model's own keys, nothing else
+    packed = load_file("pruned/mask.safetensors")
+    with safe_open("pruned/mask.safetensors", framework="pt") as file:
+        shapes = {name: tuple(shape) for name, shape in json.loads(file.metadata()["shapes"]).items()}
+    mask = Mask.unpacked(packed, shapes)
+    assert sum(tensor.numel() for tensor in packed.values()) < mask.total / 7, "bit-packed"
+    assert mask.density == pytest.approx(1 / 3, abs=2 / mask.total)
+    for name, kept in mask.items():
+        assert weights[name][~kept].count_nonzero() == 0
+    again = mask.packed()
+    assert all(torch.equal(again[name], packed[name]) for name in packed)
+    summary = json.loads(Path("pruned/summary.json").read_text())
+    assert summary["chosen"] == 2
+    assert [round(level["compression"], 9) for level in summary["levels"]] == [1, 2, 3]
+    assert [level["search_epochs"] for level in summary["levels"]] == [0, 2, 4]
+    ticket = rewound.load("pruned/ticket.safetensors")
+    assert ticket.about == {
+        "recipe": "tiny:Tiny",
+        "technique": "lr-rewinding",
+        "retrain_epochs": 2.0,
+        "lineage": summary["levels"][2]["key"],
+    }
+    assert all(torch.equal(ticket.state[name], weight) for name, weight in weights.items())
+    assert all(torch.equal(ticket.mask[name], kept) for name, kept in mask.items())
+    scores = Tiny().evaluate(model.eval())
+    assert (scores.val, scores.test) == (summary["levels"][2]["val"], summary["levels"][2]["test"])
+
+
+def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rewound) -> None:
+    options = {"compression": 2.0, "technique": "weight-rewinding", "retrain_epochs": 1.0, "rate": 0.5, "seed": 3}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert rewound_command("prune", "tiny:Tiny", *words, "--out", "command").code == 0
+    network = rewound.prune("tiny:Tiny", store="other", **options)  # type: ignore[arg-type]
+    network.save("call")
+    command, call = (json.loads(Path(place, "summary.json").read_text()) for place in ("command", "call"))
+    assert command == call
+    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):
+        assert Path("command", name).read_bytes() == Path("call", name).read_bytes()
+    by_default = rewound.prune(Tiny(), one_shot=True, compression=2, store="other")
+    assert rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2, "--out", "default").code == 0
+    summary = json.loads(Path("default/summary.json").read_text())
+    assert summary["levels"] == [vars(level) for level in by_default.levels], "the defaults are the same, too"
+
+
+def test_prune_stops_within_the_drop(rewound_command: Rewound) -> None:
+    code, out, err = rewound_command(
+        *("prune", "tiny:Tiny", "--compression", 1000, "--rate", 0.7, "--max-drop", 0.0, "--out", "pruned")
+    )
+    assert (code, err) == (0, "")
+    summary = json.loads(Path("pruned/summary.json").read_text())
+    val = [level["val"] for level in summary["levels"]]
+    chosen = summary["chosen"]
+    assert chosen == len(val) - 3, "the level before the two that fell too far"
+    assert val[chosen] >= val[0] > max(val[chosen + 1 :])
+    assert "returned" in out
+    assert summary["compression"] == summary["levels"][chosen]["compression"] < 1000
+    weights = load_file("pruned/model.safetensors")
+    model = Tiny().model(0)
+    model.load_state_dict(weights)
+    assert Tiny().evaluate(model.eval()).val == val[chosen]
+
+
+def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--rate", 0.5, "--compression")
+    assert rewound_command(*words, 4, "--out", "four").code == 0
+    code, out, err = rewound_command(*words, 2, "--out", "two")  # level 1 of the run before: measured, then dropped
+    assert (code, err) == (0, "")
+    assert "recomputing" in out
+    assert rewound_command(*words, 2, "--store", "other", "--out", "other-two").code == 0
+    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):
+        assert Path("two", name).read_bytes() == Path("other-two", name).read_bytes()
+    code, out, err = rewound_command(*words, 2, "--out", "two")
+    assert (code, err) == (0, "")
+    assert "recomputing" not in out, "what was returned is kept"
+
+
+def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POISON, (1, 1), 3)
+    code, _, err = rewound_command("prune", "tiny:Watched", "--one-shot", "--compression", 2)
+    assert code == 1
+    assert err == "failed: level 1 (density 0.5) diverged; nothing to build the next one on\n"
+
+
+# Inspect
+
+
+def write_ticket(recipe: rewound.Recipe, about: dict[str, object], path: str = "t.safetensors") -> Mask:
+    model = recipe.model(1)
+    mask = rewound.Pruner(floor=0.02)(model, 0.25)
+    rewound.save(model, mask, path, about)
+    return mask
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """The lines of a table by their first word."""
+    return {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
+
+
+def test_inspect_a_ticket(rewound_command: Rewound) -> None:
+    mask = write_ticket(Digits(), {"recipe": "digits", "lineage": ["a", 1]})
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    profile, found = Digits().profile, rows(out)
+    for name, kept in mask.items():
+        shape, count, of, density, flops = found[name]
+        assert shape == "×".join(map(str, kept.shape))
+        assert (count, of) == (f"{mask.counts[name]:,}", f"{kept.numel():,}")
+        assert float(density) == pytest.approx(mask.counts[name] / kept.numel(), rel=1e-3)
+        assert flops == f"{profile.layers(mask)[name]:,}"
+    assert found["layers"] == ["above", "14,080", "56,320", "0.25", f"{sum(profile.layers(mask).values()):,}"]
+    assert found["all"] == ["else", "36", "tensors", "1,105", "1,105", "1", f"{profile.fixed:,}"]
+    assert found["network"][:2] == ["15,185", "57,425"]
+    assert found["network"][3] == f"{profile.total(mask):,}"
+    assert found["recipe"] == ["digits"]
+    assert found["lineage"] == ['["a",', "1]"]
+    assert found["hash"] == [rewound.load("t.safetensors").hash]
+    assert found["size"][0] == f"{Path('t.safetensors').stat().st_size:,}"
+
+
+def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:
+    mask = write_ticket(Tiny(), {})
+    code, out, err = rewound_command("inspect", "t.safetensors", "--recipe", "tiny:Tiny")
+    assert (code, err) == (0, "")
+    assert rows(out)["network"][3] == f"{Tiny().profile.total(mask):,}"
+    code, _, err = rewound_command("inspect", "t.safetensors", "--recipe", "digits")
+    assert code == 2
+    assert err.startswith("error: mask entry 'stem.weight' has shape (4, 1, 3, 3), but the profiled model has it with")
+
+
+@pytest.mark.parametrize("recipe", [None, "digits", "this:s", "unknown", 7, ["digits"]])
+def test_inspect_imports_nothing_that_a_file_names(rewound_command: Rewound, recipe: object) -> None:
+    write_ticket(Tiny(), {"recipe": recipe})
+    sys.modules.pop("this", None)
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    assert rows(out)["network"][3] == "–"
+    assert "FLOPs need the network: give its recipe with --recipe, or" in out
+    assert "this" not in sys.modules
+
+
+def test_inspect_shows_no_codes_of_a_file_to_the_terminal(rewound_command: Rewound) -> None:
+    weight = torch.ones(2, 2)
+    about = {"\x1b[2J": "\x1b]0;title\x07[red]\ud800\n"}
+    rewound.save({"a\x1b[31m": weight}, Mask({"a\x1b[31m": weight > 0}), "t.safetensors", about)
+    code, out, err = rewound_command("inspect", "t.safetensors")
+    assert (code, err) == (0, "")
+    assert r"a\x1b[31m" in out
+    assert r"\x1b]0;title\x07[red]\ud800\n" in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_inspect_what_is_no_ticket(rewound_command: Rewound) -> None:
+    save_file({"w": torch.ones(2)}, "model.safetensors")
+    code, _, err = rewound_command("inspect", "model.safetensors")
+    assert code == 2
+    assert err.startswith("error: model.safetensors is a safetensors file but no ticket; rewound.save writes one")
+    write_ticket(Tiny(), {})
+    damaged = bytearray(Path("t.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    Path("t.safetensors").write_bytes(damaged)
+    code, _, err = rewound_command("inspect", "t.safetensors")
+    assert code == 2
+    assert re.fullmatch(r"error: the ticket t.safetensors is damaged: .*; save it or get it again\n", err)

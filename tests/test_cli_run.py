@@ -1,0 +1,98 @@
+"""`run`, `plan` and `show`: what a sweep leaves behind, what a second one does not do again, and what is said of it."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from command_line import SWEEP, Rewound, snapshot
+from rewound.planning import plan
+from rewound.results import read_rows
+from rewound.sweep import load_sweep
+from tiny import POISON
+
+
+def test_run_writes_tables_and_figures(done: Path) -> None:
+    rows = read_rows(done / "report" / "results.csv")
+    assert len(rows) == 1 + 4
+    assert all(row.test is not None for row in rows)
+    names = {path.name for path in (done / "report").iterdir()}
+    assert names > {"results.csv", "layers.csv", "curves.csv"}
+    assert any(name.endswith(".png") for name in names)
+
+
+def test_run_twice_does_nothing_the_second_time(done: Path, rewound_command: Rewound) -> None:
+    before = snapshot(done / "rewound-store")
+    began = time.perf_counter()
+    words = ("run", done / "tiny.toml", "--store", done / "rewound-store", "--jobs", 1, "--keep", "all", "--out", "r")
+    code, out, err = rewound_command(*words)
+    assert (code, err) == (0, "")
+    assert "lr-rewinding" in out
+    assert time.perf_counter() - began < 60
+    assert snapshot(done / "rewound-store") == before
+    for name in ("results.csv", "layers.csv", "curves.csv"):
+        assert Path("r", name).read_bytes() == (done / "report" / name).read_bytes()
+
+
+def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
+    Path("dense.toml").write_text('recipe = "tiny:Tiny"\ntrials = [1]\n')
+    code, out, err = rewound_command("run", "dense.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "only dense networks so far" in out
+    assert Path("rewound-report/dense/results.csv").exists()
+
+
+def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("failing.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Watched"))
+    monkeypatch.setitem(POISON, (1, 1), 15)  # in the second epoch
+    code, out, err = rewound_command("run", "failing.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert out.count("failed: ") == 2
+    lost = [row for row in read_rows("rewound-report/failing/results.csv") if row.test is None]
+    assert {(row.technique, row.retrain_epochs) for row in lost} == {("fine-tuning", 2.0), ("lr-rewinding", 2.0)}
+    code, out, err = rewound_command("run", "failing.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "failed: " not in out, "not tried again"
+    monkeypatch.delitem(POISON, (1, 1))
+    code, out, err = rewound_command("run", "failing.toml", "--jobs", 1, "--retry-failed")
+    assert (code, err) == (0, "")
+    assert all(row.test is not None for row in read_rows("rewound-report/failing/results.csv"))
+
+
+def test_plan_counts_and_runs_nothing(done: Path, rewound_command: Rewound) -> None:
+    before = snapshot(done / "rewound-store")
+    code, out, err = rewound_command("plan", done / "tiny.toml", "--store", done / "rewound-store")
+    assert (code, err) == (0, "")
+    nodes = len(plan(load_sweep(str(done / "tiny.toml")).targets).nodes)
+    assert re.search(rf"nodes\W+{nodes} \({nodes} done, 0 to do\)", out)
+    assert re.search(r"time to do\W+nothing", out)
+    assert snapshot(done / "rewound-store") == before
+
+
+def test_plan_before_anything_ran(rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("plan", "cifar10-resnet20-grid", "--device", "cuda")
+    assert (code, err) == (0, "")
+    assert re.search(r"retraining epochs, naive\W+6,780", out)
+    assert int(re.findall(r"retraining epochs, shared\W+([\d,]+)", out)[0].replace(",", "")) <= 3_300
+    assert re.search(r"time to do\W+[\d.,]+ hours", out)
+    assert list(Path().iterdir()) == [], "it leaves nothing behind"
+
+
+def test_show_everything(done: Path, rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("show", "--store", done / "rewound-store")
+    assert (code, err) == (0, "")
+    nodes = len(plan(load_sweep(str(done / "tiny.toml")).targets).nodes)
+    assert re.search(rf"tiny:Tiny\W+{nodes}\W", out)
+    assert "MB of tensors; under way: nothing" in out
+
+
+def test_show_one_state(done: Path, rewound_command: Rewound) -> None:
+    row = read_rows(done / "report" / "results.csv")[1]
+    for key in (row.key, row.key[:8]):
+        code, out, err = rewound_command("show", key, "--store", done / "rewound-store")
+        assert (code, err) == (0, "")
+        assert row.key in out
+        assert "start tiny:Tiny seed 1" in out
+        assert "prune magnitude/global" in out
+        assert f"{row.test:.8f}"[:-1] in out

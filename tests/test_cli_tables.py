@@ -1,0 +1,74 @@
+"""`report` and `diff`: tables and figures of a sweep or of any table, and two tables against each other."""
+
+import re
+from pathlib import Path
+
+from command_line import Rewound
+
+
+def test_report_of_a_sweep(done: Path, rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("report", done / "tiny.toml", "--store", done / "rewound-store", "--out", "again")
+    assert (code, err) == (0, "")
+    assert "One test image is 0.14 points" in out
+    assert Path("again/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
+
+
+def test_report_of_a_table(done: Path, rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("report", "--results", done / "report" / "results.csv", "--out", "table")
+    assert (code, err) == (0, "")
+    assert "fine-tuning" in out
+    assert Path("table/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
+
+
+def test_diff_of_two_tables(done: Path, rewound_command: Rewound) -> None:
+    table = done / "report" / "results.csv"
+    code, out, err = rewound_command("diff", table, table)
+    assert (code, err) == (0, "")
+    assert "tiny:Tiny: conforms" in out
+    assert "every cell" not in out
+    code, out, err = rewound_command("diff", table, table, "--all")
+    assert (code, err) == (0, "")
+    assert "lr-rewinding, one-shot: every cell" in out
+
+
+def test_diff_of_a_table_in_several_files(rewound_command: Rewound) -> None:
+    rows = "".join(f"a,unstructured,1,lr-rewinding,0.1,4,{trial},0.9,0.9,\n" for trial in (1, 2, 3))
+    Path("pruned.csv").write_text(
+        "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops\n" + rows
+    )
+    Path("dense.csv").write_text("recipe,val,test\na,0.95,0.95\na,0.95,0.95\n")
+    code, out, err = rewound_command("report", "--results", "pruned.csv", "--dense", "dense.csv", "--out", "ours")
+    assert (code, err) == (0, "")
+    worse = Path("ours/results.csv").read_text().replace("0.9,0.9", "0.8,0.8")
+    Path("worse.csv").write_text(worse)
+    code, out, err = rewound_command("diff", "worse.csv", "pruned.csv", "dense.csv")
+    assert (code, err) == (0, ""), "a difference is a finding, not a failure"
+    assert "a: does not conform" in out
+    assert re.search(r"\(i\) dense mean +2, 2 +95\.00 against 95\.00", out)
+    assert re.search(r"10\.00× +4 +80\.00 +90\.00 .* outside", out)
+
+
+def test_report_compares(done: Path, rewound_command: Rewound) -> None:
+    table = done / "report" / "results.csv"
+    code, out, err = rewound_command("report", "--results", table, "--compare", table, "--out", "table")
+    assert (code, err) == (0, "")
+    assert "tiny:Tiny: conforms" in out
+    assert "compare.csv" in out
+    assert len(Path("table/compare.csv").read_text().splitlines()) == 1 + 1 + 4
+    words = ("report", done / "tiny.toml", "--store", done / "rewound-store", "--compare", table, "--out", "sweep")
+    code, out, err = rewound_command(*words)
+    assert (code, err) == (0, "")
+    assert Path("sweep/compare.csv").read_bytes() == Path("table/compare.csv").read_bytes()
+
+
+def test_the_papers_figures_of_a_table(done: Path, rewound_command: Rewound) -> None:
+    words = ["report", "--results", done / "report" / "results.csv", "--out", "r", "--figures"]
+    code, out, err = rewound_command(*words, "paper", "--formats", "svg")
+    assert (code, err) == (0, "")
+    assert re.search(r"no data for \d+ of the paper's 12 figures: ", out)
+    assert Path("r/paper/figure-1-sparsity-oneshot.svg").exists()
+    assert not list(Path("r").glob("*.png"))
+    code, out, err = rewound_command(*words, "none")
+    assert (code, err) == (0, "")
+    assert "report: r (results.csv, index.html)" in out
+    assert out.rstrip().endswith("open in a browser: r/index.html")
