@@ -1,4 +1,4 @@
-"""What tests of several files are given: a store, the command, and work that has been done once for all of them."""
+"""What tests of several files are given: one thread, a store, the command, and work that was done once for all."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
@@ -20,6 +21,15 @@ def _forgetful() -> Iterator[None]:
     yield
     POISON.clear()
     ENTERED.clear()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Equal runs are equal bit for bit with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

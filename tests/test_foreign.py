@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from rewound import InputError, Mask, from_torch_prune, load, mask_of_zeros, save
-from test_mask import Compiled, Tied, Wrapped, network
+from small_networks import Compiled, Tied, Wrapped, network
 
 
 def pruned_by_torch() -> nn.Sequential:

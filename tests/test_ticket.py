@@ -21,7 +21,7 @@ from rewound.encoding import DTYPES
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
-from test_mask import Compiled, Tied, Wrapped, network
+from small_networks import Compiled, Tied, Wrapped, network
 
 
 def bits_of(tensor: Tensor) -> bytes:

@@ -1,0 +1,117 @@
+"""`attached` whatever steps: optimizers it was not given, gradients of other origin, and ones that couple elements."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim import SGD, Adam
+
+from masked_training import OPTIMIZERS, Centred, all_zero, by_product, half, pruned_slots, pruned_values, update
+from rewound import Mask
+from small_networks import batches, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum-decay", "adamw", "rmsprop"])
+def test_an_optimizer_that_was_not_given_is_masked_on_first_use(name: str) -> None:
+    mask = half(network())
+    model = network()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for step in range(2):
+        update(model, model, optimizer, "plain", step)
+    with mask.attached(model):
+        for step in range(2, 6):
+            update(model, model, optimizer, "plain", step)
+            assert all_zero(pruned_values(model, mask))
+            assert all_zero(pruned_slots(model, mask, optimizer))
+    expected = by_product(OPTIMIZERS[name], "plain", mask).state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_each_of_two_optimizers_of_one_model_is_masked() -> None:
+    model = network()
+    mask = half(model)
+    first, second = Adam(model[0].parameters()), SGD(model[4].parameters(), lr=0.1, momentum=0.9)
+    for optimizer in (first, second):
+        update(model, model, optimizer, "plain", 0)
+    with mask.attached(model, first):
+        for optimizer in (first, second):
+            update(model, model, optimizer, "plain", 1)
+            assert all_zero(pruned_values(model, mask))
+
+
+def test_an_optimizer_made_inside_is_masked_though_its_predecessor_is_gone() -> None:
+    model = network()
+    mask = half(model)
+    with mask.attached(model):
+        for _ in range(5):  # a dead optimizer's id may be given to the next one
+            optimizer = Centred(model.parameters(), lr=0.1)
+            update(model, model, optimizer, "plain", 0)
+            assert all_zero(pruned_values(model, mask))
+            del optimizer
+
+
+def test_a_gradient_left_from_before_is_masked() -> None:
+    model = network()
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model(batches(1)[0][0]).square().sum().backward()
+    with mask.attached(model, optimizer):
+        optimizer.step()
+        assert all_zero(pruned_values(model, mask))
+
+
+def test_noise_added_to_gradients_does_not_reach_pruned_weights() -> None:
+    model = network()
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with mask.attached(model, optimizer):
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            for parameter in model.parameters():
+                parameter.grad.add_(1.0)
+            optimizer.step()
+            assert all_zero(pruned_values(model, mask))
+
+
+def test_a_step_that_the_scaler_skips_leaves_pruned_weights_zero() -> None:
+    model = network()
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with mask.attached(model, optimizer):
+        before = copy.deepcopy(model[4].weight)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(1e9 * model(batches(3)[step][0]).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert all_zero(pruned_values(model, mask))
+        assert torch.equal(model[4].weight, before)  # every step overflowed
+    assert scaler.get_scale() < 2.0**127
+
+
+class Sgd(Centred):
+    """Called like one of torch's own, but it is not."""
+
+
+Sgd.__name__ = "SGD"
+
+
+@pytest.mark.parametrize("kind", [Centred, Sgd])
+@pytest.mark.parametrize("given", [True, False])
+def test_an_optimizer_that_couples_elements_keeps_zeros(kind: type[Centred], given: bool) -> None:
+    model = network()
+    mask = Mask({"4.weight": half(model)["4.weight"]})
+    optimizer = kind(iter([model[4].weight]), lr=0.1)
+    start = model[4].weight.detach().clone()
+    with mask.attached(model, optimizer if given else None):
+        for step in range(3):
+            update(model, model, optimizer, "plain", step)
+            assert all_zero(pruned_values(model, mask))
+    assert not torch.equal(model[4].weight, start * mask["4.weight"])
+    assert len(optimizer.seen) == 6
+    assert all(all_zero(tensor[~mask["4.weight"]]) for tensor in optimizer.seen)
