@@ -1,0 +1,107 @@
+"""Claims: one owner at a time, succeeded once it is dead or its heart has stopped."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rewound.claims
+import rewound.store
+from rewound.claims import STALE, Claim
+from rewound.store import Store
+from stored import KEY, OTHER
+
+
+def test_one_owner_at_a_time(store: Store) -> None:
+    assert store.claim(KEY)
+    assert not store.claim(KEY), "not even for the owner itself"
+    assert store.claim(OTHER)
+    store.beat(KEY, 17)
+    claims = store.claims()
+    assert claims.keys() == {KEY, OTHER}
+    assert (claims[KEY].host, claims[KEY].pid, claims[KEY].steps) == (socket.gethostname(), os.getpid(), 17)
+    store.release(KEY)
+    store.release(KEY)
+    assert store.claims().keys() == {OTHER}
+    assert store.claim(KEY)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from rewound.store import Store
+store = Store(Path(sys.argv[1]))
+print(store.claim(sys.argv[2]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_dead_owner_is_succeeded_at_once(store: Store) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, store.root, KEY],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "True\n"
+            assert not store.claim(KEY), "its owner lives"
+            assert store.claims()[KEY].pid == owner.pid
+            os.kill(owner.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # dead, though not yet buried
+            assert store.claims() == {}
+            assert store.claim(KEY)
+        finally:
+            owner.kill()
+    assert store.claims()[KEY].pid == os.getpid()
+
+
+def write_claim(store: Store, *owner: object, age: float = 0.0) -> None:
+    path = store.root / "claims" / f"{KEY}.json"
+    path.write_text(json.dumps(owner))
+    os.utime(path, (time.time() - age, time.time() - age))
+
+
+def test_another_hosts_owner_is_succeeded_when_its_heart_stops(store: Store) -> None:
+    write_claim(store, "elsewhere", 1, "123", 5, age=STALE - 20)
+    assert not store.claim(KEY)
+    assert store.claims()[KEY] == Claim("elsewhere", 1, "123", 5)
+    write_claim(store, "elsewhere", 1, "123", 5, age=STALE + 20)
+    assert store.claims() == {}
+    assert store.claim(KEY)
+
+
+def test_a_process_number_used_again_is_not_its_owner(store: Store) -> None:
+    write_claim(store, socket.gethostname(), os.getpid(), "born long ago", 5)
+    assert store.claims() == {}
+    assert store.claim(KEY)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '["host"]', "3"])
+def test_an_unreadable_claim_is_nobodys(store: Store, content: str) -> None:
+    (store.root / "claims" / f"{KEY}.json").write_text(content)
+    assert store.claims() == {}
+    assert store.claim(KEY)
+
+
+def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_claim(store, "elsewhere", 1, "123", 5)
+    read = rewound.claims.read_claim
+
+    def read_then_released(path: Path) -> Claim | None:
+        claim = read(path)
+        store.release(KEY)
+        return claim
+
+    for module in (rewound.claims, rewound.store):
+        monkeypatch.setattr(module, "read_claim", read_then_released)
+    assert store.claims() == {}
+    write_claim(store, "elsewhere", 1, "123", 5)
+    assert store.claim(KEY)
