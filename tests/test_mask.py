@@ -17,7 +17,6 @@ from small_networks import Compiled, Wrapped, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
 # The mapping
 
 

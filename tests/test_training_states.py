@@ -15,7 +15,6 @@ from rewound.training import restored, viewed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
 # Law 4: everything that belongs to W
 
 

@@ -1,0 +1,67 @@
+"""What cannot be pruned, and what is left too thin: each is said with the remedy."""
+
+import pytest
+import torch
+from torch import nn
+
+from rewound import InputError, Mask, Pruner
+from rewound.pruner import kept_count
+from weights_to_prune import three_layers
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan"), float("inf")])
+def test_a_density_is_a_fraction(density: float) -> None:
+    with pytest.raises(InputError, match=f"density must be above 0 and at most 1, not {density:g}"):
+        Pruner()(three_layers(), density)
+
+
+def test_density_one_keeps_everything() -> None:
+    assert Pruner()(three_layers(), 1.0).density == 1.0
+
+
+def test_a_model_without_prunable_weights_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"no prunable weights: .* outside normalisation layers$"):
+        Pruner()(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()), 0.5)
+
+
+def test_patterns_that_select_nothing_are_an_error() -> None:
+    with pytest.raises(InputError, match=r"no prunable weights: .* selected by only and skip$"):
+        Pruner(only=("encoder.*",))(three_layers(), 0.5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("pruner", [Pruner(), Pruner(scope="layer"), Pruner(floor=0.1)])
+@pytest.mark.parametrize("zeros", [0, 50])
+def test_weights_that_are_no_numbers_are_an_error(value: float, pruner: Pruner, zeros: int) -> None:
+    model = three_layers()
+    with torch.no_grad():
+        model[1].weight.view(-1)[:zeros] = 0.0
+        model[1].weight[7, 3] = value
+    with pytest.raises(InputError, match="it holds NaN or infinite weights, the network has diverged; train it again"):
+        pruner(model, 0.5)
+    alive = Mask({f"{i}.weight": torch.ones(10, 10, dtype=torch.bool) for i in range(3)})
+    with pytest.raises(InputError, match="NaN or infinite"):
+        pruner(model, 0.5, alive)
+
+
+def test_a_weight_that_is_gone_may_be_no_number() -> None:
+    model = three_layers()
+    mask = Pruner()(model, 0.5)
+    row, column = (~mask["1.weight"]).nonzero()[0].tolist()
+    model[1].weight.data[row, column] = float("nan")
+    assert Pruner()(model, 0.3, mask).kept == kept_count(300, 0.3)
+
+
+def test_a_starved_tensor_is_named_in_a_warning() -> None:
+    model = three_layers()
+    with torch.no_grad():
+        model[1].weight.mul_(1e-3)
+    with pytest.warns(UserWarning, match=r"less than 1% of the weights are left in 1\.weight; `floor` keeps"):
+        Pruner()(model, 0.3)
+    Pruner(floor=0.01)(model, 0.3)  # warnings are errors here: with a floor there is none
+
+
+def test_many_starved_tensors_are_counted() -> None:
+    weights = {f"w{i}": torch.full((10, 10), 0.1 + (i == 7)) for i in range(8)}
+    with pytest.warns(UserWarning, match=r"left in w0, w1, w2, w3, w4 and 2 more;"):
+        Pruner().prune(weights, 0.12)
