@@ -1,0 +1,211 @@
+"""The paper's figures of any other table: its conventions, and the files they are written to."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
+from rewound.drawing import Drawing, draw_figures
+from rewound.errors import InputError
+from rewound.pages.paper import Sheet, draw_sheet, sheets
+from rewound.panels import experiments
+from rewound.paper import FIGURES
+from rewound.results import Row
+
+
+def table(
+    recipe: str = "digits",
+    techniques: Iterable[str] = (LR, WEIGHT, FINE),
+    densities: Iterable[float] = (0.5, 0.25, 0.125),
+    pruning: str = "unstructured",
+    iterative: bool = False,
+) -> list[Row]:
+    made = [Row(recipe, "", False, "", 1, None, trial, 0.95, 0.95 + trial / 1000, 1000) for trial in (-1, 0, 1)]
+    for technique in techniques:
+        for density in densities:
+            for t in (4.0, 8.0, 16.0):
+                value = 0.95 - 0.0004 / density * (17 / t) ** 0.1
+                flops = round(1000 * density)
+                setting = (recipe, pruning, iterative, technique, density, t)
+                made += [Row(*setting, trial, value, value + trial / 1000, flops) for trial in (-1, 0, 1)]
+    return made
+
+
+# What stands where
+
+
+def numbers(made: Iterable[Row]) -> list[int]:
+    found = experiments(made)
+    return [number for number in NAMES if shown(number, found)]
+
+
+def test_a_recipe_of_ones_own_stands_in_every_figure_it_fits() -> None:
+    assert numbers(table()) == [1, 3, 7, 9]
+    assert numbers(table(iterative=True)) == [2, 5, 6, 8, 9, 11, 12]
+    assert numbers(table(pruning="structured-x")) == [1, 4, 7, 10]
+    assert numbers(table() + table(iterative=True)) == [1, 2, 3, 5, 6, 7, 8, 9, 11, 12]
+
+
+def test_a_network_of_the_appendix_stands_in_the_main_figures_where_they_would_be_empty() -> None:
+    assert numbers(table(R20)) == [1, 3, 7, 9]
+    found = experiments(table(R20) + table(R56))
+    assert [panel.experiment.recipe for panel in shown(1, found)] == [R56]
+    assert [panel.experiment.recipe for panel in shown(7, found)] == [R20, R56]
+
+
+def test_a_technique_of_ones_own_is_never_hidden() -> None:
+    names = (LR, WEIGHT, FINE, "low-lr-weight-rewinding", "reinitialization", "my.package:cyclic")
+    found = experiments(table(techniques=names) + table(techniques=names, iterative=True))
+    assert set(shown(1, found)[0].curves) == {LR, WEIGHT, FINE, "my.package:cyclic"}
+    assert set(shown(7, found)[0].curves) == set(names)
+    assert set(shown(5, found)[0].curves) == {LR, "my.package:cyclic"}
+
+
+def test_one_retraining_time_is_no_curve_and_less_than_t_is_not_algorithm_1() -> None:
+    once = [row for row in table(iterative=True) if row.dense or row.retrain_epochs == 16]
+    assert numbers(once) == [2, 5, 6, 8, 11, 12]
+    partly = [row for row in table(iterative=True) if row.technique in ("", WEIGHT)]
+    assert numbers(partly) == [2, 8, 9, 11], "weights rewound to at most .9T alone are nobody's rival"
+
+
+def test_a_dense_control_is_no_point_of_the_paper() -> None:
+    found = experiments(table(densities=(1.0, 0.5)))
+    assert [panel.density for panel in shown(9, found)] == [0.5]
+
+
+# How it is drawn
+
+
+def drawn(made: Iterable[Row], number: int) -> tuple[Sheet, Figure]:
+    sheet = next(sheets(made, [FIGURES[NAMES[number]]]))
+    return sheet, draw_sheet(sheet)
+
+
+def test_the_horizontal_axis_is_density_reversed_and_logarithmic() -> None:
+    _, figure = drawn(table(R56, iterative=True), 2)
+    (axes,) = figure.axes
+    left, right = axes.get_xlim()
+    assert (left > right, axes.get_xscale()) == (True, "log")
+    assert axes.get_ylim() == (-3, 1), "the authors' limits"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2.00×", "4.00×", "8.00×"]
+
+
+def test_other_works_are_black_dots_and_named() -> None:
+    _, figure = drawn(table(R56, iterative=True) + table(R50, iterative=True), 2)
+    for axes, count in zip(figure.axes, (4, 1), strict=True):
+        (dots,) = (line for line in axes.lines if to_hex(str(line.get_color())) == "#000000")
+        assert len(dots.get_xydata()) == count
+        assert len(axes.get_legend().get_texts()) == 1
+    _, figure = drawn(table(R56, pruning="structured-b", densities=(0.8711749789, 0.7)), 10)
+    assert [len(line.get_xydata()) for line in figure.axes[0].lines if to_hex(str(line.get_color())) == "#000000"] == [
+        2
+    ]
+    assert "Liu et al. (2019)" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_what_is_left_out_or_failed_is_counted() -> None:
+    made = table(GNMT, densities=(0.5, 0.02, 0.01))
+    made = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in made]
+    made[-1] = replace(made[3], val=None, test=None)  # a trial of density 0.5
+    sheet, figure = drawn(made, 1)
+    assert [point.density for point in sheet.panels[0].points] == [0.5] * 3
+    (subtitle,) = (text.get_text() for text in figure.texts if "trials" in text.get_text())
+    assert (
+        subtitle == "Median and min to max of 3 trials; 1 failed not drawn; 2 higher ratios left out, as in the paper"
+    )
+
+
+def test_one_trial_is_enough() -> None:
+    _, figure = drawn([row for row in table() if row.trial == 1], 1)
+    assert "1 trial" in [text.get_text() for text in figure.texts]
+    assert not any("Dense" in text.get_text() for text in figure.legends[0].get_texts()), "its spread is unknown"
+
+
+# Files
+
+
+def draw(made: list[Row], out: Path, drawing: Drawing) -> tuple[list[str], str]:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        paths = draw_figures(made, out, console, drawing)
+    assert all(path.stat().st_size > 100 for path in paths)
+    return [str(path.relative_to(out)) for path in paths], capture.get()
+
+
+def test_files_are_named_after_the_paper_and_figures_without_data_are_counted(tmp_path: Path) -> None:
+    names, said = draw(table("my.tasks:Digits/2", densities=(0.5, 0.1)), tmp_path, Drawing("paper", ("svg",)))
+    recipe = "my.tasks-Digits-2"
+    alone = "paper/figure-9-app-usability-unstructured"
+    assert names == [
+        "paper/points.csv",
+        "paper/figure-1-sparsity-oneshot.svg",
+        "paper/figure-3-usability-unstructured.svg",
+        *(f"paper/figure-3-usability-unstructured/{recipe}-unstructured-one-shot-{n}.00x.svg" for n in (2, 10)),
+        "paper/figure-7-app-sparsity-oneshot.svg",
+        f"{alone}-{recipe}.svg",
+        *(f"{alone}/{recipe}-unstructured-one-shot-{n}.00x.svg" for n in (2, 10)),
+    ]
+    assert said.strip() == "no data for 8 of the paper's 12 figures: 2, 4, 5, 6, 8, 10, 11, 12"
+
+
+def test_points_csv_has_every_number_drawn(tmp_path: Path) -> None:
+    draw(table(R56, iterative=True), tmp_path, Drawing("figure-2-sparsity-iterative", ("svg",)))
+    with (tmp_path / "paper" / "points.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 3 * 3 + 4
+    ours = [row for row in found if row["technique"] == LR]
+    assert [(row["density"], row["retrain_epochs"], row["unit"], row["trials"]) for row in ours] == [
+        (density, "16", "points", "3") for density in ("0.5", "0.25", "0.125")
+    ]
+    assert float(ours[0]["low"]) < float(ours[0]["median"]) < float(ours[0]["high"])
+    (theirs,) = (row for row in found if row["density"] == "0.1497")
+    assert (theirs["technique"], theirs["median"], theirs["trials"]) == (
+        "Carreira-Perpiñán & Idelbayev (2018)",
+        "-0.0600",
+        "",
+    )
+
+
+def test_one_figure_by_name_in_every_format_and_none_at_all(tmp_path: Path) -> None:
+    name = "figure-11-flops"
+    names, said = draw(table(iterative=True), tmp_path, Drawing(name, ("png", "svg", "pdf")))
+    assert names == ["paper/points.csv", *(f"paper/{name}.{suffix}" for suffix in ("png", "svg", "pdf"))]
+    assert said.strip() == ""
+    assert (tmp_path / f"paper/{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert draw(table(), tmp_path, Drawing("none")) == ([], "")
+
+
+def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
+    drawing = Drawing("figure-1-sparsity-oneshot", ("svg", "pdf"))
+    for folder, made in (("a", table()), ("b", table()[::-1])):
+        draw(made, tmp_path / folder, drawing)
+    for path in (tmp_path / "a").rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = Drawing("figure-9-app-usability-unstructured", ("svg",))
+    names, _ = draw(table(), tmp_path / "one", drawing)
+    monkeypatch.setattr("rewound.drawing._WORTH_A_PROCESS", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert draw(table(), tmp_path / "two", drawing) == (names, "")
+    assert len(names) == 1 + 1 + 3
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+
+
+def test_nothing_to_draw_and_unknown_words_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to draw: none of the 84 rows belongs to figure-11-flops"):
+        draw(table(), tmp_path, Drawing("figure-11-flops"))
+    with pytest.raises(InputError, match="nothing to draw: none of the 3 rows belongs to the paper's figures"):
+        draw(table()[:3], tmp_path, Drawing("paper"))
+    with pytest.raises(InputError, match=r"unknown figures 'papers'; known: default, paper, none, figure-1-"):
+        Drawing("papers")
+    with pytest.raises(InputError, match="unknown format 'jpg' of figures; known: png, svg, pdf"):
+        Drawing("paper", ("png", "jpg"))
