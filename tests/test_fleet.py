@@ -1,7 +1,7 @@
 """A fleet is `train`, several at a time; a captured step is a step of `train`."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -22,6 +22,8 @@ from rewound.recipes.images import ImageClassification, Images
 from rewound.schedule import Segment
 from rewound.training import State, begin, evaluate, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 RATES = (Segment(0.05, 12), Segment(0.005, 5))
 DIGITS = Digits(blocks=(1,), widths=(8,))
@@ -32,14 +34,6 @@ needs_cuda = [
     ),
     pytest.mark.filterwarnings("ignore"),  # compilation warns of what is not ours
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @lru_cache

@@ -23,20 +23,12 @@ from rewound.integrations.lightning import Rewind
 T, BATCHES = 3, 4  # epochs, and batches in each
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     # Lightning's advice: more workers for the data loader, a lower logging interval, a loader that can be resumed.
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning"),  # nothing is saved again
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),  # what Lightning does with torch
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Equal runs are equal bit for bit with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Module(LightningModule):

@@ -18,6 +18,8 @@ from rewound.store import Store
 from rewound.targets import Target, dense, retrained
 from rewound.technique import technique_named
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RECIPE = Digits(epochs=12.0, batch_size=897, widths=(4, 8))  # one step an epoch, so every rate is in the curve
 TRIAL = 5
 
@@ -108,14 +110,6 @@ def rates(store: Store, target: Target) -> list[float]:
 
 def same(one: State, other: State) -> bool:
     return one.model.keys() == other.model.keys() and all(torch.equal(w, other.model[n]) for n, w in one.model.items())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @lru_cache

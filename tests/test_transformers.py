@@ -30,17 +30,10 @@ from transformers import (
 from rewound import Epochs, InputError, Mask, densities
 from rewound.integrations.transformers import rewind
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 T, BATCHES = 2, 5  # epochs, and batches in each
 WORDS, LENGTH = 24, 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Equal runs are equal bit for bit with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
