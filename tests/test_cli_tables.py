@@ -70,5 +70,5 @@ def test_the_papers_figures_of_a_table(done: Path, rewound_command: Rewound) -> 
     assert not list(Path("r").glob("*.png"))
     code, out, err = rewound_command(*words, "none")
     assert (code, err) == (0, "")
-    assert "report: r (results.csv, index.html)" in out
+    assert "report: r (results.csv, layers.csv, curves.csv, index.html)" in out
     assert out.rstrip().endswith("open in a browser: r/index.html")
