@@ -53,6 +53,7 @@ def rewound_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setenv("NO_COLOR", "1")
 
     def run(*words: object) -> Outcome:
+        monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it runs in
         monkeypatch.setattr(sys, "argv", ["rewound", *map(str, words)])
         capsys.readouterr()
         try:

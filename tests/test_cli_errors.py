@@ -49,6 +49,11 @@ BAD = {
     "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
     "other units": bad(["diff", "x.csv", "y.csv"], "one table has fractions", x_csv=row(test=0.9), y_csv=row(test=90)),
     "not a number": bad(["diff", "x.csv", "x.csv"], "'nan' is not a number (of a failed run", x_csv=row(test="nan")),
+    "other separators": bad(["diff", "x.csv", "x.csv"], "(separate them by commas)", x_csv="recipe;val;test\na;1;1\n"),
+    "a row twice": bad(
+        ["diff", "x.csv", "x.csv"], "t = 4, trial 1 of a that was there", x_csv=row() + row()[len(HEADER) + 1 :]
+    ),
+    "a table twice": bad(["diff", "x.csv", "x.csv", "x.csv"], "already; give every network once", x_csv=row()),
     "nothing to compare with": bad(["report", "--results", "x.csv", "--compare", "y.csv"], "no table", x_csv=row()),
     "compared in vain": bad(
         ["report", "--results", "x.csv", "--compare", "y.csv"], "nothing to compare", x_csv=row(t=4), y_csv=row(t=8)

@@ -61,3 +61,15 @@ def test_a_command_line_that_cannot_be_read(rewound_command: Rewound, words: lis
     assert code == 2
     assert out == ""
     assert "Traceback" not in err
+
+
+def test_names_are_looked_up_in_the_folder_too(tmp_path: Path) -> None:
+    """As the installed command starts: without the current folder on Python's path."""
+    (tmp_path / "mine.py").write_text("from rewound import TECHNIQUES\n\nOWN = TECHNIQUES['fine-tuning']\n")
+    sweep = 'recipe = "digits"\ntrials = [1]\n\n[[experiment]]\ntechnique = "mine:OWN"\ndensity = 0.5\n'
+    (tmp_path / "own.toml").write_text(f"{sweep}retrain-epochs = [1]\n")
+    start = [sys.executable, "-P", "-c", "from rewound.cli import main; main()", "plan", "own.toml"]
+    path = {"PYTHONPATH": str(Path(rewound.__file__).parents[1])}
+    done = subprocess.run(start, cwd=tmp_path, env={**environment(), **path}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "plan of own" in done.stdout

@@ -20,6 +20,7 @@ from rewound.errors import InputError
 from rewound.findings import Cell, cells
 from rewound.intervals import pooled
 from rewound.pages.card import conformance_card
+from rewound.pages.criteria import remarks
 from rewound.results import Row, read_rows
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper"
@@ -88,6 +89,15 @@ def test_bleu_and_tables_without_validation_are_compared_on_test() -> None:
     assert (bleu.unit, bleu.measure, bleu.cells[0].difference) == ("BLEU", "test", pytest.approx(-0.5))
     plain = card([replace(row, val=None) for row in trials(0.9)], [replace(row, val=0.5) for row in trials(0.9)])
     assert (plain.unit, plain.measure, plain.cells[0].difference) == ("points", "test", 0)
+
+
+def test_a_card_of_noisy_trials_says_that_its_limits_are_for_others() -> None:
+    quiet, noisy = trials(0.900, 0.902, 0.904), trials(0.90, 0.91, 0.92)
+    assert card(quiet, quiet).noise == pytest.approx(0.2)
+    assert remarks(card(quiet, quiet)) == ""
+    assert remarks(card(quiet, noisy)) == (
+        "Limits are for trials that differ by 0.2 to 0.4 points; here 1.0: replicas may miss them."
+    )
 
 
 def test_sigma_is_theirs_pooled_over_retraining_times() -> None:

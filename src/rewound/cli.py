@@ -221,6 +221,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 
 def main() -> None:
     """The `rewound` command."""
+    sys.path.append(str(Path.cwd()))  # where `mine:Technique` is looked for, as python -m does
     try:
         app()
     except InputError as error:

@@ -180,7 +180,10 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
     only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
     required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else _columns(kind)
     if missing := [name for name in required if name not in header]:
-        raise InputError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}")
+        hint = " (separate them by commas)" if len(header) == 1 else ""
+        raise InputError(
+            f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}{hint}"
+        )
     trials: Counter[str] = Counter()
     columns = [(name, _PARSERS.get(name, str)) for name in _columns(kind)]
     for record in table:

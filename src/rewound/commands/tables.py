@@ -7,19 +7,30 @@ from rewound.commands.console import console, say_files
 from rewound.comparison import compare
 from rewound.drawing import Drawing
 from rewound.errors import InputError
+from rewound.findings import line_of
 from rewound.report import report_files, say_comparison
 from rewound.results import Row, read_rows
 from rewound.tables import with_details
 
 
 def read_tables(paths: Sequence[Path]) -> list[Row]:
-    """The table that these files are together."""
-    rows = []
+    """The table that these files are together, every network once."""
+    rows: dict[object, Row] = {}
     for path in paths:
-        rows += (found := read_rows(path))
+        found = read_rows(path)
         if not found:
             raise InputError(f"{path} has no rows below its first line; give a table with results")
-    return rows
+        for row in found:
+            # The authors' dense networks have no names, and stand in their table twice each.
+            place = row.key or len(rows) if row.dense else (line_of(row), row.density, row.retrain_epochs, row.trial)
+            if place in rows:
+                what = f"{row.technique} at density {row.density:g}, t = {row.retrain_epochs:g}, trial {row.trial}"
+                raise InputError(
+                    f"{path} has {'a dense run' if row.dense else what} of {row.recipe} that was there already; "
+                    "give every network once"
+                )
+            rows[place] = row
+    return list(rows.values())
 
 
 def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:

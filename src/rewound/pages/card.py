@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rewound.conformance import Card, Compared, Curve, Lead
 from rewound.findings import Line
-from rewound.pages.criteria import criteria, left_out, note, signed, verdict
+from rewound.pages.criteria import criteria, note, remarks, signed, verdict
 from rewound.pages.look import ratios
 from rewound.pages.terminal import plain_table
 
@@ -29,8 +29,8 @@ def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
             yield from (_cells(curve.line, shown, every_cell), "")
     if card.leads:
         yield from (Text("Iterative, 4× and beyond, retrained in full, mean over levels"), _leads(card.leads), "")
-    if left := left_out(card):
-        yield from (Text(left), "")
+    if said := remarks(card):
+        yield from (Text(said), "")
 
 
 def _criteria(card: Card) -> Table:

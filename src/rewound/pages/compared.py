@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from rewound.conformance import Card, Compared, Curve
-from rewound.pages.criteria import criteria, left_out, note, verdict
+from rewound.pages.criteria import criteria, note, remarks, verdict
 from rewound.pages.drawings import Json
 from rewound.pages.look import ratios
 
@@ -16,7 +16,7 @@ def told_card(card: Card) -> Json:
         "criteria": [criterion._asdict() for criterion in criteria(card)],
         "curves": [_curve(curve) for curve in card.curves],
         "cells": _cells(card),
-        "left_out": left_out(card),
+        "remarks": remarks(card),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rewound.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, Card, Curve
+from rewound.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
 
 _VERDICTS = {True: "conforms", False: "does not conform", None: "no criterion fails, but not all could be judged"}
 
@@ -49,8 +49,14 @@ def note(curve: Curve) -> str:
     return "not judged" if not curve.judged else "" if curve.inside else f"beyond ±{CURVE_BIAS}"
 
 
-def left_out(card: Card) -> str:
-    """What was not compared; empty where everything was."""
+def remarks(card: Card) -> str:
+    """What was not compared, and whether the limits fit; empty where there is nothing to say."""
+    noisy = card.noise > QUIET
+    fit = f"Limits are for trials that differ by 0.2 to 0.4 {card.unit}; here {card.noise:.1f}: replicas may miss them."
+    return " ".join(part for part in (_left_out(card), fit if noisy else "") if part)
+
+
+def _left_out(card: Card) -> str:
     counts = {"of our cells": card.alone[0], "of their cells": card.alone[1]}
     counts |= {"failed of our runs": card.failed[0], "failed of their runs": card.failed[1]}
     left = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

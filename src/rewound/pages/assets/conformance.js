@@ -35,7 +35,7 @@ function cardParts(card, recipe, pruning) {
   const listing = (...table) => h("div", { className: "scroll" }, plainTable(...table));
   return [
     h("p", { className: "verdict" }, `${recipe} `, h("b", {}, card.verdict), "."),
-    quiet(`${card.measure} n counts our and their trials, or cells, or curves. ${card.left_out}`),
+    quiet(`${card.measure} n counts our and their trials, or cells, or curves. ${card.remarks}`),
     h(
       "div",
       { className: "beside" },

@@ -9,7 +9,7 @@ function buildHeader() {
     0,
   );
   const extent = [
-    [story.subjects.length, "experiment"],
+    [story.subjects.length, "recipe"],
     [pruned, "pruned network"],
     [techniques.size, "technique"],
   ];
