@@ -1,5 +1,6 @@
 """Headlines: one sentence per experiment that a person would say, computed from nothing but its table."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_who_keeps_nothing_is_named_too() -> None:
         "Pruned in one shot, learning rate rewinding keeps dense accuracy to 2.00× for 16 epochs of search; "
         "fine-tuning and weight rewinding at no compression tried."
     )
+
+
+@pytest.mark.parametrize(("spread", "doubtful"), [(0.001, False), (0.02, True)])
+def test_an_order_that_could_be_chance_is_said_to_be(spread: float, doubtful: bool) -> None:
+    table = rows({"lr-rewinding": (0, 0, 0, 3), "weight-rewinding": (0, 0, 1, 4)})
+    trials = [
+        replace(row, trial=n, val=value, test=value)
+        for row in table
+        for n in (1, 2, 3)
+        if not row.dense and (value := (row.test or 0) + (n - 2) * spread)
+    ]
+    (sentence,) = headlines([row for row in table if row.dense] + trials).values()
+    assert "learning rate rewinding keeps dense accuracy to 8.00×" in sentence
+    assert sentence.endswith(" One standard error would change this order.") == doubtful
 
 
 def test_when_none_keeps_it_the_nearest_is_named() -> None:

@@ -1,20 +1,24 @@
 """What a report says first: one sentence per experiment, computed from its table.
 
-Each technique is given with the largest compression at which it keeps dense accuracy (`findings.verdicts`) and the
-search cost of the network found there. The ablations, low-LR weight rewinding and reinitialization, stay out of it.
+Each technique is given with the largest compression at which it keeps dense accuracy (`trust.reaches`) and the search
+cost of the network found there; where their order could be chance, that is said. The ablations, low-LR weight
+rewinding and reinitialization, stay out of it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rewound.findings import ABLATIONS, Baseline, Cell, Line, Verdict, baselines, best_over_time, cells, verdicts
+from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells
 from rewound.pages.look import LOOKS, looks, ratios
 from rewound.results import Row
+from rewound.trust import Reach, Reaches, reaches
 
 
-def headlines(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None) -> dict[tuple[str, str], str]:
     """The sentence of every recipe and kind of pruning: of its iterative runs, where it has any.
+
+    `reached` is `reaches(rows)`, if it is known already.
 
     >>> rows = [Row("digits", "", False, "", 1, None, 1, 0.9, 0.9)]
     >>> setting = ("digits", "unstructured", True, "lr-rewinding")
@@ -23,7 +27,7 @@ def headlines(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     'Pruned iteratively, learning rate rewinding keeps dense accuracy to 4.00× for 32 epochs of search.'
     """
     rows = list(rows)
-    dense, found = baselines(rows), verdicts(rows)
+    dense, found = baselines(rows), reaches(rows) if reached is None else reached
     best: dict[Line, list[Cell]] = defaultdict(list)
     for cell in best_over_time(priced(cells(rows))):
         if cell.density < 1:
@@ -63,26 +67,35 @@ def priced(made: Iterable[Cell]) -> list[Cell]:
     return [cell if cell.search_epochs is not None else replace(cell, search_epochs=cost(cell)) for cell in made]
 
 
-def _sentence(lines: dict[Line, tuple[Verdict, list[Cell]]], dense: Baseline) -> str:
+def _sentence(lines: dict[Line, tuple[Reaches, list[Cell]]], dense: Baseline) -> str:
     names = {name: _inside(name, look.label) for name, look in looks(line.technique for line in lines).items()}
     order = list(names)
     made = [cell for _, best in lines.values() for cell in best]
     shown = ratios(cell.density for cell in made)
     how = "Pruned iteratively" if next(iter(lines)).iterative else "Pruned in one shot"
-    kept = [(line, verdict.no_drop) for line, (verdict, _) in lines.items() if verdict.no_drop is not None]
+    reached = {line: reach.no_drop for line, (reach, _) in lines.items()}
+    kept = [(line, reach.compression) for line, reach in reached.items() if reach.compression is not None]
     if not kept:
         return _no_one(made, names, shown, how, dense)
     parts: list[str] = []
     for line, no_drop in sorted(kept, key=lambda pair: (-pair[1], order.index(pair[0].technique))):
-        verdict, best = lines[line]
+        reach, best = lines[line]
         cell = next(cell for cell in best if cell.compression == no_drop)
         first = not parts
         text = f"{names[line.technique]} {f'keeps dense {dense.metric} ' if first else ''}to "
-        text += f"{'at least ' if no_drop == verdict.tried else ''}{shown[cell.density]}"
+        text += f"{'at least ' if no_drop == reach.tried else ''}{shown[cell.density]}"
         parts.append(f"{text} for {cell.search_epochs:,.6g}{' epochs of search' if first else ''}")
     lost = [names[line.technique] for line in lines if line not in dict(kept)]
     ending = f"; {_listed(lost)} at no compression tried" if lost else ""
-    return f"{how}, {', '.join(parts)}{ending}."
+    doubt = " One standard error would change this order." if _is_doubtful(list(reached.values())) else ""
+    return f"{how}, {', '.join(parts)}{ending}.{doubt}"
+
+
+def _is_doubtful(reached: list[Reach]) -> bool:
+    """Whether one that is behind could be ahead, if its deltas were a standard error higher or the other's lower."""
+    known = [(reach.compression or 0, *(bound or 0 for bound in reach.range)) for reach in reached if reach.range]
+    pairs = [(ahead, behind) for ahead in known for behind in known if ahead[0] > behind[0]]
+    return any(behind[2] > ahead[0] or ahead[1] < behind[0] for ahead, behind in pairs)
 
 
 def _no_one(made: list[Cell], names: dict[str, str], shown: dict[float, str], how: str, dense: Baseline) -> str:

@@ -86,7 +86,8 @@ def subjects(
     `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. `theirs` is a table to compare.
     """
     rows = sorted(map(_finite, rows), key=_order)
-    dense, reached, said = baselines(rows), reaches(rows), headlines(rows)
+    dense, reached = baselines(rows), reaches(rows)
+    said = headlines(rows, reached)
     speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
     overlaid = overlay(rows, map(_finite, theirs))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
