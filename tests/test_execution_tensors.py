@@ -46,6 +46,16 @@ def test_missing_parents_are_made_again_and_it_is_said(store: Store, whole: Stor
     assert states(store) == set(), "and they are dropped again"
 
 
+@pytest.mark.slow
+def test_what_several_workers_would_say_is_said_once(store: Store) -> None:
+    sweep = sweep_of(FINE_TUNING, trials=(1, 2))
+    run(sweep, store)
+    starved = sweep_of(FINE_TUNING | {"density": [0.02, 0.01]}, trials=(1, 2))
+    said = run(starved, store, jobs=2)
+    assert sum(line.startswith("recomputing ") for line in said) == 2, "both dense runs"
+    assert sum(line.startswith("warning: less than 1% of the weights are left") for line in said) == 1
+
+
 @pytest.mark.parametrize("kind", ["result", "state"])
 def test_damage_is_found_set_aside_and_repaired(store: Store, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = sweep_of(FINE_TUNING)

@@ -7,7 +7,7 @@ was interrupted continues from its draft; law 1 makes the result the same.
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -180,6 +180,11 @@ def todo(plan: Plan, store: Store) -> list[Node]:
         if node.key not in done or (needed and not store.has_state(node.key, to_train=True)):
             missing.add(node.key)
     return [node for node in plan.nodes if node.key in missing]
+
+
+def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
+    """Among nodes to do, those that have a result: they are done again for their tensors alone."""
+    return [node for node in open_nodes if answers(node, store.result(node.key))]
 
 
 def release(node: Node, plan: Plan, store: Store) -> None:

@@ -106,6 +106,9 @@ class Recipe(ABC):
     def example(self) -> Batch:
         """The inputs of one forward pass with a batch of one, for counting FLOPs; needs no data."""
 
+    def check_data(self) -> None:  # noqa: B027 (most have nothing to check)
+        """An `InputError` if the data is not there; asked before any worker starts, so it must be quick."""
+
     def prunable(self, model: nn.Module) -> Mapping[str, nn.Parameter]:
         """The weights that may be pruned, by name."""
         return prunable_weights(model)

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from rewound.errors import InputError
-from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, todo
+from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, to_recompute, todo
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
@@ -38,7 +39,8 @@ class Progress(NamedTuple):
     failed: int
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True)
+class Options:
     """How to run a plan."""
 
     jobs: int = 1
@@ -46,6 +48,12 @@ class Options(NamedTuple):
     keep_all: bool = False
     minutes: float | None = None
     """Stop after this time, with a draft of everything under way; None: run to the end."""
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise InputError(f"jobs must be at least 1, not {self.jobs}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
 
     @property
     def until(self) -> float:
@@ -57,10 +65,12 @@ def run(
     plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
-    if options.jobs < 1:
-        raise InputError(f"jobs must be at least 1, not {options.jobs}")
-    device_named(options.device)
+    device = device_named(options.device)
     watch, told = _Watch(plan, store), [0.0]
+    for recipe in {node.recipe for node in watch.open}:
+        recipe.check_data()
+    for key in sorted(watch.again):
+        say(f"recomputing {key[:12]}: its tensors are no longer in the store")
 
     def alive() -> None:
         if time.monotonic() - told[0] > _TELL:  # looking costs as much as a small network's epoch
@@ -68,9 +78,8 @@ def run(
             told[0] = time.monotonic()
 
     if options.jobs == 1:
-        device = device_named(options.device)
         worker = Worker(store, device, options.keep_all, say, alive, options.until)
-        with _one_thread(), _warnings_said(say), suppress(Paused):
+        with _one_thread(), _warnings_said(_once(say)), suppress(Paused):
             _work(plan, worker)
     else:
         _run_processes(plan, store, options, say, alive)
@@ -85,8 +94,8 @@ class _Watch:
     def __init__(self, plan: Plan, store: Store) -> None:
         self.plan, self.store = plan, store
         self.nodes = {node.key: node for node in plan.nodes}
-        self.again = {node.key for node in todo(plan, store) if answers(node, store.result(node.key))}
-        """Nodes with a result whose tensors must be made again."""
+        self.open = todo(plan, store)
+        self.again = {node.key for node in to_recompute(self.open, store)}
         self.status: dict[str, bool] = {}
 
     def look(self) -> None:
@@ -113,8 +122,6 @@ def _work(plan: Plan, worker: Worker) -> None:
     watch = _Watch(plan, worker.store)
     watch.look()
     fleets: dict[Recipe, Fleet] = {}
-    for key in sorted(watch.again):
-        worker.say(f"recomputing {key[:12]}: its tensors are no longer in the store")
     while len(watch.status) < len(plan.nodes):
         if time.monotonic() > worker.until:
             raise Paused
@@ -156,11 +163,12 @@ def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: C
         for _ in range(options.jobs)
     ]
     errors: list[str] = []
+    heard = {"say": say, "warning": _once(say), "error": errors.append}
 
     def listen() -> None:
         while not messages.empty():
             kind, text = messages.get()
-            errors.append(text) if kind == "error" else say(text)
+            heard[kind](text)
 
     try:
         with _interrupts_held():
@@ -191,15 +199,15 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
         if os.getppid() != parent:
             _stop()
 
-    def say(text: str) -> None:
-        messages.put(("say", text))
+    def tell(kind: str) -> Say:
+        return lambda text: messages.put((kind, text))
 
     try:
-        with _one_thread(), _warnings_said(say), suppress(Paused):
+        with _one_thread(), _warnings_said(_once(tell("warning"))), suppress(Paused):
             device = device_named(options.device)
-            _work(plan, Worker(Store(root), device, options.keep_all, say, alive, options.until))
+            _work(plan, Worker(Store(root), device, options.keep_all, tell("say"), alive, options.until))
     except InputError as error:
-        messages.put(("error", str(error)))
+        tell("error")(str(error))
     except Exception:
         traceback.print_exc()
         raise
@@ -232,15 +240,21 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _warnings_said(say: Say) -> Iterator[None]:
-    """The first warning of a worker as a line among the others; a sweep may give hundreds like it."""
-    said: list[str] = []
-
-    def show(message: Warning | str) -> None:
-        if not said:
-            say(f"warning: {message} (more such warnings are not shown; layers.csv has every layer)")
-        said.append(str(message))
-
+    """Warnings as lines among the others."""
+    more = "(more such warnings are not shown; layers.csv has every layer)"
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: show(message)
+        warnings.showwarning = lambda message, *_: say(f"warning: {message} {more}")
         yield
+
+
+def _once(say: Say) -> Say:
+    """Says the first of many: a sweep may give hundreds of warnings, some by every worker."""
+    said: list[str] = []
+
+    def first(text: str) -> None:
+        if not said:
+            say(text)
+        said.append(text)
+
+    return first

@@ -70,6 +70,9 @@ class CIFAR10(ImageClassification):
             generator=torch.Generator().manual_seed(seed),
         )
 
+    def check_data(self) -> None:
+        cifar10.check()
+
     def images(self, device: torch.device) -> Images:
         return _images(self.split_seed, device)
 
