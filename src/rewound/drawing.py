@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from rewound.errors import InputError
-from rewound.paper import FIGURES
+from rewound.panels import experiments
+from rewound.paper import FIGURES, PaperFigure, panels
 from rewound.points import write_points
 from rewound.results import Row
 
@@ -45,6 +46,19 @@ class Drawing:
         for name in self.formats:
             if name not in FORMATS:
                 raise InputError(f"unknown format {name!r} of figures; known: {', '.join(FORMATS)}")
+
+    @property
+    def of_the_paper(self) -> dict[str, PaperFigure]:
+        """The paper's figures that are asked for, by name."""
+        return FIGURES if self.figures == "paper" else {n: f for n, f in FIGURES.items() if n == self.figures}
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """An error if the paper's figures are asked for and the rows have no data for any of them."""
+        asked = self.of_the_paper
+        found = experiments(rows) if asked else []
+        if asked and not any(panels(figure, found) for figure in asked.values()):
+            which = "the paper's figures" if len(asked) > 1 else self.figures
+            raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")
 
 
 DEFAULT: Final = Drawing()
@@ -114,11 +128,9 @@ def _groups(rows: Iterable[Row]) -> tuple[list[list[Row]], dict[str, float]]:
 def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing) -> list[Path]:
     from rewound.pages.paper import save_sheet, sheets
 
-    wanted = FIGURES if drawing.figures == "paper" else {drawing.figures: FIGURES[drawing.figures]}
+    drawing.check(rows)
+    wanted = drawing.of_the_paper
     drawn = list(sheets(rows, wanted.values()))
-    if not drawn:
-        which = "the paper's figures" if len(wanted) > 1 else drawing.figures
-        raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")
     if missing := [name for name in wanted if name not in {sheet.figure.name for sheet in drawn}]:
         numbers = ", ".join(name.split("-")[1] for name in missing)
         console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")

@@ -29,6 +29,7 @@ def report_files(
 ) -> list[Path]:
     """Tables that came from anywhere, with figures and a page; with another table, also a conformance card."""
     rows = tables.rows
+    drawing.check(rows)
     cards = compare(rows, theirs) if theirs else []
     paths = tables.write(out)
     origin = written_to(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(rows):,}"))))
