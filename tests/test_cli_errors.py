@@ -2,12 +2,13 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from command_line import HEADER, SWEEP, Rewound, row, snapshot
+from command_line import HEADER, SWEEP, Rewound, command, environment, row, snapshot
 from rewound.results import read_rows
 from rewound.store import Store
 
@@ -31,13 +32,32 @@ BAD = {
     "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars'; known: local"),
     "no such keep": bad(["run", "digits", "--keep", "some"], "--keep is needed or all, not 'some'"),
     "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "jobs must be at least 1, not -1", x_toml=SWEEP),
+    "hardly jobs": bad(["plan", "x.toml", "--jobs", "-3"], "jobs must be at least 1, not -3", x_toml=SWEEP),
+    "no minutes": bad(["run", "x.toml", "--minutes", "0"], "minutes must be above 0, not 0; leave", x_toml=SWEEP),
+    "negative minutes": bad(["run", "x.toml", "--minutes", "-1"], "minutes must be above 0, not -1", x_toml=SWEEP),
     "no such device": bad(["run", "x.toml", "--device", "abacus"], "unknown device 'abacus'", x_toml=SWEEP),
     "device of another kind": bad(["run", "x.toml", "--device", "meta"], "is not supported", x_toml=SWEEP),
     "store is a file": bad(["run", "x.toml", "--store", "file"], "cannot use store file", x_toml=SWEEP, file="hello"),
     "store below a file": bad(["prune", "tiny:Tiny", "--store", "file/below"], "cannot use store", file="hello"),
     "newer store": bad(["run", "x.toml", "--store", "."], "newer version (7; this one", x_toml=SWEEP, version="7\n"),
     "no store": bad(["show", "--store", "nowhere"], "there is no store at nowhere; make one with"),
-    "nothing ran": bad(["report", "x.toml"], "nothing of x has run yet in rewound-store", x_toml=SWEEP),
+    "nothing ran": bad(
+        ["report", "x.toml", "--store", "no where"],
+        "nothing of x has run yet in no where; run it with: rewound run x.toml --store 'no where'\n",
+        x_toml=SWEEP,
+    ),
+    "nothing to pack": bad(
+        ["pack", "x.toml", "--out", "p"],
+        "nothing of x has run yet in rewound-store; run it with: rewound run x.toml\n",
+        x_toml=SWEEP,
+    ),
+    "no data": bad(["run", "cifar10-resnet20-grid", "--jobs", "2"], "cache: get cifar-10-python.tar.gz from"),
+    "no data to prune with": bad(["prune", "cifar10-resnet20"], "cache: get cifar-10-python.tar.gz from"),
+    "no data for a figure": bad(
+        ["report", "--results", "x.csv", "--figures", "figure-2-sparsity-iterative"],
+        "nothing to draw: none of the 2 rows belongs to figure-2-sparsity-iterative; try --figures default",
+        x_csv=f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n",
+    ),
     "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
     "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
     "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
@@ -81,7 +101,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(rewound_command: Rewound, case: str) -> None:
+def test_bad_input_is_one_sentence(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setenv("REWOUND_CACHE", "cache")
     words, says, files = BAD[case]
     for name, text in files.items():
         Path(name).write_text(text)
@@ -90,9 +111,22 @@ def test_bad_input_is_one_sentence(rewound_command: Rewound, case: str) -> None:
     assert err.startswith("error: ")
     assert says in err
     assert err.count("\n") == 1, "one line"
-    assert len(out.splitlines()) <= 1, "at most a progress bar that never moved"
+    assert out == "", "nothing began"
     for name, text in files.items():
         assert Path(name).read_text() == text, "nothing is lost"
+    if words[0] in ("report", "plan", "pack", "diff", "show"):
+        assert {path.name for path in Path().iterdir()} == set(files), "what only looks leaves nothing behind"
+
+
+@pytest.mark.parametrize("words", [["prune", "digit"], ["run", "digits", "--jobs", "-3"]], ids=" ".join)
+def test_in_a_terminal_too_there_is_nothing_but_the_sentence(tmp_path: Path, words: list[str]) -> None:
+    ours, theirs = os.openpty()
+    ran = subprocess.run(command(*words), cwd=tmp_path, env=environment(), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert ran.returncode == 2
+    assert shown.startswith("error: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -55,6 +55,15 @@ def test_what_needs_no_torch_does_not_import_it(tmp_path: Path, words: list[str]
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["run", "plan", "report"])
+def test_a_misspelt_sweep_is_told_before_torch_is_imported(tmp_path: Path, name: str) -> None:
+    script = "import sys; from rewound.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    started = [sys.executable, "-c", script, name, "digts"]
+    ran = subprocess.run(started, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: unknown sweep 'digts'; did you mean 'digits'")
+
+
 @pytest.mark.parametrize("words", [["run"], ["fly"], ["run", "digits", "--jbos", "1"], ["prune", "x", "--rate", "low"]])
 def test_a_command_line_that_cannot_be_read(rewound_command: Rewound, words: list[str]) -> None:
     code, out, err = rewound_command(*words)

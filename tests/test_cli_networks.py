@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import rewound
 from command_line import Rewound
+from rewound.commands.console import console
 from rewound.mask import Mask
 from rewound.recipes.digits import Digits
 from tiny import POISON, Tiny
@@ -103,6 +104,14 @@ def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rew
     code, out, err = rewound_command(*words, 2, "--out", "two")
     assert (code, err) == (0, "")
     assert "recomputing" not in out, "what was returned is kept"
+
+
+def test_prune_fits_80_columns(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "width", 80)
+    code, out, err = rewound_command("prune", "tiny:Tiny", "--rate", 0.5, "--compression", 2, "--out", "pruned")
+    assert (code, err) == (0, "")
+    assert re.search(r"level +density +compression +val +test +FLOPs +epochs", out)
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:

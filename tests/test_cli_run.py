@@ -1,5 +1,6 @@
 """`run`, `plan` and `show`: what a sweep leaves behind, what a second one does not do again, and what is said of it."""
 
+import os
 import re
 import time
 from pathlib import Path
@@ -7,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, snapshot
+from rewound.commands import console
+from rewound.executors import local
 from rewound.planning import plan
+from rewound.records import Result
 from rewound.results import read_rows
+from rewound.store import Store
 from rewound.sweep import load_sweep
-from tiny import POISON
+from tiny import POISON, Tiny
 
 
 def test_run_writes_tables_and_figures(done: Path) -> None:
@@ -65,7 +70,8 @@ def test_plan_counts_and_runs_nothing(done: Path, rewound_command: Rewound) -> N
     code, out, err = rewound_command("plan", done / "tiny.toml", "--store", done / "rewound-store")
     assert (code, err) == (0, "")
     nodes = len(plan(load_sweep(str(done / "tiny.toml")).targets).nodes)
-    assert re.search(rf"nodes\W+{nodes} \({nodes} done, 0 to do\)", out)
+    assert re.search(rf"nodes \(pieces of training\)\W+{nodes} \({nodes} done, 0 to do\)", out)
+    assert "recompute" not in out
     assert re.search(r"time to do\W+nothing", out)
     assert snapshot(done / "rewound-store") == before
 
@@ -75,8 +81,45 @@ def test_plan_before_anything_ran(rewound_command: Rewound) -> None:
     assert (code, err) == (0, "")
     assert re.search(r"retraining epochs, naive\W+6,780", out)
     assert int(re.findall(r"retraining epochs, shared\W+([\d,]+)", out)[0].replace(",", "")) <= 3_300
-    assert re.search(r"time to do\W+[\d.,]+ hours", out)
+    assert re.search(r"time to do\W+about 19 minutes with 1 job \(typical for cifar10-resnet20 on cuda\)", out)
+    assert rewound_command("plan", "digits").out.count(f" with {os.cpu_count()} job") == 1, "as many as run would take"
     assert list(Path().iterdir()) == [], "it leaves nothing behind"
+
+
+def test_plan_counts_what_has_to_be_made_again(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("x.toml").write_text(SWEEP)
+    assert rewound_command("run", "x.toml", "--jobs", 1).code == 0
+    Path("x.toml").write_text(SWEEP.replace("density = 0.5", "density = [0.5, 0.25]"))
+    planned = rewound_command("plan", "x.toml").out
+    (epochs,) = re.findall(r"epochs to do\W+(\d+) ", planned)
+    (again,) = re.findall(r"of them to recompute\W+(\d+), since their tensors were dropped", planned)
+    assert (int(epochs), int(again)) == (2 + 1 + 2 + 2, 2), "the dense run, and all of the new density"
+    real, published = Store.publish, list[int]()
+
+    def publish(store: Store, key: str, result: Result) -> None:
+        published.append(result["steps"])
+        real(store, key, result)
+
+    monkeypatch.setattr(Store, "publish", publish)
+    code, out, err = rewound_command("run", "x.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert out.count("recomputing ") == 1
+    assert round(sum(published) / Tiny().steps_per_epoch) == int(epochs)
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("x.toml").write_text(SWEEP)
+    monkeypatch.setattr(local, "_TELL", 0.0)
+    code, out, err = rewound_command("run", "x.toml", "--jobs", 1, "--store", "first")
+    assert (code, err) == (0, "")
+    steps = sum(node.steps for node in plan(load_sweep("x.toml").targets).nodes)
+    assert re.findall(r"x: ([\d,]+) of ([\d,]+) steps(.*)", out) == [("0", str(steps), "")], "then silence"
+    assert "━" not in out
+    monkeypatch.setattr(console, "LINE", 0.0)
+    _, out, _ = rewound_command("run", "x.toml", "--jobs", 1, "--store", "second")
+    told = re.findall(r"x: ([\d,]+) of [\d,]+ steps(?:, about \S+ seconds? left)?\n", out)
+    assert sorted({int(number) for number in told}) == list(dict.fromkeys(map(int, told))), "it never goes back"
+    assert len(set(told)) > 1
 
 
 def test_show_everything(done: Path, rewound_command: Rewound) -> None:
@@ -96,3 +139,5 @@ def test_show_one_state(done: Path, rewound_command: Rewound) -> None:
         assert "start tiny:Tiny seed 1" in out
         assert "prune magnitude/global" in out
         assert f"{row.test:.8f}"[:-1] in out
+        assert re.search(r"took\W+[\d.]+ seconds?\W", out)
+        assert re.search(r"made with\W+source \w{16}, torch \S+, python \S+, device cpu\W", out)

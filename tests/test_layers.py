@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ranks",
         "flops",
         "foreign",
+        "durations",
     ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
@@ -43,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (
-        *("targets", "planning", "execution", "sweep", "results", "tables", "collection", "packing"),
+        *("targets", "planning", "execution", "declaration", "sweep", "results", "tables", "collection", "packing"),
         *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
         *("speedup", "literature", "panels", "paper", "points"),
     ),

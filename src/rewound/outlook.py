@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from statistics import median
 
-from rewound.execution import device_named, made_by
+from rewound.durations import spoken
+from rewound.execution import device_named, made_by, to_recompute, todo
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
 from rewound.store import Store
@@ -11,21 +12,30 @@ from rewound.store import Store
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:
     """What a plan would cost, line by line."""
-    done = store.finished() if store else set()
-    left = [node for node in plan.nodes if node.key not in done]
-    yield "rows", f"{len(plan.targets):,}"
-    yield "nodes", f"{len(plan.nodes):,} ({len(plan.nodes) - len(left):,} done, {len(left):,} to do)"
+    left = todo(plan, store) if store else list(plan.nodes)
+    again = to_recompute(left, store) if store else []
+    yield "rows (networks to measure)", f"{len(plan.targets):,}"
+    yield (
+        "nodes (pieces of training)",
+        f"{len(plan.nodes):,} ({len(plan.nodes) - len(left):,} done, {len(left):,} to do)",
+    )
     yield "dense epochs", f"{plan.epochs(dense=True):,.0f}"
     yield "retraining epochs, naive", f"{plan.naive_epochs:,.0f}"
     yield "retraining epochs, shared", f"{plan.epochs(dense=False):,.0f}"
-    yield "epochs to do", f"{plan.epochs(left, dense=True) + plan.epochs(left, dense=False):,.0f}"
-    yield "time to do", _hours(plan, left, store, device, jobs)
+    yield "epochs to do", f"{_epochs(plan, left):,.0f}"
+    if again:
+        yield "of them to recompute", f"{_epochs(plan, again):,.0f}, since their tensors were dropped"
+    yield "time to do", _time(plan, left, store, device, jobs)
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
     yield "tensors kept while needed", f"at most {size / 1e6:,.0f} MB ({len(kept):,} states)"
 
 
-def _hours(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> str:
+def _epochs(plan: Plan, nodes: list[Node]) -> float:
+    return plan.epochs(nodes, dense=True) + plan.epochs(nodes, dense=False)
+
+
+def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> str:
     if not left:
         return "nothing"
     recipe = left[0].recipe
@@ -40,8 +50,8 @@ def _hours(plan: Plan, left: list[Node], store: Store | None, device: str, jobs:
         )
     else:
         return f"unknown: {recipe.label()} has not run on {device} yet"
-    hours = sum(node.steps for node in left) * per_step / jobs / 3600
-    return f"{hours:,.2f} hours with {jobs} job{'s' if jobs > 1 else ''} ({how})"
+    seconds = sum(node.steps for node in left) * per_step / jobs
+    return f"about {spoken(seconds)} with {jobs} job{'s' if jobs > 1 else ''} ({how})"
 
 
 def _bytes(recipe: Recipe) -> int:

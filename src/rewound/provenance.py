@@ -3,11 +3,12 @@
 import shlex
 from collections import Counter
 
+from rewound.declaration import shipped_sweeps
 from rewound.pages.page import Origin
 from rewound.records import DEFAULT_STORE
 from rewound.results import Row
 from rewound.store import Store
-from rewound.sweep import Sweep, shipped_sweeps
+from rewound.sweep import Sweep
 from rewound.tables import Tables
 
 

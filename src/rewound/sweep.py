@@ -16,24 +16,20 @@ pruner = { score = "magnitude", scope = "global" }
 """
 
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cached_property
-from importlib.resources import files
 from itertools import product
-from pathlib import Path
 
 from rewound.algorithm import check_densities, densities
+from rewound.declaration import Table, declared
 from rewound.errors import InputError
 from rewound.names import unknown
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.targets import Target, dense, retrained
-
-Table = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -89,30 +85,8 @@ def _label(target: Target) -> tuple[object, ...]:
 
 def load_sweep(name: str) -> Sweep:
     """The sweep in a TOML file, or the shipped one of that name."""
-    shipped = shipped_sweeps()
-    path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"cannot read sweep {name}: {getattr(error, 'strerror', None) or 'it is not text'}"
-            ) from error
-    elif name in shipped:
-        text = shipped[name]
-    else:
-        raise InputError(unknown("sweep", name, shipped) + " or the path of a TOML file")
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{name} is not TOML: {error}") from error
-    return parse_sweep(table, path.stem)
-
-
-def shipped_sweeps() -> dict[str, str]:
-    """The sweeps that come with the package, by name."""
-    folder = files("rewound").joinpath("sweeps")
-    return {f.name.removesuffix(".toml"): f.read_text() for f in folder.iterdir() if f.name.endswith(".toml")}
+    found = declared(name)
+    return parse_sweep(found.table, found.name)
 
 
 def parse_sweep(table: Table, name: str) -> Sweep:

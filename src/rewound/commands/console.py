@@ -1,8 +1,10 @@
-"""Where commands print: a progress bar while they work, and the files of a report in the end."""
+"""Where commands print: how far they are while they work, and the files of a report in the end."""
 
+import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,14 +12,38 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rewound.durations import spoken
 from rewound.pages.page import PAGE
+
+Show = Callable[[float, float], None]
+"""Takes how many steps are done, and of how many."""
+LINE = 30.0
+"""Seconds between lines of progress where there is no terminal."""
 
 console = Console()
 
 
+def say(text: str) -> None:
+    """One line, whatever is in it."""
+    console.print(text, soft_wrap=True, markup=False)
+
+
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A progress bar; Ctrl-C stops cleanly and says how to continue."""
+def progress_of(name: str) -> Iterator[Show]:
+    """Shows how far something is, from the first time it is told; Ctrl-C stops cleanly and says how to continue."""
+    try:
+        if console.is_terminal:
+            with _bar(name) as show:
+                yield show
+        else:
+            yield _lines(name)
+    except KeyboardInterrupt:
+        say(f"stopped; nothing finished is lost, continue with: {shlex.join(['rewound', *sys.argv[1:]])}")
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Show]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,13 +53,36 @@ def progress_bar() -> Iterator[Progress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(name, total=None)
+
+    def show(steps: float, total: float) -> None:
+        bar.start()
+        bar.update(task, completed=steps, total=total)
+
     try:
-        with Progress(*columns, console=console) as bar:
-            yield bar
-    except KeyboardInterrupt:
-        again = shlex.join(["rewound", *sys.argv[1:]])
-        console.print(f"stopped; nothing finished is lost, continue with: {again}", soft_wrap=True, markup=False)
-        raise typer.Exit(1) from None
+        yield show
+    finally:
+        if bar.live.is_started:  # stopping what never started leaves an empty line
+            bar.stop()
+
+
+def _lines(name: str) -> Show:
+    """A line at the beginning and then one now and then."""
+    first: tuple[float, float] | None = None
+    told = -math.inf
+
+    def show(steps: float, total: float) -> None:
+        nonlocal first, told
+        now = time.monotonic()
+        first = first or (now, steps)
+        if steps >= total or now - told < LINE:
+            return
+        told, seconds, done = now, now - first[0], steps - first[1]
+        left = f", about {spoken((total - steps) * seconds / done)} left" if done > 0 else ""
+        say(f"{name}: {steps:,.0f} of {total:,.0f} steps{left}")
+
+    return show
 
 
 def say_files(paths: Sequence[Path]) -> None:

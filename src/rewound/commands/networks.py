@@ -5,34 +5,30 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rewound.commands.console import console, progress_bar
+from rewound.commands.console import console, progress_of, say
 from rewound.compression import LevelReport, PrunedNetwork
 from rewound.executors.local import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
+from rewound.pages.terminal import plain_table
 from rewound.planning import Plan
 from rewound.ticket import load
 
 
 def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
     """Show how `pruned` (`rewound.prune` with all but what it tells) goes on, and save what it returns."""
-    with progress_bar() as bar:
-        task = bar.add_task(recipe, total=None, visible=False)
+    with progress_of(recipe) as show:
 
         def tick(progress: Progress, whole: Plan) -> None:
-            bar.update(task, completed=progress.steps, total=sum(node.steps for node in whole.nodes), visible=True)
+            show(progress.steps, sum(node.steps for node in whole.nodes))
 
         def on_level(level: LevelReport) -> None:
-            bar.console.print(
-                f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}"
-            )
+            say(f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}")
 
-        network = pruned(say=bar.console.print, tick=tick, on_level=on_level)
+        network = pruned(say=say, tick=tick, on_level=on_level)
     network.save(folder)
     console.print(_level_table(network.levels, network.chosen))
     chosen = network.levels[network.chosen]
-    console.print(
-        f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}"
-    )
+    say(f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
 
 
 def inspect_ticket(file: Path, recipe: str | None) -> None:
@@ -42,7 +38,10 @@ def inspect_ticket(file: Path, recipe: str | None) -> None:
 
 
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
-    table = Table("level", "density", "compression", "val", "test", "FLOPs", "epochs so far", "")
+    table = plain_table(caption="Epochs: of retraining, all levels so far.")
+    for name in ("level", "density", "compression", "val", "test", "FLOPs", "epochs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for level in levels:
         mark = "returned" if level.level == chosen else ""
         numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")

@@ -1,20 +1,24 @@
 """Commands on a store: `show` and `unpack`."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 from rewound.commands.console import console
+from rewound.durations import spoken
 from rewound.errors import InputError
 from rewound.packing import unpack_store
+from rewound.records import Result
 from rewound.store import Store
 
 
 def show_store(root: Path, key: str | None) -> None:
     """Print what is in a store, or everything known about one state."""
     if not root.exists():
-        raise InputError(f"there is no store at {root}; make one with: rewound run digits --store {root}")
+        again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
+        raise InputError(f"there is no store at {root}; make one with: {again}")
     store = Store(root)
     console.print(_overview(store) if key is None else _detail(store, key))
 
@@ -41,6 +45,21 @@ def _overview(store: Store) -> Table:
     return table
 
 
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    yield "recipe", result["recipe"]
+    if result["after"]:
+        yield "continues", result["after"]
+    yield "steps", f"{result['steps']:,}"
+    yield "took", spoken(result["seconds"])
+    yield "made with", ", ".join(f"{name} {value}" for name, value in result["made"].items())
+    if "failed" in result:
+        yield "failed", f"the loss became {result['failed']['loss']} by step {result['failed']['step']:,}"
+    if "val" in result:
+        yield "val", str(result["val"])
+        yield "test", str(result["test"])
+        yield "FLOPs", f"{result['flops']:,}"
+
+
 def _detail(store: Store, prefix: str) -> Table:
     keys = [key for key in store.finished() if key.startswith(prefix)]
     if len(keys) != 1:
@@ -52,8 +71,7 @@ def _detail(store: Store, prefix: str) -> Table:
     table = Table(title=keys[0], show_header=False, title_justify="left")
     for number, line in enumerate(result["history"]):
         table.add_row("history" if number == 0 else "", line)
-    for name, value in result.items():
-        if name not in ("history", "curve", "layers") and value is not None:
-            table.add_row(name, str(value))
+    for name, text in _facts(result):
+        table.add_row(name, text)
     table.add_row("tensors", "kept" if store.has_state(keys[0]) else "not kept")
     return table

@@ -1,14 +1,16 @@
 """Commands on a sweep: `run`, `plan`, `report` and `pack`."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 from rewound.collection import collected
-from rewound.commands.console import console, progress_bar, say_files
+from rewound.commands.console import console, progress_of, say, say_files
 from rewound.comparison import compare
+from rewound.declaration import Declaration
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
 from rewound.execution import todo
@@ -17,14 +19,15 @@ from rewound.outlook import estimate, outdated
 from rewound.packing import pack_store
 from rewound.planning import plan
 from rewound.provenance import of_sweep
+from rewound.records import DEFAULT_STORE
 from rewound.report import show_comparison, show_tables, written_to
 from rewound.results import Row
 from rewound.store import Store
-from rewound.sweep import Sweep, load_sweep
+from rewound.sweep import Sweep, parse_sweep
 
 
 def run_sweep(
-    name: str,
+    declared: Declaration,
     store: Path,
     out: Path | None,
     *,
@@ -40,53 +43,81 @@ def run_sweep(
         raise InputError(f"unknown executor {on!r}; known: local")
     if keep not in ("needed", "all"):
         raise InputError(f"--keep is needed or all, not {keep!r}")
-    sweep = load_sweep(name)
+    options = local.Options(_workers(jobs, device), device, keep == "all", minutes)
+    sweep = _sweep(declared)
     work, place = plan(sweep.targets), Store(store)
     if retry_failed:
         for node in work.nodes:
             if (result := place.result(node.key)) and "failed" in result:
                 place.forget(node.key)
     for line in outdated(work, place, device):
-        console.print(line)
-    workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
-    options = local.Options(workers, device, keep == "all", minutes)
-    with progress_bar() as bar:
-        task = bar.add_task(sweep.name, total=sum(node.steps for node in work.nodes))
-        local.run(work, place, options, say=bar.console.print, tick=lambda p: bar.update(task, completed=p.steps))
+        say(line)
+    steps = sum(node.steps for node in work.nodes)
+    with progress_of(sweep.name) as show:
+        local.run(work, place, options, say=say, tick=lambda progress: show(progress.steps, steps))
     if left := todo(work, place):
-        console.print(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
+        say(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
     if any(place.result(target.state.key) for target in sweep.targets):
-        _report(sweep, place, out)
+        _report(declared, sweep, place, out)
 
 
-def plan_sweep(name: str, store: Path, device: str, jobs: int) -> None:
+def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> None:
     """Print what a run would cost."""
-    sweep = load_sweep(name)
-    table = Table(title=f"plan of {sweep.name}", show_header=False, title_justify="left")
-    for what, value in estimate(plan(sweep.targets), Store(store) if store.exists() else None, device, max(1, jobs)):
+    options = local.Options(_workers(jobs, device), device)
+    work, place = plan(_sweep(declared).targets), Store(store) if store.exists() else None
+    table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
+    for what, value in estimate(work, place, device, options.jobs):
         table.add_row(what, value)
     console.print(table)
 
 
-def report_sweep(name: str, store: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
+def report_sweep(declared: Declaration, store: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
     """Report on a sweep, as far as it has run."""
-    _report(load_sweep(name), Store(store), out, theirs, drawing)
+    _report(declared, _sweep(declared), _store_of(declared, store), out, theirs, drawing)
 
 
-def pack_sweep(name: str, store: Path, out: Path, split_mb: int | None) -> None:
+def pack_sweep(declared: Declaration, store: Path, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
-    work, place = plan(load_sweep(name).targets), Store(store)
+    work, place = plan(_sweep(declared).targets), _store_of(declared, store)
     for path in pack_store(work, place, out, split_mb * 2**20 if split_mb else None):
-        console.print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)", soft_wrap=True)
+        say(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+
+
+def _sweep(declared: Declaration) -> Sweep:
+    return parse_sweep(declared.table, declared.name)
+
+
+def _workers(jobs: int, device: str) -> int:
+    """How many: on a GPU, one has a fleet of networks."""
+    return jobs or (1 if device != "cpu" else os.cpu_count() or 1)
+
+
+def _store_of(declared: Declaration, root: Path) -> Store:
+    """A store to read from: one that is not there is not made."""
+    if not root.exists():
+        raise _not_run(declared, root)
+    return Store(root)
+
+
+def _not_run(declared: Declaration, root: Path) -> InputError:
+    where = [] if root == DEFAULT_STORE else ["--store", str(root)]
+    again = shlex.join(["rewound", "run", declared.word, *where])
+    return InputError(f"nothing of {declared.name} has run yet in {root}; run it with: {again}")
 
 
 def _report(
-    sweep: Sweep, store: Store, out: Path | None, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT
+    declared: Declaration,
+    sweep: Sweep,
+    store: Store,
+    out: Path | None,
+    theirs: Sequence[Row] = (),
+    drawing: Drawing = DEFAULT,
 ) -> None:
     out = out or Path("rewound-report") / sweep.name
     tables = collected(sweep.targets, store)
     if not tables.rows:
-        raise InputError(f"nothing of {sweep.name} has run yet in {store.root}; run it with: rewound run {sweep.name}")
+        raise _not_run(declared, store.root)
+    drawing.check(tables.rows)
     cards = compare(tables.rows, theirs) if theirs else []
     paths = tables.write(out)
     if tables.missing:
