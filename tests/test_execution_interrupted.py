@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 def interrupting(after: int) -> Callable[[Progress], None]:
-    calls = iter(range(after))
+    calls = iter(range(1 + after))  # the first is before the work
 
     def tick(progress: Progress) -> None:
         if next(calls, None) is None:

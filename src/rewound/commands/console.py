@@ -57,8 +57,8 @@ def _bar(name: str) -> Iterator[Show]:
     task = bar.add_task(name, total=None)
 
     def show(steps: float, total: float) -> None:
-        bar.start()
         bar.update(task, completed=steps, total=total)
+        bar.start()
 
     try:
         yield show

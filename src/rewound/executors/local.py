@@ -77,6 +77,7 @@ def run(
             tick(watch.progress())
             told[0] = time.monotonic()
 
+    alive()  # an epoch may take minutes
     if options.jobs == 1:
         worker = Worker(store, device, options.keep_all, say, alive, options.until)
         with _one_thread(), _warnings_said(_once(say)), suppress(Paused):
