@@ -175,6 +175,11 @@ def test_the_terminal_shows_how_sure_differences_are_and_what_is_weak() -> None:
     assert "2.00× +0.45 [+0.28, +0.62] 10.00×" in shown  # t of 24 degrees of freedom times 0.0816
 
 
+def test_the_papers_longest_name_fits_the_terminal() -> None:
+    shown = printed(table({"low-lr-weight-rewinding": 0.05, "lr-rewinding": 0.05}, (0.5, 0.25, 0.1)))
+    assert len(re.findall(r"^low-lr-weight-rewinding +", shown, re.MULTILINE)) == 4  # three cells, and how far it goes
+
+
 def test_names_are_text_in_the_terminal() -> None:
     shown = printed(table({"<b>[red]mine[/red]</b>": 0.1, "fine-tuning": 0.1}, (0.5,)))
     assert "<b>[red]mine[/red]</b>" in shown

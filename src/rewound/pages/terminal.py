@@ -94,6 +94,7 @@ def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str]) -> T
         reach.search_epochs is not None for pair in found.values() for reach in (pair.no_drop, pair.one_percent)
     )
     table = plain_table("", "Range: with all deltas one standard error lower, and higher.")
+    table.padding = (0, 0)  # a space between columns, not two: with costs, the paper's longest name still fits 80
     table.add_column("technique", overflow="fold")
     for name in ("no drop", "1% drop"):
         for column in (name, "range", *(["cost"] if costs else [])):
