@@ -46,7 +46,16 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
 
 def test_a_name_like_no_other_is_told_with_all_of_them() -> None:
     assert unknown("technique", "zzz", TABLE) == (
-        "unknown technique 'zzz'; (known: fine-tuning, lr-rewinding, weight-rewinding)"
+        "unknown technique 'zzz' (known: fine-tuning, lr-rewinding, weight-rewinding)"
+    )
+
+
+@pytest.mark.parametrize("name", [None, 3, ["lr-rewinding"]])
+def test_what_is_no_name_is_told_with_the_names(name: object) -> None:
+    with pytest.raises(InputError) as error:
+        lookup("technique", name, TABLE)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        f"a technique is given by its name, not as {name!r} (known: fine-tuning, lr-rewinding, weight-rewinding)"
     )
 
 

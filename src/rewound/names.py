@@ -20,6 +20,8 @@ def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None =
     >>> lookup("fruit", "apple", {"apple": 1})
     1
     """
+    if not isinstance(name, str):
+        raise InputError(f"a {kind} is given by its name, not as {name!r} (known: {', '.join(sorted(table))})")
     if name in table:
         return table[name]
     if ":" not in name:
@@ -50,7 +52,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
 
 
