@@ -324,11 +324,26 @@ def test_what_a_ticket_cannot_hold(tmp_path: Path, state: nn.Module | dict[str, 
         save(state, Mask({}), tmp_path / "t.safetensors")
 
 
+def test_a_dense_network_has_no_mask_to_save_by(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"run\.mask is None when the dense network is returned; save that with torch"):
+        save(network(), None, tmp_path / "t.safetensors")  # type: ignore[arg-type]
+
+
+def test_a_ticket_is_shown_in_one_line(tmp_path: Path) -> None:
+    model = network()
+    ticket = through(tmp_path / "t.safetensors", model, Pruner()(model, 0.5))
+    counts = "Mask(2 tensors, 51 of 102 weights kept, density 0.5)"
+    assert repr(ticket) == f"Ticket({len(model.state_dict())} tensors, {counts}, hash {ticket.hash[:12]})"
+
+
 def test_files_that_are_no_tickets(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").write_bytes(b"")
-    for name in ("text", "empty"):
-        with pytest.raises(InputError, match=rf"{name} is not a safetensors file, or not a whole one \("):
+    (tmp_path / "bytes").write_bytes(struct.pack("<Q", 4) + b"\xff\xfe\x00\x00")
+    for name in ("text", "empty", "bytes"):
+        with pytest.raises(
+            InputError, match=rf"{name} is not a safetensors file, or not a whole one; give the file that"
+        ):
             load(tmp_path / name)
     with pytest.raises(InputError, match=r"^cannot read ticket \S+absent: No such file or directory; give the file"):
         load(tmp_path / "absent")

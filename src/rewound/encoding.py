@@ -32,6 +32,7 @@ from rewound.artifact import Damaged, digest, tensor_digest
 from rewound.errors import InputError
 
 VERSION = 1
+REMEDY = "give the file that rewound.save or rewound prune wrote"
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -109,7 +110,7 @@ def decoded(data: bytes, name: str = "the file") -> Content:
     try:
         parts: dict[str, _Part] = dict(deserialize(data))  # type: ignore[no-untyped-call]  # safetensors has no types
     except SafetensorError as error:
-        raise InputError(f"{name} is not a safetensors file, or not a whole one ({error})") from error
+        raise InputError(f"{name} is not a safetensors file, or not a whole one; {REMEDY}") from error
     try:
         header = _header(data)
         if header is None:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from rewound.artifact import write_whole
-from rewound.encoding import DTYPES, Content, Place, decoded, encoded
+from rewound.encoding import DTYPES, REMEDY, Content, Place, decoded, encoded
 from rewound.errors import InputError, few
 from rewound.mask import Mask, plain_name
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ticket:
     """A pruned network that was read from a file."""
 
@@ -31,6 +31,9 @@ class Ticket:
     """What was said of it when it was saved: recipe, technique, lineage, ..."""
     hash: str
     """The same for the same network, whatever is said about it."""
+
+    def __repr__(self) -> str:
+        return f"Ticket({len(self.state)} tensors, {self.mask!r}, hash {self.hash[:12]})"
 
     def into(self, model: nn.Module) -> None:
         """Put the weights and buffers into `model`, whatever it is wrapped in; its dtypes and devices stay."""
@@ -62,6 +65,11 @@ def save(
     >>> bool((net.weight[~ticket.mask["weight"]] == 0).all()), ticket.about
     (True, {'technique': 'lr-rewinding'})
     """
+    if mask is None:
+        raise InputError(
+            "there is no mask to save by: run.mask is None when the dense network is returned; "
+            "save that with torch.save"
+        )
     content = encoded(_content(_plain(model.state_dict() if isinstance(model, nn.Module) else model), mask, about))
     try:
         write_whole(Path(path), content)
@@ -74,8 +82,7 @@ def load(path: str | Path) -> Ticket:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        remedy = "give the file that rewound.save or rewound prune wrote"
-        raise InputError(f"cannot read ticket {path}: {error.strerror}; {remedy}") from error
+        raise InputError(f"cannot read ticket {path}: {error.strerror}; {REMEDY}") from error
     return parsed(data, str(path))
 
 
