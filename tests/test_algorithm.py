@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound import TECHNIQUES, Facts, InputError, Level, Schedule, Technique, densities, levels
-from rewound.algorithm import KEEP, check_final, check_time
+from rewound.algorithm import KEEP, RATE, check_final, check_time, goals
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.targets import dense, retrained
@@ -64,9 +64,15 @@ def test_algorithm_1_of_the_paper() -> None:
 
 
 def test_twenty_percent_a_level() -> None:
-    assert KEEP == 0.8
+    assert (KEEP, RATE) == (0.8, 0.2)
     assert densities(1 / 0.8**10) == pytest.approx([0.8**level for level in range(1, 11)])
     assert [round(100 * density, 2) for density in densities(9.31)][-3:] == [16.78, 13.42, 10.74]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -0.5, float("nan")])
+def test_a_rate_is_a_fraction(rate: float) -> None:
+    with pytest.raises(InputError, match=f"rate must be between 0 and 1, not {rate:g}: it is the fraction"):
+        goals(10, rate, one_shot=False)
 
 
 @given(st.floats(1.001, 1e4), st.floats(0.05, 0.99))

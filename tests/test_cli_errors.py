@@ -83,15 +83,15 @@ BAD = {
     "no such technique": bad(["prune", "digits", "--technique", "magic"], "unknown technique 'magic'"),
     "no compression": bad(["prune", "digits", "--compression", "1"], "compression must be above 1, not 1"),
     "endless compression": bad(["prune", "digits", "--compression", "inf"], "compression must be above 1, not inf"),
-    "no such rate": bad(["prune", "digits", "--rate", "1"], "not"),
-    "negative drop": bad(["prune", "digits", "--max-drop=-1"], "max-drop must not be negative, not -1"),
+    "no such rate": bad(["prune", "digits", "--rate", "1.5"], "rate must be between 0 and 1, not 1.5"),
+    "negative drop": bad(["prune", "digits", "--max-drop=-1"], "max_drop must be at least 0, not -1"),
     "no time": bad(["prune", "digits", "--retrain-epochs", "0"], "retraining time must be above 0, not 0"),
     "too much time": bad(["prune", "digits", "--retrain-epochs", "17"], "cannot rewind 17 epochs"),
     "endless time": bad(
         ["prune", "digits", "--technique", "fine-tuning", "--retrain-epochs", "inf"], "finite number, not inf"
     ),
     "no such score": bad(["prune", "digits", "--score", "luck"], "unknown score 'luck'"),
-    "nothing to prune": bad(["prune", "digits", "--only", "none"], "no prunable weights"),
+    "nothing to prune": bad(["prune", "digits", "--only", "none"], "only 'none' matches no parameter"),
     "no such floor": bad(["prune", "digits", "--floor", "2"], "floor must be"),
     "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
     "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),

@@ -31,9 +31,15 @@ class Opaque:
         ({"technique": "rewinding"}, "unknown technique 'rewinding'"),
         ({"retrain_epochs": 9}, "cannot rewind 9 epochs: the original run trains for 5; use at most 5"),
         ({"retrain_epochs": 0}, "retraining time must be above 0, not 0"),
-        ({"max_drop": -1}, "max_drop must not be negative, not -1"),
+        ({"max_drop": -1}, "max_drop must be at least 0, not -1"),
         ({"technique": "reinitialization"}, "reinitialization needs init=, a function that draws fresh weights"),
-        ({"pruner": Pruner(only=("no such",))}, "no prunable weights"),
+        ({"pruner": Pruner(only=("no such",))}, "only 'no such' matches no parameter of the model; it has 0.weight, "),
+        ({"pruner": Pruner(only=("*.bias",))}, "no prunable weights"),
+        ({"compression": "10"}, "compression must be a number, not '10'; leave out the quotes"),
+        ({"technique": None}, "a technique is given by its name, not as None"),
+        ({"retrain_epochs": 2.5}, "retrain_epochs must be a whole number, not 2.5"),
+        ({"rate": 1.5}, "rate must be between 0 and 1, not 1.5: it is the fraction of the remaining weights"),
+        ({"adopt": True, "steps_per_epoch": "3"}, "steps_per_epoch must be a whole number, not '3'"),
         ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
         ({"technique": f"{__name__}:RULED"}, "draws its own learning rates, which needs a recipe"),
     ],
@@ -41,6 +47,44 @@ class Opaque:
 def test_bad_arguments_are_told_before_the_first_epoch(options: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Loop().run(**options)
+
+
+@pytest.mark.parametrize("epochs", ["2", 2.5, True, None])
+def test_epochs_are_whole(epochs: object) -> None:
+    loop = Loop()
+    with pytest.raises(InputError, match=f"training_epochs must be a whole number, not {epochs!r}"):
+        rewound.epochs(epochs, loop.model, loop.optimizer)  # type: ignore[arg-type]
+
+
+def test_model_and_optimizer_swapped_are_told_their_order() -> None:
+    loop = Loop()
+    order = r"the order is epochs\(training_epochs, model, optimizer, scheduler\)"
+    with pytest.raises(InputError, match=f"model must be a torch Module, not SGD; {order}"):
+        rewound.epochs(T, loop.optimizer, loop.model)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"optimizer must be a torch Optimizer, not Sequential; {order}"):
+        rewound.epochs(T, loop.model, loop.model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_scheduler_of_another_optimizer_is_named(adopt: bool) -> None:
+    loop, other = Loop(), Loop()
+    with pytest.raises(InputError, match=r"MultiStepLR drives another optimizer \(SGD\) than the one given"):
+        rewound.epochs(T, loop.model, loop.optimizer, other.scheduler, adopt=adopt)
+
+
+class Unbound:
+    """A scheduler that does not say whose rate it moves."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def test_a_scheduler_need_not_say_what_it_drives() -> None:
+    loop = Loop()
+    rewound.epochs(T, loop.model, loop.optimizer, Unbound())
 
 
 def linear(S: Schedule, T: int, t: int, facts: rewound.Facts) -> Schedule:

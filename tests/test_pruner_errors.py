@@ -15,6 +15,11 @@ def test_a_density_is_a_fraction(density: float) -> None:
         Pruner()(three_layers(), density)
 
 
+def test_a_density_is_a_number() -> None:
+    with pytest.raises(InputError, match=r"density must be a number, not '0\.5'; leave out the quotes"):
+        Pruner()(three_layers(), "0.5")  # type: ignore[arg-type]
+
+
 def test_density_one_keeps_everything() -> None:
     assert Pruner()(three_layers(), 1.0).density == 1.0
 
@@ -26,7 +31,24 @@ def test_a_model_without_prunable_weights_is_an_error() -> None:
 
 def test_patterns_that_select_nothing_are_an_error() -> None:
     with pytest.raises(InputError, match=r"no prunable weights: .* selected by only and skip$"):
-        Pruner(only=("encoder.*",))(three_layers(), 0.5)
+        Pruner(only=("*.bias",))(three_layers(), 0.5)
+
+
+@pytest.mark.parametrize("field", ["only", "skip"])
+def test_a_pattern_that_matches_no_parameter_is_named(field: str) -> None:
+    says = rf"^{field} 'encoder\.\*' matches no parameter of the model; it has 0\.weight, 0\.bias, .* and 1 more$"
+    with pytest.raises(InputError, match=says):
+        Pruner(**{field: ("0.*", "encoder.*")})(three_layers(), 0.5)
+
+
+def test_a_pattern_may_match_what_is_not_pruned_anyway() -> None:
+    assert Pruner(skip=("*.bias",))(nn.DataParallel(three_layers()), 0.5).kept == kept_count(300, 0.5)
+
+
+@pytest.mark.parametrize("model", [None, three_layers().state_dict()])
+def test_what_is_no_model_is_an_error(model: object) -> None:
+    with pytest.raises(InputError, match=rf"a Pruner prunes a torch.nn.Module, not {type(model).__name__}; give the"):
+        Pruner()(model, 0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -187,11 +187,11 @@ def test_the_papers_grid_is_the_papers() -> None:
 
 BAD = {
     "unknown recipe": (with_lines(recipe='"digit"'), "unknown recipe 'digit'; did you mean 'digits'?"),
-    "recipe far from all": (with_lines(recipe='"zebra"'), "unknown recipe 'zebra'; (known: cifar10-resnet110, "),
+    "recipe far from all": (with_lines(recipe='"zebra"'), "unknown recipe 'zebra' (known: cifar10-resnet110, "),
     "recipe not importable": (with_lines(recipe='"no.such:Task"'), "cannot import recipe 'no.such:Task'"),
     "recipe not in its module": (with_lines(recipe='"rewound.recipes.digits:Digit"'), "has no attribute 'Digit'"),
     "recipe that is none": (with_lines(recipe='"rewound.pruner:Pruner"'), "is not a subclass of rewound.Recipe"),
-    "recipe missing": (with_lines(recipe=""), "the key recipe is missing"),
+    "recipe missing": (with_lines(recipe=""), "the key recipe is missing; give it, for example recipe = "),
     "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, not 3"),
     "unknown field": (with_lines(field_epoch="3"), "unknown field of digits 'epoch'; did you mean 'epochs'"),
     "field of another type": (with_lines(field_epochs='"long"'), "digits.epochs must be"),
@@ -207,7 +207,7 @@ BAD = {
     "technique of another type": (with_lines(technique="5"), "technique must be a text, not 5"),
     "technique that is none": (with_lines(technique='"rewound.pruner:Pruner"'), "is a type, not a Technique"),
     "no technique": (with_lines(technique="[]"), "technique is an empty list"),
-    "technique missing": (with_lines(technique=""), "the key technique is missing"),
+    "technique missing": (with_lines(technique=""), "the key technique is missing; give it, for example"),
     "unknown key": (
         with_lines(top="1").replace("top = 1", "trails = [1]"),
         "unknown key 'trails'; did you mean 'trials'?",
@@ -224,7 +224,10 @@ BAD = {
     "floor of another type": (with_lines(pruner='{ floor = "low" }'), "floor of pruner must be"),
     "floor of 1": (with_lines(pruner="{ floor = 1.0 }"), "floor must be at least 0 and below 1, not 1"),
     "score of another type": (with_lines(pruner="{ score = 1 }"), "score of pruner must be"),
-    "a pruner that selects nothing": (with_lines(pruner='{ only = ["nothing.*"] }'), "no prunable weights"),
+    "a pruner that selects nothing": (
+        with_lines(pruner='{ only = ["nothing.*"] }'),
+        "only 'nothing.*' matches no parameter",
+    ),
     "density of 0": (with_lines(density="0.0"), "density must be above 0 and at most 1, not 0"),
     "density above 1": (with_lines(density="[0.5, 20]"), "density must be above 0 and at most 1, not 20"),
     "negative density": (with_lines(density="-0.1"), "not -0.1"),
@@ -254,7 +257,7 @@ BAD = {
     ),
     "rewinding weights too far": (with_lines(technique='"weight-rewinding"', retrain_epochs="16.5"), "cannot rewind"),
     "no trials": (with_lines(trials="[]"), "trials is an empty list"),
-    "trials missing": (with_lines(trials=""), "the key trials is missing"),
+    "trials missing": (with_lines(trials=""), "the key trials is missing; give it, for example trials = [1, 2, 3]"),
     "half a trial": (with_lines(trials="[1.5]"), "trials must be whole numbers, not 1.5"),
     "trial of another type": (with_lines(trials='["one"]'), "trials must be whole numbers, not 'one'"),
     "trials of an experiment that the sweep has not": (WHOLE.replace("levels", "trials = 3\nlevels"), "not 3"),
@@ -278,10 +281,11 @@ def test_bad_input_is_one_sentence(case: str) -> None:
     [
         (b"recipe = ", "bad.toml is not TOML"),
         (b'{ "json": true }', "bad.toml is not TOML"),
+        (b'recipe = "digits"', "bad.toml: the key trials is missing"),
         (b"\xff\xfe\x00", "cannot read sweep .*bad.toml: it is not text"),
     ],
 )
-def test_what_is_not_toml(tmp_path: Path, content: bytes, says: str) -> None:
+def test_what_is_no_sweep_is_told_with_its_file(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(content)
     with pytest.raises(InputError, match=says):

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from rewound.errors import InputError
+from rewound.errors import InputError, as_number
 from rewound.technique import Technique
 
 KEEP = 0.8
 """The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
+RATE = round(1 - KEEP, 9)
+"""The fraction that it prunes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     >>> [round(density, 3) for density in densities(2)]
     [0.8, 0.64, 0.512, 0.5]
     """
-    if not 1 < compression < float("inf"):
+    if not 1 < as_number("compression", compression) < float("inf"):
         raise InputError(f"compression must be above 1, not {compression}")
     if not 0 < keep < 1:
         raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
@@ -66,6 +68,20 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     while keep ** (len(out) + 1) > target * (1 + 1e-9):
         out.append(keep ** (len(out) + 1))
     return [*out, target]
+
+
+def goals(compression: float, rate: float, *, one_shot: bool) -> list[float]:
+    """The densities of a run that prunes `rate` of what is left at each level, or all at once.
+
+    >>> goals(2, 0.2, one_shot=True)
+    [0.5]
+    """
+    if not 0 < as_number("rate", rate) < 1:
+        raise InputError(
+            f"rate must be between 0 and 1, not {rate:g}: it is the fraction of the remaining weights that a level "
+            f"prunes, {RATE:g} by default"
+        )
+    return densities(compression, 1 - rate)[-1 if one_shot else 0 :]
 
 
 def returned(scores: Sequence[float | None], max_drop: float | None, *, higher_is_better: bool = True) -> int:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rewound.algorithm import KEEP, densities, has_dropped, returned
+from rewound.algorithm import RATE, goals, has_dropped, returned
 from rewound.artifact import separate
-from rewound.errors import InputError
+from rewound.errors import InputError, as_number
 from rewound.executors.local import Options, Progress, run
 from rewound.mask import Mask
 from rewound.planning import Plan, plan
@@ -74,7 +74,7 @@ def prune(
     compression: float = 10.0,
     technique: str = "lr-rewinding",
     retrain_epochs: float | None = None,
-    rate: float = 1 - KEEP,
+    rate: float = RATE,
     one_shot: bool = False,
     pruner: Pruner | None = None,
     max_drop: float | None = None,
@@ -93,11 +93,11 @@ def prune(
     does not. Everything done is in `store`: the same call continues an interrupted one.
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
-    if max_drop is not None and max_drop < 0:
-        raise InputError(f"max-drop must not be negative, not {max_drop:g}")
-    epochs = task.training_epochs if retrain_epochs is None else retrain_epochs
-    goals = densities(compression, 1 - rate)[-1 if one_shot else 0 :]
-    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, goals, pruner, iterative=not one_shot)]
+    if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
+        raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
+    epochs = task.training_epochs if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
+    densities = goals(compression, rate, one_shot=one_shot)
+    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     whole, place = plan(targets), Store(Path(store))
     present = {node.key for node in whole.nodes if place.has_state(node.key)}
     levels: list[LevelReport] = []

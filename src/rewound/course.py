@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import Level, densities, levels
-from rewound.errors import InputError
+from rewound.algorithm import Level, goals, levels
+from rewound.errors import InputError, as_number, as_whole
 from rewound.pruner import Pruner, prunable_weights
 from rewound.technique import Technique, technique_named
 
@@ -31,10 +31,15 @@ class Course:
     init: Init | None
 
     def __post_init__(self) -> None:
+        for name in ("training_epochs", "retrain_epochs"):
+            object.__setattr__(self, name, as_whole(name, getattr(self, name)))
+        for name in ("compression", "rate", "final", "max_drop"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_number(name, value))
         if self.training_epochs < 1:
             raise InputError(f"training takes at least 1 epoch, not {self.training_epochs}")
-        if self.max_drop is not None and self.max_drop < 0:
-            raise InputError(f"max_drop must not be negative, not {self.max_drop:g}")
+        if self.max_drop is not None and not self.max_drop >= 0:
+            raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
         source = self.levels[0].weights_from
         if callable(self.how.lr):
             raise InputError(
@@ -56,8 +61,8 @@ class Course:
     @property
     def levels(self) -> list[Level]:
         """What each level prunes to, starts from and trains, in epochs."""
-        goals = densities(self.compression, 1 - self.rate)[-1 if self.one_shot else 0 :]
-        return list(levels(self.how, self.retrain_epochs, self.training_epochs, goals))
+        densities = goals(self.compression, self.rate, one_shot=self.one_shot)
+        return list(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
 
     @property
     def dense(self) -> Level:
@@ -103,6 +108,7 @@ class Course:
                 "cannot prune sharded parameters (fully_shard): a rank sees only its part of the weights to rank; "
                 "use DistributedDataParallel"
             )
+        self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         self.pruner.kept({name: tuple(weight.shape) for name, weight in weights.items()}, 1.0)
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(weight) in trained for weight in weights.values()):

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import KEEP
+from rewound.algorithm import RATE
 from rewound.course import Course, Init
-from rewound.errors import InputError
+from rewound.errors import InputError, as_whole
 from rewound.loop import Epochs
 from rewound.progress import Progress
 from rewound.pruner import Pruner
@@ -33,7 +33,7 @@ def epochs(
     compression: float = 10.0,
     technique: str = "lr-rewinding",
     retrain_epochs: int | None = None,
-    rate: float = 1 - KEEP,
+    rate: float = RATE,
     one_shot: bool = False,
     pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
@@ -88,6 +88,7 @@ def epochs(
     if schedule is not None and not adopt:
         raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
     subjects = Subjects(_bare(model), inner(optimizer), _several(scheduler), also)
+    _check_kinds(subjects)
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
     progress = Progress()
@@ -113,9 +114,27 @@ def _adopted(
         raise InputError(
             f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
         )
-    if steps_per_epoch < 1:
+    if as_whole("steps_per_epoch", steps_per_epoch) < 1:
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
+
+
+def _check_kinds(subjects: Subjects) -> None:
+    """Whether each thing is what its place asks for, and the schedulers move this optimizer's rate."""
+    expected = (("model", subjects.model, nn.Module), ("optimizer", subjects.optimizer, Optimizer))
+    for name, given, kind in expected:
+        if not isinstance(given, kind):
+            raise InputError(
+                f"{name} must be a torch {kind.__name__}, not {type(given).__name__}; "
+                "the order is epochs(training_epochs, model, optimizer, scheduler)"
+            )
+    for scheduler in subjects.schedulers:
+        moved = getattr(scheduler, "optimizer", None)
+        if isinstance(moved, Optimizer) and inner(moved) is not subjects.optimizer:
+            raise InputError(
+                f"{type(scheduler).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the one "
+                "given, whose rate would never move; give the scheduler made for this optimizer"
+            )
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from rewound.errors import InputError, few
+from rewound.errors import InputError, as_number, few
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
@@ -110,11 +110,22 @@ class Pruner:
 
     def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
+        if not isinstance(model, nn.Module):
+            raise InputError(f"a Pruner prunes a torch.nn.Module, not {type(model).__name__}; give the model itself")
+        self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         return self.prune(prunable_weights(model), density, mask, seed=seed)
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """An error for a pattern that matches none of a model's parameters, prunable or not."""
+        names = [plain_name(name) for name in parameters]
+        for field in ("only", "skip"):
+            for pattern in getattr(self, field):
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
 
     def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The same for named weights, the prunable set already chosen."""
-        if not 0 < density <= 1:
+        if not 0 < as_number("density", density) <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
         chosen = {name: weights[name].detach() for name in self._chosen(weights)}
         score, scope, pattern = (

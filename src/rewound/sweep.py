@@ -24,7 +24,7 @@ from itertools import product
 
 from rewound.algorithm import check_densities, densities
 from rewound.declaration import Table, declared
-from rewound.errors import InputError
+from rewound.errors import InputError, as_number
 from rewound.names import unknown
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
@@ -86,7 +86,10 @@ def _label(target: Target) -> tuple[object, ...]:
 def load_sweep(name: str) -> Sweep:
     """The sweep in a TOML file, or the shipped one of that name."""
     found = declared(name)
-    return parse_sweep(found.table, found.name)
+    try:
+        return parse_sweep(found.table, found.name)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def parse_sweep(table: Table, name: str) -> Sweep:
@@ -168,7 +171,7 @@ def _known(kind: str, table: Table, names: Iterable[str]) -> None:
 
 def _axis(table: Table, key: str) -> list[object]:
     if key not in table:
-        raise InputError(f"the key {key} is missing")
+        raise InputError(_missing(key))
     value = table[key]
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -176,9 +179,14 @@ def _axis(table: Table, key: str) -> list[object]:
     return values
 
 
+def _missing(key: str) -> str:
+    examples = {"recipe": '"digits"', "trials": "[1, 2, 3]", "technique": '["lr-rewinding"]', "retrain-epochs": "[16]"}
+    return f"the key {key} is missing; give it, for example {key} = {examples[key]}"
+
+
 def _text(table: Table, key: str) -> str:
     if not isinstance(value := table.get(key), str):
-        raise InputError(f"the key {key} is missing" if value is None else f"{key} must be a text, not {value!r}")
+        raise InputError(_missing(key) if value is None else f"{key} must be a text, not {value!r}")
     return value
 
 
@@ -189,11 +197,9 @@ def _table(table: Table, key: str) -> Table:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name} must be a number, not {value!r}")
-    if not math.isfinite(value):
+    if not math.isfinite(found := as_number(name, value)):
         raise InputError(f"{name} must be a finite number, not {value}")
-    return float(value)
+    return found
 
 
 def _whole(name: str, value: object) -> int:

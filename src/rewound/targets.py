@@ -97,6 +97,7 @@ def _weights(level: Level, original: Trained, previous: Trained) -> State:
 
 @lru_cache(maxsize=4096)
 def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
+    pruner.check([*recipe.shapes, *(name for name, _ in recipe.skeleton.named_parameters(remove_duplicate=False))])
     return pruner.kept(recipe.shapes, density)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rewound.algorithm import KEEP
+from rewound.algorithm import RATE
 from rewound.course import Init
 from rewound.errors import InputError
 from rewound.loop import Epochs
@@ -41,7 +41,7 @@ class Rewind(Callback):
         compression: float = 10.0,
         technique: str = "lr-rewinding",
         retrain_epochs: int | None = None,
-        rate: float = 1 - KEEP,
+        rate: float = RATE,
         one_shot: bool = False,
         pruner: Pruner | None = None,
         checkpoint: str | Path | None = None,

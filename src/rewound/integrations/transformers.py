@@ -13,7 +13,7 @@ from typing import cast
 
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import KEEP
+from rewound.algorithm import RATE
 from rewound.course import Init
 from rewound.errors import InputError
 from rewound.loop import Epochs
@@ -35,7 +35,7 @@ def rewind(
     compression: float = 10.0,
     technique: str = "lr-rewinding",
     retrain_epochs: int | None = None,
-    rate: float = 1 - KEEP,
+    rate: float = RATE,
     one_shot: bool = False,
     pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
