@@ -1,6 +1,7 @@
-"""A user's own training script, run and killed by `test_checkpoints.py`: python own_loop.py FOLDER TECHNIQUE [DIE_IN]
+"""A user's own training script, which `test_checkpoints.py` kills: python own_loop.py FOLDER TECHNIQUE [DIE_IN | wait]
 
-With DIE_IN it kills itself, as `kill -9` does, in the middle of that epoch. Its last line is a digest of the weights.
+With DIE_IN it kills itself, as `kill -9` does, in the middle of that epoch; with `wait` it stays in the first one, with
+the worker of a DataLoader beside it, until it is killed. Its last line is a digest of the weights.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ import rewound.loop
 rewound.loop.SAVE_SECONDS = 0.0
 
 
-def main(folder: str, technique: str, die_in: int | None = None) -> None:
+def main(folder: str, technique: str, die_in: int | None = None, waits: bool = False) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     random.seed(0), np.random.seed(0)  # noqa: NPY002  # what many a script does
@@ -54,6 +56,8 @@ def main(folder: str, technique: str, die_in: int | None = None) -> None:
             optimizer.step()
             scheduler.step()
             ema.update_parameters(model)
+            if waits:
+                wait()
             if epoch == die_in:
                 os.kill(os.getpid(), signal.SIGKILL)
         print(f"epoch {epoch}, level {run.level}, rate {optimizer.param_groups[0]['lr']:.6g}")
@@ -63,5 +67,14 @@ def main(folder: str, technique: str, die_in: int | None = None) -> None:
     print(digest.hexdigest())
 
 
+def wait() -> None:
+    if os.fork() == 0:  # as a DataLoader does, whose worker outlives the script for a while
+        time.sleep(10)
+        os._exit(0)
+    print("waiting", flush=True)
+    time.sleep(60)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    last = sys.argv[3] if len(sys.argv) > 3 else None
+    main(sys.argv[1], sys.argv[2], None if last in (None, "wait") else int(last), waits=last == "wait")

@@ -1,6 +1,7 @@
 """A run is resumed as if it had never stopped, from a folder that says what it was made for."""
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from loops import STEPS, Loop, T, batch, network, one_step, redraw, same
 from rewound import TECHNIQUES, Epochs, InputError, Mask, Pruner
 
 SCRIPT = Path(__file__).with_name("own_loop.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +28,7 @@ def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def script(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
 
 
 @pytest.mark.slow
@@ -138,13 +139,85 @@ def test_a_folder_that_is_something_else_is_refused(tmp_path: Path) -> None:
         loop.over(loop.run(checkpoint=tmp_path))
 
 
-def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+@pytest.mark.parametrize("until", [None, T + 6], ids=["the last level", "the latest epoch"])
+def test_a_damaged_snapshot_is_named_and_the_run_goes_on_from_the_one_before(until: int | None, tmp_path: Path) -> None:
+    whole, broken, resumed = Loop(), Loop(), Loop(network(seed=7))
+    straight = whole.over(whole.run(compression=2))
+    broken.over(broken.run(compression=2, checkpoint=tmp_path), until=until)
+    cut(newest := tmp_path / ("level-04.pt" if until is None else "latest.pt"))
+    run = resumed.over(resumed.run(compression=2, checkpoint=tmp_path))
+    start = 4 * T if until is None else 2 * T
+    assert resumed.said[0] == f"cannot read {newest}: it is damaged; going on from epoch {start}"
+    assert [epoch for epoch, _, _ in resumed.seen] == list(range(start, len(run)))
+    assert same(dict(run.mask or {}), dict(straight.mask or {}))
+    assert same(resumed.model.state_dict(), whole.model.state_dict())
+
+
+def test_a_folder_of_damaged_snapshots_is_not_written_over(tmp_path: Path) -> None:
     loop = Loop()
     loop.over(loop.run(compression=2, checkpoint=tmp_path))
-    newest = max(tmp_path.glob("level-*.pt"))
-    newest.write_bytes(newest.read_bytes()[:-200])
-    with pytest.raises(InputError, match=f"cannot read .*{newest.name}"):
+    for path in tmp_path.glob("*.pt"):
+        cut(path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(
+        InputError, match=r"cannot read .*level-04.pt: it is damaged; remove the folder to start again$"
+    ):
         loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_file_of_somebody_else_is_no_snapshot(tmp_path: Path) -> None:
+    loop = Loop()
+    torch.save(loop.model.state_dict(), tmp_path / "latest.pt")
+    with pytest.raises(InputError, match=r"latest.pt: it is no snapshot of a run; give another folder"):
+        loop.over(loop.run(compression=2, checkpoint=tmp_path))
+
+
+def test_a_folder_written_when_rates_were_less_round_is_still_valid(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=2, checkpoint=tmp_path), until=T)
+    arguments = json.loads((tmp_path / "arguments.json").read_text())
+    assert arguments["rate"] == 0.2
+    (tmp_path / "arguments.json").write_text(json.dumps({**arguments, "rate": 1 - 0.8}))
+    loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    assert loop.seen[-1][0] == 5 * T - 1
+
+
+# Two processes
+
+
+def test_a_folder_has_one_process_at_a_time_and_is_free_once_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "lr-rewinding", "wait"]
+    loop = Loop()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as first:
+        assert first.stdout is not None
+        assert "waiting\n" in iter(first.stdout.readline, "")
+        words = rf"another process trains in {tmp_path} \(process {first.pid} on .*\); wait for it, or give another"
+        with pytest.raises(InputError, match=words):
+            loop.over(loop.run(compression=2, checkpoint=tmp_path))
+        assert loop.seen == []
+        first.kill()
+    again = script(tmp_path, "lr-rewinding")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_run_that_was_left_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
+    loop = Loop()
+    left = iter(loop.run(compression=2, checkpoint=tmp_path))
+    next(left)  # and never closed, as in a notebook whose cell was interrupted
+    loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    assert loop.seen[-1][0] == 5 * T - 1
+
+
+def test_a_file_is_no_folder_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    loop = Loop()
+    with pytest.raises(InputError, match=r"cannot keep checkpoints in .*run: File exists; give another folder"):
+        loop.over(loop.run(checkpoint=tmp_path / "run"))
 
 
 def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
-        *("course", "progress", "snapshot", "checkpoints", "rewinding", "epoch", "loop", "preparation"),
+        *("course", "progress", "snapshot", "lock", "checkpoints", "rewinding", "epoch", "loop", "preparation"),
         *("encoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions

@@ -300,6 +300,22 @@ def test_max_drop_without_a_report_says_what_is_missing() -> None:
         loop.over(loop.run(compression=2, max_drop=0.01))
 
 
+@pytest.mark.parametrize("accuracy", ["good", None, float("nan"), torch.tensor(float("nan")), torch.zeros(2)])
+def test_what_is_no_number_cannot_be_reported(accuracy: object) -> None:
+    run = Loop().run(compression=2)
+    with pytest.raises(InputError, match=r"run\.report takes (one|a) number, not (good|'good'|None|nan|tensor)"):
+        run.report(accuracy)  # type: ignore[arg-type]
+    run.report(torch.tensor(0.5))  # type: ignore[arg-type]
+
+
+def test_a_run_is_shown_in_one_line() -> None:
+    loop = Loop()
+    run = loop.run(compression=1.5)
+    assert repr(run) == "Epochs(0 of 15 epochs done, level 0 of 2, density 1)"
+    loop.over(run)
+    assert repr(run) == "Epochs(15 of 15 epochs done, level 2 of 2, density 0.6667)"
+
+
 def test_levels_are_told_as_they_end() -> None:
     loop = Loop()
     loop.over(loop.run(compression=1.25, retrain_epochs=1), accuracy=scripted({0: 0.9, 1: 0.85}))

@@ -4,15 +4,17 @@
     rewind-0060.pt      the dense run after 60 epochs, if the technique goes back there
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
+    lock                held by the process that trains here; the system lets go of it when that ends, however it does
 
 Files are written beside their place and renamed, so that a killed process leaves the old one or the new one. They are
 read by torch's `weights_only` loader, which runs no code.
 """
 
 import json
+import math
 import pickle
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 from rewound import ranks
 from rewound.artifact import replacing, write_whole
 from rewound.errors import InputError
+from rewound.lock import locked
 from rewound.progress import Progress
 from rewound.snapshot import Content, Subjects
 
@@ -40,7 +43,7 @@ class Folder:
         """Make the folder for a run with these arguments, or check that it was made for them."""
         made = self._arguments() if check else {}
         for name, value in arguments.items():
-            if made and made.get(name) != value and name not in may_differ:
+            if made and not _is_same(made.get(name), value) and name not in may_differ:
                 raise InputError(
                     f"{self.path} was made with {name} {made.get(name)}, not {value}; "
                     "give the same arguments, or another folder"
@@ -75,10 +78,13 @@ class Folder:
         if not path.exists():
             return None
         try:
-            return cast(Content, torch.load(path, map_location="cpu", weights_only=True))
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
+            reason = error.strerror if isinstance(error, PermissionError) else "it is damaged"
             raise InputError(f"cannot read {path}: {reason}; remove the folder to start again") from error
+        if not isinstance(content, dict) or "progress" not in content:
+            raise InputError(f"cannot read {path}: it is no snapshot of a run; give another folder")
+        return cast(Content, content)
 
     def keep(self, levels: Collection[int]) -> None:
         """Remove the ends of all other levels, and what resumed the one that has ended."""
@@ -88,14 +94,9 @@ class Folder:
                 if level not in levels:
                     self._file(level_name(level)).unlink()
 
-    def resumable(self, densities: Sequence[float]) -> Content | None:
+    def resumable(self, densities: Sequence[float], say: Callable[[str], None]) -> Content | None:
         """The newest snapshot on the way to these densities."""
-        newest: tuple[int, str, list[float]] | None = None
-        for name in ("latest", *map(level_name, self._levels()[-1:])):
-            if (content := self.read(name)) is not None:
-                progress = progress_in(content)
-                newest = max(newest or (-1, "", []), (progress.epoch, name, progress.densities))
-        if newest is None:
+        if (newest := self._newest(say)) is None:
             return None
         _, name, done = newest
         shared = sum(mine == theirs for mine, theirs in zip(done, densities, strict=False))
@@ -107,6 +108,27 @@ class Folder:
             )
         return content
 
+    def _newest(self, say: Callable[[str], None]) -> tuple[int, str, list[float]] | None:
+        """Epochs, name and densities of the newest snapshot that can be read; says which were passed over."""
+        newest: tuple[int, str, list[float]] | None = None
+        damaged: list[InputError] = []
+        for name in ("latest", *map(level_name, reversed(self._levels()))):
+            try:
+                content = self.read(name)
+            except InputError as error:
+                damaged.append(error)
+                continue
+            if content is not None:
+                progress = progress_in(content)
+                newest = max(newest or (-1, "", []), (progress.epoch, name, progress.densities))
+                if name != "latest":
+                    break  # earlier levels are older
+        if newest is None and damaged:
+            raise damaged[0]
+        for passed_over in damaged:
+            say(f"{str(passed_over).partition(';')[0]}; going on from epoch {newest[0] if newest else 0}")
+        return newest
+
     def _levels(self) -> list[int]:
         """The levels whose ends are kept, in order."""
         return sorted(int(path.stem.removeprefix("level-")) for path in self.path.glob("level-*.pt"))
@@ -117,13 +139,21 @@ class Folder:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[Folder]:
-    """The run's folder; a temporary one where nobody asked to resume."""
+    """The run's folder, locked; a temporary one where nobody asked to resume."""
     if path is not None:
-        yield Folder(path)
+        with locked(path):
+            yield Folder(path)
         return
     with tempfile.TemporaryDirectory() as temporary:
         yield Folder(Path(ranks.from_first(temporary)))
         ranks.from_first(None)  # nobody reads it any more
+
+
+def _is_same(made: object, given: object) -> bool:
+    """Whether an argument is what it was; a rate of 0.2 was once written as 0.19999999999999996."""
+    if isinstance(made, float) and isinstance(given, float):
+        return math.isclose(made, given, rel_tol=1e-9)
+    return made == given
 
 
 def progress_in(content: Content) -> Progress:

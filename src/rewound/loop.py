@@ -93,7 +93,7 @@ class Epochs:
 
     def _start(self) -> None:
         course, subjects, folder = self._course, self._subjects, self._folder
-        content = folder.resumable([level.density for level in course.levels]) if self._resumes else None
+        content = folder.resumable([level.density for level in course.levels], self._say) if self._resumes else None
         content = None if self._handed_over else content
         past_dense = content is not None and bool(progress_in(content).densities)
         arguments = course.arguments(subjects.model, subjects.optimizer)
@@ -148,7 +148,8 @@ class Epochs:
         """Leave the model at the returned level."""
         if (chosen := self._progress.returned(self._course.max_drop)) != self.level:
             content = self._folder.read(level_name(chosen))
-            assert content is not None  # `_end_level` keeps it
+            if content is None:  # of a run that went on from an earlier level, and was worse this time
+                raise InputError(f"{self._folder.path} no longer holds level {chosen}; train anew in another folder")
             self._subjects.rewind(content)
             self._progress.mask = progress_in(content).mask
             self._say(f"returned: {f'level {chosen}' if chosen else 'the dense network'}, the last within max_drop")
@@ -158,6 +159,12 @@ class Epochs:
             self._speak(text)
 
     # What a loop may ask
+
+    def __repr__(self) -> str:
+        last, done = len(self._levels) - 1, self._progress.epoch
+        return (
+            f"Epochs({done:,} of {len(self):,} epochs done, level {self.level} of {last}, density {self.density:.4g})"
+        )
 
     def __len__(self) -> int:
         """All epochs, those already done included; `max_drop` may end the run sooner."""
@@ -199,8 +206,7 @@ class Epochs:
 
     def report(self, accuracy: float, *, higher_is_better: bool = True) -> None:
         """Tell how good the network is now; what is told in a level's last epoch counts for the level."""
-        self._progress.accuracy = float(accuracy)
-        self._progress.higher_is_better = higher_is_better
+        self._progress.report(accuracy, higher_is_better)
 
     def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
         """How far the run has come, without the tensors it trains: for a trainer's own checkpoints.

@@ -1,5 +1,6 @@
 """How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -7,6 +8,7 @@ from typing import NamedTuple, cast
 from torch import Tensor
 
 from rewound.algorithm import has_dropped, returned
+from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.recording import Recording
 
@@ -49,6 +51,18 @@ class Progress:
     """What was pruned to, level by level."""
     accuracy: float | None = None
     higher_is_better: bool = True
+
+    def report(self, accuracy: object, higher_is_better: bool) -> None:
+        """Note how good the network is; NaN would be neither within `max_drop` nor beyond it."""
+        try:
+            value = float(accuracy)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"run.report takes one number, not {accuracy!r}") from error
+        if math.isnan(value):
+            raise InputError(
+                "run.report takes a number, not nan: the network has diverged, or was evaluated on nothing"
+            )
+        self.accuracy, self.higher_is_better = value, higher_is_better
 
     def end_epoch(self) -> None:
         """The present epoch is done."""
