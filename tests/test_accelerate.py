@@ -144,3 +144,12 @@ def test_a_state_is_loaded_before_the_loop(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="load its state before the loop"):
             script.run.load_state_dict(script.run.state_dict())
         break
+
+
+def test_the_scheduler_of_another_optimizer_is_named_inside_what_prepare_puts_around_it() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(6, 3)
+    mine, other = (AdamW(model.parameters(), lr=0.01) for _ in range(2))
+    prepared = accelerator.prepare(model, mine, lr_scheduler.StepLR(other, 1))
+    with pytest.raises(InputError, match=r"StepLR drives another optimizer \(AdamW\) than the one given"):
+        rewound.epochs(T, *prepared)

@@ -10,6 +10,7 @@ import torch
 
 import rewound
 from rewound import Mask, ranks
+from rewound.lock import locked
 
 SCRIPT = Path(__file__).with_name("parallel_loop.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -75,6 +76,15 @@ def test_ranks_that_hold_different_weights_are_named(tmp_path: Path) -> None:
     for status, _, errors in processes(2, tmp_path, "apart"):
         assert status != 0
         assert "InputError: rank 1 holds other weights than rank 0, so their masks would part" in errors
+
+
+@pytest.mark.slow
+def test_no_rank_trains_in_the_folder_of_another_run(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        ended = processes(2, tmp_path, "ddp")
+    for status, _, errors in ended:
+        assert status != 0
+        assert f"InputError: another process trains in {tmp_path / 'run'} (process {os.getpid()} on " in errors
 
 
 @pytest.mark.slow

@@ -48,8 +48,13 @@ def epochs(
 ) -> Epochs:
     """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
 
+    It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
+    the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`.
+
     `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
-    them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. `init` draws fresh
+    them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too; with other arguments
+    (all from `training_epochs` to `pruner`, `final` and `adopt`; a larger `compression` goes on), another kind of
+    optimizer or other shapes of weights it is an error. `init` draws fresh
     weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were reported worse than
     the dense network by more. `final` is the learning rate that holds after the end of the schedule.
 
@@ -129,10 +134,11 @@ def _check_kinds(subjects: Subjects) -> None:
                 "the order is epochs(training_epochs, model, optimizer, scheduler)"
             )
     for scheduler in subjects.schedulers:
-        moved = getattr(scheduler, "optimizer", None)
+        bare = getattr(scheduler, "scheduler", scheduler)  # inside Accelerate's
+        moved = getattr(bare, "optimizer", None)
         if isinstance(moved, Optimizer) and inner(moved) is not subjects.optimizer:
             raise InputError(
-                f"{type(scheduler).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the one "
+                f"{type(bare).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the one "
                 "given, whose rate would never move; give the scheduler made for this optimizer"
             )
 
