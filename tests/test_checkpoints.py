@@ -1,6 +1,7 @@
 """A run is resumed as if it had never stopped, from a folder that says what it was made for."""
 
 import copy
+import errno
 import json
 import os
 import subprocess
@@ -168,6 +169,22 @@ def test_a_folder_of_damaged_snapshots_is_not_written_over(tmp_path: Path) -> No
     ):
         loop.over(loop.run(compression=2, checkpoint=tmp_path))
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_snapshot_that_cannot_be_reached_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(file: object, **_: object) -> None:
+        if isinstance(file, Path):  # a snapshot, and not what is tried out in memory before the first epoch
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    loop = Loop()
+    loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    with monkeypatch.context() as away:
+        away.setattr(torch, "load", denied)
+        with pytest.raises(InputError, match=r"cannot read .*level-04.pt: Permission denied; make it readable"):
+            loop.over(loop.run(compression=2, checkpoint=tmp_path))
+    assert len(loop.over(loop.run(compression=2, checkpoint=tmp_path)).levels) == 5
 
 
 def test_a_file_of_somebody_else_is_no_snapshot(tmp_path: Path) -> None:

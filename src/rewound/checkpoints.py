@@ -10,6 +10,7 @@ Files are written beside their place and renamed, so that a killed process leave
 read by torch's `weights_only` loader, which runs no code.
 """
 
+import errno
 import json
 import math
 import pickle
@@ -23,7 +24,7 @@ from typing import cast
 import torch
 
 from rewound import ranks
-from rewound.artifact import replacing, write_whole
+from rewound.artifact import Damaged, replacing, write_whole
 from rewound.errors import InputError
 from rewound.lock import locked
 from rewound.progress import Progress
@@ -74,14 +75,22 @@ class Folder:
 
     def read(self, name: str) -> Content | None:
         """A snapshot with its tensors on the CPU, or None."""
+        try:
+            return self._content(name)
+        except Damaged as error:
+            raise InputError(f"{error}; remove the folder to start again") from error
+
+    def _content(self, name: str) -> Content | None:
         path = self._file(name)
         if not path.exists():
             return None
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = error.strerror if isinstance(error, PermissionError) else "it is damaged"
-            raise InputError(f"cannot read {path}: {reason}; remove the folder to start again") from error
+            # A file that was cut short is an invalid argument to torch; what else a system says may pass.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise InputError(f"cannot read {path}: {error.strerror}; make it readable and run again") from error
+            raise Damaged(f"cannot read {path}: it is damaged") from error
         if not isinstance(content, dict) or "progress" not in content:
             raise InputError(f"cannot read {path}: it is no snapshot of a run; give another folder")
         return cast(Content, content)
@@ -111,11 +120,11 @@ class Folder:
     def _newest(self, say: Callable[[str], None]) -> tuple[int, str, list[float]] | None:
         """Epochs, name and densities of the newest snapshot that can be read; says which were passed over."""
         newest: tuple[int, str, list[float]] | None = None
-        damaged: list[InputError] = []
+        damaged: list[Damaged] = []
         for name in ("latest", *map(level_name, reversed(self._levels()))):
             try:
-                content = self.read(name)
-            except InputError as error:
+                content = self._content(name)
+            except Damaged as error:
                 damaged.append(error)
                 continue
             if content is not None:
@@ -124,9 +133,9 @@ class Folder:
                 if name != "latest":
                     break  # earlier levels are older
         if newest is None and damaged:
-            raise damaged[0]
+            raise InputError(f"{damaged[0]}; remove the folder to start again") from damaged[0]
         for passed_over in damaged:
-            say(f"{str(passed_over).partition(';')[0]}; going on from epoch {newest[0] if newest else 0}")
+            say(f"{passed_over}; going on from epoch {newest[0] if newest else 0}")
         return newest
 
     def _levels(self) -> list[int]:
