@@ -281,7 +281,7 @@ def test_bad_input_is_one_sentence(case: str) -> None:
     [
         (b"recipe = ", "bad.toml is not TOML"),
         (b'{ "json": true }', "bad.toml is not TOML"),
-        (b'recipe = "digits"', "bad.toml: the key trials is missing"),
+        (b'recipe = "digits"', "sweep bad: the key trials is missing; give it, for example trials"),
         (b"\xff\xfe\x00", "cannot read sweep .*bad.toml: it is not text"),
     ],
 )

@@ -86,14 +86,18 @@ def _label(target: Target) -> tuple[object, ...]:
 def load_sweep(name: str) -> Sweep:
     """The sweep in a TOML file, or the shipped one of that name."""
     found = declared(name)
-    try:
-        return parse_sweep(found.table, found.name)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+    return parse_sweep(found.table, found.name)
 
 
 def parse_sweep(table: Table, name: str) -> Sweep:
-    """The sweep that a TOML table declares."""
+    """The sweep that a TOML table declares; an error names the sweep."""
+    try:
+        return _parsed(table, name)
+    except InputError as error:
+        raise InputError(f"sweep {name}: {error}") from error
+
+
+def _parsed(table: Table, name: str) -> Sweep:
     _known("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
     recipe = recipe_named(_text(table, "recipe")).with_fields(_table(table, "recipe-fields"))
     trials = tuple(_whole("trials", value) for value in _axis(table, "trials"))
