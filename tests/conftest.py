@@ -10,6 +10,7 @@ import torch
 
 from command_line import SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
+from rewound.commands.console import console
 from rewound.store import Store
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
@@ -49,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def rewound_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rewound:
     """Runs the command in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(console, "width", 200)
     monkeypatch.setenv("NO_COLOR", "1")
 
     def run(*words: object) -> Outcome:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from rewound import __version__
-from rewound.algorithm import KEEP
+from rewound.algorithm import RATE
 from rewound.commands.console import console
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.declaration import declared
@@ -30,7 +30,6 @@ app = typer.Typer(
     help="Prune neural networks and get their accuracy back.",
     epilog="Example: rewound run digits",
 )
-RATE = round(1 - KEEP, 9)
 
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
