@@ -281,6 +281,7 @@ def test_too_little_memory_lowers_the_capacity_and_goes_on(
 @pytest.mark.filterwarnings("ignore")
 def test_places_share_one_compilation() -> None:
     counters = pytest.importorskip("torch._dynamo.utils").counters
+    counters.clear()  # what other tests have compiled
     program = Program(DIGITS, CPU, "aot_eager")
     seen = []
     for seed in (1, 2, 3):
