@@ -36,6 +36,19 @@ def test_ctrl_c_in_one_process(rewound_command: Rewound, monkeypatch: pytest.Mon
     assert rewound_command("run", "x.toml", "--jobs", 1, "--store", "a [b] c").code == 0
 
 
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """The command under way, in a process group of its own, as a terminal has it."""
+    return subprocess.Popen(
+        command(*words),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: Path) -> None:
     # Enough work that the first result is far from the last, however long Ctrl-C takes on a busy machine.
@@ -43,15 +56,7 @@ def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: P
         "[1, 2]\n", "[4, 8]\n"
     )
     (tmp_path / "x.toml").write_text(long)
-    process = subprocess.Popen(
-        command("run", "x.toml", "--jobs", "2", "--out", "report"),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(tmp_path, "run", "x.toml", "--jobs", "2", "--out", "report")
     try:
         limit = time.monotonic() + 120
         while not list(tmp_path.glob("rewound-store/results/*/*.json")):
@@ -83,15 +88,7 @@ def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: P
 @pytest.mark.slow
 def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(SWEEP)
-    process = subprocess.Popen(
-        command("run", "x.toml", "--jobs", "2"),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(tmp_path, "run", "x.toml", "--jobs", "2")
     try:
         limit = time.monotonic() + 120
         while not (tmp_path / "rewound-store" / "version").exists():

@@ -22,7 +22,7 @@ def results(work: Plan, store: Store) -> dict[str, Result | None]:
     return {node.key: store.result(node.key) for node in work.nodes}
 
 
-def test_a_run_that_turns_nan_fails_alone(store: Store, whole: Store) -> None:
+def test_a_run_that_turns_nan_fails_alone(store: Store) -> None:
     POISON[2, 1] = 3  # trial 2 after its first pruning: fine-tuning and level 1, and all that builds on them
     sweep = failing()
     work = plan(sweep.targets)
