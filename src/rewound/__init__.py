@@ -2,7 +2,7 @@
 
 The method is that of "Comparing Rewinding and Fine-tuning in Neural Network Pruning" (Renda, Frankle, Carbin, 2020):
 one function, `Train^t(W, m, g)` (`train`), a table of techniques (`TECHNIQUES`), one statement of the algorithm
-(`levels`), and a store in which nothing is computed twice.
+(`levels`), and a store in which no result is computed twice.
 """
 
 from importlib import import_module
