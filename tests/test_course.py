@@ -59,9 +59,9 @@ def test_epochs_are_whole(epochs: object) -> None:
 def test_model_and_optimizer_swapped_are_told_their_order() -> None:
     loop = Loop()
     order = r"the order is epochs\(training_epochs, model, optimizer, scheduler\)"
-    with pytest.raises(InputError, match=f"model must be a torch Module, not SGD; {order}"):
+    with pytest.raises(InputError, match=f"model must be of type Module, not SGD; {order}"):
         rewound.epochs(T, loop.optimizer, loop.model)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"optimizer must be a torch Optimizer, not Sequential; {order}"):
+    with pytest.raises(InputError, match=f"optimizer must be of type Optimizer, not Sequential; {order}"):
         rewound.epochs(T, loop.model, loop.model)  # type: ignore[arg-type]
 
 

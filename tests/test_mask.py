@@ -43,7 +43,7 @@ def test_the_full_mask_keeps_everything() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int64])
 def test_a_mask_is_of_bool(dtype: torch.dtype) -> None:
-    with pytest.raises(InputError, match=f"the mask of 'w' must be of bool, not {dtype}"):
+    with pytest.raises(InputError, match=f"the mask of 'w' must be a tensor of bool, not {dtype}"):
         Mask({"w": torch.ones(2, 2, dtype=dtype)})
 
 

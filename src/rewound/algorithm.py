@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from rewound.errors import InputError, as_number
+from rewound.errors import InputError, as_number, check_kind
 from rewound.technique import Technique
 
 KEEP = 0.8
@@ -40,6 +40,7 @@ def levels(technique: Technique, t: int, T: int, densities: Sequence[float]) -> 
     >>> list(levels(TECHNIQUES["weight-rewinding"], 30, 100, [0.2]))
     [Level(density=0.2, weights_from=70, schedule_from=70, length=30)]
     """
+    check_kind("technique", technique, Technique, 'give the technique itself, as rewound.TECHNIQUES["lr-rewinding"]')
     check_time(technique, t, T)
     check_densities(densities)
     weights_from: dict[str, int | Literal["previous", "fresh"]] = {
@@ -61,7 +62,7 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     """
     if not 1 < as_number("compression", compression) < float("inf"):
         raise InputError(f"compression must be above 1, not {compression}")
-    if not 0 < keep < 1:
+    if not 0 < as_number("keep", keep) < 1:
         raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
     out: list[float] = []
     target = 1 / compression
@@ -110,11 +111,11 @@ def _within(scores: Sequence[float | None], max_drop: float | None, higher_is_be
 
 def check_time(technique: Technique, t: float, T: float, task: str = "the original run") -> None:
     """Law 7: nothing can be rewound further than to its start."""
-    if not t > 0:
+    if not as_number("retraining time", t) > 0:
         raise InputError(f"retraining time must be above 0, not {t:g}")
     if t == math.inf:
         raise InputError("retraining time must be a finite number, not inf")
-    if technique.rewinds and t > T:
+    if technique.rewinds and t > as_number("training time", T):
         raise InputError(
             f"cannot rewind {t:g} epochs: {task} trains for {T:g}; use at most {T:g}, or technique fine-tuning"
         )
@@ -122,10 +123,11 @@ def check_time(technique: Technique, t: float, T: float, task: str = "the origin
 
 def check_densities(densities: Sequence[float]) -> None:
     """Law 2: a mask only shrinks along a run."""
+    check_kind("densities", densities, Sequence, "give a list, as [0.8, 0.64]")
     if not densities:
         raise InputError("no density to prune to")
     for density in densities:
-        if not 0 < density <= 1:
+        if not 0 < as_number("density", density) <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
     for before, after in pairwise(densities):
         if after > before:

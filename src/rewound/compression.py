@@ -15,12 +15,12 @@ from torch import nn
 
 from rewound.algorithm import RATE, goals, has_dropped, returned
 from rewound.artifact import separate
-from rewound.errors import InputError, as_number
+from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, Progress, run
 from rewound.mask import Mask
 from rewound.planning import Plan, plan
-from rewound.pruner import Pruner
-from rewound.recipe import Recipe
+from rewound.pruner import Pruner, as_pruner
+from rewound.recipe import Recipe, check_recipe
 from rewound.recipes import recipe_named
 from rewound.records import DEFAULT_STORE
 from rewound.store import Store
@@ -55,7 +55,7 @@ class PrunedNetwork:
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
         (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file) and `summary.json`."""
-        folder = Path(folder)
+        folder = as_path("folder", folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(separate(self.model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
@@ -93,12 +93,13 @@ def prune(
     does not. Everything done is in `store`: the same call continues an interrupted one.
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
+    check_recipe(task)
     if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
         raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
     epochs = task.training_epochs if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
-    densities = goals(compression, rate, one_shot=one_shot)
+    densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
-    whole, place = plan(targets), Store(Path(store))
+    whole, place = plan(targets), Store(as_path("store", store))
     present = {node.key for node in whole.nodes if place.has_state(node.key)}
     levels: list[LevelReport] = []
 
@@ -128,7 +129,7 @@ def prune(
         "retrain_epochs": epochs,
         "compression": levels[chosen].compression,
         "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
-        "pruner": vars(pruner or Pruner()),
+        "pruner": vars(as_pruner(pruner)),
         "metric": task.metric.name,
     }
     return PrunedNetwork(model, mask, tuple(levels), chosen, settings)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from rewound.errors import InputError
+from rewound.errors import InputError, as_path
 from rewound.names import unknown
 
 Table = Mapping[str, object]
@@ -25,14 +25,14 @@ class Declaration(NamedTuple):
     table: Table
 
 
-def declared(word: str) -> Declaration:
+def declared(word: str | Path) -> Declaration:
     """The table in a TOML file, or in the shipped one of that name.
 
     >>> declared("digits").table["recipe"]
     'digits'
     """
     shipped = shipped_sweeps()
-    path = Path(word)
+    path, word = as_path("sweep", word), str(word)
     if path.suffix == ".toml" or path.is_file():
         try:
             text = path.read_text()

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -27,7 +29,7 @@ def as_number(name: str, value: object) -> float:
     10.0
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"{name} must be a number, not {value!r}{_remedy(value)}")
+        raise InputError(f"{name} must be a number, not {shown(value)}{_remedy(value)}")
     return float(value)
 
 
@@ -38,8 +40,43 @@ def as_whole(name: str, value: object) -> int:
     90
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, not {value!r}{_remedy(value)}")
+        raise InputError(f"{name} must be a whole number, not {shown(value)}{_remedy(value)}")
     return int(value)
+
+
+def as_path(name: str, value: object) -> Path:
+    """What was given for `name`, if it is a path.
+
+    >>> as_path("checkpoint", "run").name
+    'run'
+    """
+    if not isinstance(value, str | PathLike):
+        raise InputError(f"{name} must be a path, not {shown(value)}")
+    return Path(value)
+
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], remedy: str) -> None:
+    """An error if what was given for `name` is of another kind than its type says.
+
+    >>> check_kind("model", None, (list, tuple), "give its layers")
+    Traceback (most recent call last):
+    rewound.errors.InputError: model must be of type list or tuple, not None; give its layers
+    """
+    if not isinstance(value, kinds):
+        known = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+        raise InputError(f"{name} must be of type {known}, not {shown(value)}; {remedy}")
+
+
+def shown(value: object) -> str:
+    """A value as it is written if that says something in a few words, else its type: a network takes a page.
+
+    >>> shown("ten"), shown(dict), shown(list(range(100))), shown(object())
+    ("'ten'", 'the class dict', 'list', 'object')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text = repr(value)
+    return type(value).__name__ if len(text) > 60 or "\n" in text or text.startswith("<") else text
 
 
 def _remedy(value: object) -> str:

@@ -242,7 +242,7 @@ def device_named(name: str) -> torch.device:
     """The device of that name, if it is there."""
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"unknown device {name!r}; use cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU; use --device cpu")

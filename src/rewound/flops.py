@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from rewound.errors import InputError
+from rewound.errors import InputError, check_kind, shown
 
 __all__ = ["MULTIPLY_ADDS", "PAPER", "Add", "Cost", "CostFunction", "Costs", "Profile", "profile"]
 
@@ -177,6 +177,9 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
     >>> profile(net, torch.zeros(1, 1, 4, 4), PAPER).total()
     80
     """
+    check_kind("model", model, nn.Module, "give the model itself")
+    if not _tensors(example):
+        raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     weights: dict[str, tuple[int, ...]] = {}
     fixed = 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.attachment import attached, zero
-from rewound.errors import InputError, few
+from rewound.errors import InputError, check_kind, few, shown
 
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -23,9 +23,11 @@ class Mask(Mapping[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        check_kind("a mask", tensors, Mapping, "give boolean tensors by the names of parameters")
         for name, tensor in tensors.items():
-            if tensor.dtype != torch.bool:
-                raise InputError(f"the mask of {name!r} must be of bool, not {tensor.dtype}")
+            if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
+                given = tensor.dtype if isinstance(tensor, Tensor) else shown(tensor)
+                raise InputError(f"the mask of {name!r} must be a tensor of bool, not {given}")
         self._tensors = dict(tensors)
         self.total = sum(tensor.numel() for tensor in self._tensors.values())
         self.counts = {name: _count(tensor) for name, tensor in self._tensors.items()}
@@ -94,6 +96,7 @@ class Mask(Mapping[str, Tensor]):
 
     def pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
+        check_kind("model", model, nn.Module, "give the model itself")
         parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
         if wrong := self._strangers(model):
             raise InputError(

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from rewound.errors import InputError
+from rewound.errors import InputError, shown
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None =
     1
     """
     if not isinstance(name, str):
-        raise InputError(f"a {kind} is given by its name, not as {name!r} (known: {', '.join(sorted(table))})")
+        raise InputError(f"a {kind} is given by its name, not as {shown(name)} (known: {', '.join(sorted(table))})")
     if name in table:
         return table[name]
     if ":" not in name:

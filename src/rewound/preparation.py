@@ -15,10 +15,10 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import RATE
 from rewound.course import Course, Init
-from rewound.errors import InputError, as_whole
+from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loop import Epochs
 from rewound.progress import Progress
-from rewound.pruner import Pruner
+from rewound.pruner import Pruner, as_pruner
 from rewound.recording import Recording, Scheduler, rehearsed, scheduled
 from rewound.schedule import Schedule
 from rewound.snapshot import Stateful, Subjects
@@ -83,7 +83,7 @@ def epochs(
         training_epochs if retrain_epochs is None else retrain_epochs,
         rate,
         one_shot,
-        pruner or Pruner(),
+        as_pruner(pruner),
         final,
         adopt,
         max_drop,
@@ -92,6 +92,10 @@ def epochs(
     schedule = scheduler if isinstance(scheduler, Schedule) else None
     if schedule is not None and not adopt:
         raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
+    check_kind("also", also, Sequence, "give a list of objects with a state_dict")
+    if not callable(say):
+        raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
+    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
     subjects = Subjects(_bare(model), inner(optimizer), _several(scheduler), also)
     _check_kinds(subjects)
     course.check(subjects.model, subjects.optimizer)
@@ -101,7 +105,7 @@ def epochs(
         progress.recording = _adopted(
             subjects.optimizer, schedule or subjects.schedulers, training_epochs, steps_per_epoch
         )
-    return Epochs(course, subjects, progress, None if checkpoint is None else Path(checkpoint), resume, say)
+    return Epochs(course, subjects, progress, folder, resume, say)
 
 
 def _adopted(
@@ -126,13 +130,9 @@ def _adopted(
 
 def _check_kinds(subjects: Subjects) -> None:
     """Whether each thing is what its place asks for, and the schedulers move this optimizer's rate."""
-    expected = (("model", subjects.model, nn.Module), ("optimizer", subjects.optimizer, Optimizer))
-    for name, given, kind in expected:
-        if not isinstance(given, kind):
-            raise InputError(
-                f"{name} must be a torch {kind.__name__}, not {type(given).__name__}; "
-                "the order is epochs(training_epochs, model, optimizer, scheduler)"
-            )
+    order = "the order is epochs(training_epochs, model, optimizer, scheduler)"
+    check_kind("model", subjects.model, nn.Module, order)
+    check_kind("optimizer", subjects.optimizer, Optimizer, order)
     for scheduler in subjects.schedulers:
         bare = getattr(scheduler, "scheduler", scheduler)  # inside Accelerate's
         moved = getattr(bare, "optimizer", None)
@@ -164,4 +164,6 @@ def inner(optimizer: Optimizer) -> Optimizer:
 def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:
     if scheduler is None or isinstance(scheduler, Schedule):
         return ()
+    if isinstance(scheduler, str):  # a name where a scheduler belongs: one wrong thing, not one for each letter
+        return (scheduler,)
     return scheduler if isinstance(scheduler, Sequence) else (scheduler,)

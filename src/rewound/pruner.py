@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from rewound.errors import InputError, as_number, few
+from rewound.errors import InputError, as_number, check_kind, few
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
@@ -104,14 +104,16 @@ class Pruner:
         for field in ("only", "skip"):
             if isinstance(patterns := getattr(self, field), str):
                 raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")
-            object.__setattr__(self, field, tuple(patterns))
-        if not 0 <= self.floor < 1:
+            globs = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+            for glob in globs:
+                check_kind(f"each of {field}", glob, str, "give patterns of parameters' names, as ('encoder.*',)")
+            object.__setattr__(self, field, globs)
+        if not 0 <= as_number("floor", self.floor) < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
 
     def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
-        if not isinstance(model, nn.Module):
-            raise InputError(f"a Pruner prunes a torch.nn.Module, not {type(model).__name__}; give the model itself")
+        check_kind("model", model, nn.Module, "give the model itself")
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         return self.prune(prunable_weights(model), density, mask, seed=seed)
 
@@ -176,10 +178,21 @@ class Pruner:
 
 def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
     """The masks that pruning goes on from, if they are for these weights."""
-    for name, kept in (mask or {}).items():
+    if mask is None:
+        return Mask({})
+    check_kind("mask", mask, Mask, "give what a Pruner made before, or a rewound.Mask of it")
+    for name, kept in mask.items():
         if name not in weights or weights[name].shape != kept.shape:
             raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
-    return mask if mask is not None else Mask({})
+    return mask
+
+
+def as_pruner(given: Pruner | None) -> Pruner:
+    """The pruner that was given, or the paper's."""
+    if given is None:
+        return Pruner()
+    check_kind("pruner", given, Pruner, 'give a rewound.Pruner, as Pruner(score="magnitude")')
+    return given
 
 
 def _rank(

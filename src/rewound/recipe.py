@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.errors import InputError, check_kind
 from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
 from rewound.names import path_of, unknown
 from rewound.pruner import prunable_weights
@@ -167,6 +167,11 @@ class Recipe(ABC):
                 raise InputError(unknown(f"field of {cls.label()}", key, (n.replace("_", "-") for n in defaults)))
             chosen[name] = _coerced(f"{cls.label()}.{key}", value, defaults[name])
         return cls(**chosen)
+
+
+def check_recipe(given: object) -> None:
+    """An error for what is no recipe: its name, its class, a model."""
+    check_kind("recipe", given, Recipe, "give one, as Digits(), or a model of your own to rewound.epochs")
 
 
 def _coerced(name: str, value: object, default: object) -> object:

@@ -171,7 +171,7 @@ def merged(runs: Iterator[Segment] | Sequence[Segment]) -> list[Segment]:
 
 def total(segments: Sequence[Segment]) -> int:
     """How many steps the segments span."""
-    return sum(segment.steps for segment in segments)
+    return sum(steps for _, steps in segments)
 
 
 def sliced(segments: Sequence[Segment], start: int, stop: int | None = None) -> list[Segment]:

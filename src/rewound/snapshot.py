@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound import ranks
-from rewound.errors import InputError
+from rewound.errors import InputError, shown
 from rewound.recording import Scheduler
 
 Content = dict[str, object]
@@ -77,6 +77,10 @@ class Subjects:
     def check(self) -> None:
         """An error that names what could not be read again without running its code."""
         for thing in (self.optimizer, *self.schedulers, *(t for t in self.also if not isinstance(t, nn.Module))):
+            if isinstance(thing, type) or not hasattr(thing, "state_dict"):
+                raise InputError(
+                    f"{shown(thing)} has no state to be saved; give schedulers, and in also what has a state_dict"
+                )
             buffer = io.BytesIO()
             try:
                 torch.save(thing.state_dict(), buffer)

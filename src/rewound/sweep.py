@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 
 from rewound.algorithm import check_densities, densities
 from rewound.declaration import Table, declared
@@ -83,7 +84,7 @@ def _label(target: Target) -> tuple[object, ...]:
     return target.iterative, target.technique, target.density, target.retrain_epochs, target.trial, target.state.key
 
 
-def load_sweep(name: str) -> Sweep:
+def load_sweep(name: str | Path) -> Sweep:
     """The sweep in a TOML file, or the shipped one of that name."""
     found = declared(name)
     return parse_sweep(found.table, found.name)

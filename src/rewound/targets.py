@@ -10,7 +10,7 @@ from functools import lru_cache
 from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
-from rewound.pruner import Pruner
+from rewound.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe
 from rewound.schedule import Segment
 from rewound.technique import technique_named
@@ -53,7 +53,7 @@ def retrained(
     independent: bool = False,
 ) -> Iterator[Target]:
     """The target of every level of one run of the algorithm."""
-    pruner = pruner or Pruner()
+    pruner = as_pruner(pruner)
     chosen = technique_named(technique)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
     check_final(chosen, recipe.schedule.final, recipe.schedule.peak)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rewound.artifact import write_whole
 from rewound.encoding import DTYPES, REMEDY, Content, Place, decoded, encoded
-from rewound.errors import InputError, few
+from rewound.errors import InputError, as_path, check_kind, few
 from rewound.mask import Mask, plain_name
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -37,6 +37,7 @@ class Ticket:
 
     def into(self, model: nn.Module) -> None:
         """Put the weights and buffers into `model`, whatever it is wrapped in; its dtypes and devices stay."""
+        check_kind("model", model, nn.Module, "give the model itself")
         own = model.state_dict()
         names = {plain_name(name): name for name in own}
         shapes = {plain: getattr(own[name], "shape", None) for plain, name in names.items()}
@@ -70,9 +71,12 @@ def save(
             "there is no mask to save by: run.mask is None when the dense network is returned; "
             "save that with torch.save"
         )
+    check_kind("model", model, (nn.Module, Mapping), "give the model itself, or its state_dict")
+    check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
+    file = as_path("ticket", path)
     content = encoded(_content(_plain(model.state_dict() if isinstance(model, nn.Module) else model), mask, about))
     try:
-        write_whole(Path(path), content)
+        write_whole(file, content)
     except OSError as error:
         raise InputError(f"cannot write ticket {path}: {error.strerror}") from error
 
@@ -80,7 +84,7 @@ def save(
 def load(path: str | Path) -> Ticket:
     """Read a ticket; whatever else the file holds, the error is one sentence."""
     try:
-        data = Path(path).read_bytes()
+        data = as_path("ticket", path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read ticket {path}: {error.strerror}; {REMEDY}") from error
     return parsed(data, str(path))

@@ -9,15 +9,16 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import Diverged
+from rewound.errors import Diverged, check_kind
 from rewound.mask import Mask
 from rewound.randomness import fold
-from rewound.recipe import Position, Recipe, Scores
+from rewound.recipe import Position, Recipe, Scores, check_recipe
 from rewound.schedule import Segment, total
 
 _COUNTS = ("step", "mu_product")
@@ -61,6 +62,7 @@ class State:
 
 def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
     """W_0 of a trial; `fresh` draws another one, as reinitialization does (law 6)."""
+    check_recipe(recipe)
     model = recipe.model(fold(seed, "reinitialization") if fresh else fold(seed, "initialization"))
     return State(model.state_dict(), {}, seed, Position(0, 0))
 
@@ -78,6 +80,8 @@ def train(
 
     What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it.
     """
+    check_kind("mask", mask, (Mask, NoneType), "make one with a rewound.Pruner")
+    check_kind("lr", lr, Sequence, "give segments, as recipe.schedule.segments(0, 100)")
     device = torch.device(device)
     model, optimizer = restored(recipe, state, device)
     model.train()
@@ -116,6 +120,8 @@ def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -
 
 def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Module, Optimizer]:
     """The model and optimizer in that state, on that device."""
+    check_recipe(recipe)
+    check_kind("state", state, State, "give what rewound.begin or rewound.train made")
     model = recipe.model(state.seed)
     model.load_state_dict(dict(state.model))
     model.to(device)

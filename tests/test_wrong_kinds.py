@@ -1,0 +1,164 @@
+"""A wrong kind of thing given to a public function is told in one sentence, by its name and with the remedy."""
+
+import inspect
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+import rewound
+from rewound import TECHNIQUES, InputError, Mask, Pruner
+from tiny import Tiny
+
+FUNCTIONS = [name for name in rewound.__all__ if inspect.isfunction(getattr(rewound, name))]
+NET = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+MASK = Pruner()(NET, 0.5)
+LR = TECHNIQUES["lr-rewinding"]
+
+
+def called(name: str, given: object) -> None:
+    """Call a public function with one thing for all that it needs."""
+    function = getattr(rewound, name)
+    needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    words = {p.name: given for p in needed if p.kind is p.KEYWORD_ONLY}
+    made = function(*[given] * (len(needed) - len(words)), **words)
+    if isinstance(made, Generator):
+        list(made)
+
+
+@pytest.mark.parametrize("given", [None, object()], ids=["None", "object"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_public_function_tells_what_is_of_a_wrong_kind(name: str, given: object) -> None:
+    with pytest.raises(InputError) as error:
+        called(name, given)
+    assert "\n" not in str(error.value)
+
+
+def epochs(scheduler: object = None, **options: object) -> object:
+    return rewound.epochs(2, NET, SGD(NET.parameters(), lr=0.1), scheduler, **options)  # type: ignore[arg-type]
+
+
+def trained(mask: object = None, lr: object = ()) -> object:
+    return list(rewound.train(Tiny(), rewound.begin(Tiny(), 1), mask, lr=lr))  # type: ignore[arg-type]
+
+
+# mypy would find each of them; who runs a notebook reads the sentence.
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "a pruner by its score": (
+        lambda: epochs(pruner="magnitude"),
+        "pruner must be of type Pruner, not 'magnitude'; give a rewound.Pruner, as Pruner(score=\"magnitude\")",
+    ),
+    "the class of a pruner": (lambda: epochs(pruner=Pruner), "pruner must be of type Pruner, not the class Pruner; "),
+    "a folder by a number": (lambda: epochs(checkpoint=3), "checkpoint must be a path, not 3"),
+    "a scheduler by its name": (lambda: epochs("cosine"), "'cosine' has no state to be saved; give schedulers, "),
+    "the class of a scheduler": (lambda: epochs(lr_scheduler.StepLR), "the class StepLR has no state to be saved; "),
+    "one thing for several": (lambda: epochs(also=nn.Linear(2, 2)), "also must be of type Sequence, not Linear(in_"),
+    "nothing to speak with": (lambda: epochs(say=None), "say must be a function of a text, not None; for silence "),
+    "epochs and model swapped": (
+        lambda: rewound.epochs(NET, 2, SGD(NET.parameters())),  # type: ignore[arg-type]
+        "training_epochs must be a whole number, not Sequential",
+    ),
+    "a model for a recipe": (
+        lambda: rewound.prune(NET),  # type: ignore[arg-type]
+        "recipe must be of type Recipe, not Sequential; give one, as Digits(), or a model of your own to ",
+    ),
+    "the class of a recipe": (
+        lambda: rewound.prune(Tiny),  # type: ignore[arg-type]
+        "recipe must be of type Recipe, not the class Tiny; ",
+    ),
+    "the name of a recipe": (
+        lambda: rewound.begin("digits", 1),  # type: ignore[arg-type]
+        "recipe must be of type Recipe, not 'digits'; ",
+    ),
+    "a recipe pruned by a score": (
+        lambda: rewound.prune(Tiny(), pruner="random"),  # type: ignore[arg-type]
+        "pruner must be of type Pruner, not 'random'; ",
+    ),
+    "half a seed": (
+        lambda: rewound.prune(Tiny(), seed=0.5),  # type: ignore[arg-type]
+        "seed must be a whole number, not 0.5",
+    ),
+    "no store": (lambda: rewound.prune(Tiny(), store=None), "store must be a path, not None"),  # type: ignore[arg-type]
+    "no device": (
+        lambda: rewound.prune(Tiny(), device=None),  # type: ignore[arg-type]
+        "unknown device None; use cpu or cuda",
+    ),
+    "masks in a dict": (lambda: trained(mask={"w": 1}), "mask must be of type Mask or NoneType, not {'w': 1}; make"),
+    "one learning rate": (lambda: trained(lr=0.1), "lr must be of type Sequence, not 0.1; give segments, as recipe.s"),
+    "a schedule": (lambda: trained(lr=Tiny().schedule), "lr must be of type Sequence, not Schedule; give segments, "),
+    "a model for a state": (
+        lambda: rewound.evaluate(Tiny(), NET),  # type: ignore[arg-type]
+        "state must be of type State, not Sequential; give what rewound.begin or rewound.train made",
+    ),
+    "mask and path swapped": (
+        lambda: rewound.save(NET, "ticket", MASK),  # type: ignore[arg-type]
+        "mask must be of type Mask, not 'ticket'; the order is rewound.save(model, mask, path)",
+    ),
+    "parameters for a model": (
+        lambda: rewound.save(NET.parameters(), MASK, "ticket"),  # type: ignore[arg-type]
+        "model must be of type Module or Mapping, not generator; give the model itself, or its state_dict",
+    ),
+    "no file": (lambda: rewound.load(None), "ticket must be a path, not None"),  # type: ignore[arg-type]
+    "a density for a mask": (
+        lambda: Pruner()(NET, 0.5, 0.8),  # type: ignore[arg-type]
+        "mask must be of type Mask, not 0.8; give what a Pruner made before, or a rewound.Mask of it",
+    ),
+    "layers for names": (
+        lambda: Pruner(skip=(nn.Linear,)),  # type: ignore[arg-type]
+        "each of skip must be of type str, not the class Linear; give patterns of parameters' names, ",
+    ),
+    "no names": (lambda: Pruner(only=3), "each of only must be of type str, not 3; "),  # type: ignore[arg-type]
+    "no floor": (lambda: Pruner(floor=None), "floor must be a number, not None"),  # type: ignore[arg-type]
+    "a tensor for a mask": (
+        lambda: Mask(torch.ones(2, 2) > 0),  # type: ignore[arg-type]
+        "a mask must be of type Mapping, not Tensor; give boolean tensors by the names of parameters",
+    ),
+    "a list for a tensor": (
+        lambda: Mask({"weight": [True]}),  # type: ignore[dict-item]
+        "the mask of 'weight' must be a tensor of bool, not [True]",
+    ),
+    "model and optimizer swapped": (
+        lambda: MASK.attached(SGD(NET.parameters()), NET),  # type: ignore[arg-type]
+        "model must be of type Module, not SGD; give the model itself",
+    ),
+    "a shape for an example": (
+        lambda: rewound.profile(NET, (1, 4)),  # type: ignore[arg-type]
+        "example must be what the model takes, a tensor or a tuple of them, not (1, 4)",
+    ),
+    "a technique by its name": (
+        lambda: list(rewound.levels("lr-rewinding", 2, 2, [0.5])),  # type: ignore[arg-type]
+        "technique must be of type Technique, not 'lr-rewinding'; give the technique itself, as rewound.TECHNIQUES[",
+    ),
+    "no retraining time": (
+        lambda: list(rewound.levels(LR, None, 2, [0.5])),  # type: ignore[arg-type]
+        "retraining time must be a number, not None",
+    ),
+    "one density for several": (
+        lambda: list(rewound.levels(LR, 2, 2, 0.5)),  # type: ignore[arg-type]
+        "densities must be of type Sequence, not 0.5; give a list, as [0.8, 0.64]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_easily_mistaken_for_another_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, says = WRONG[case]
+    with pytest.raises(InputError) as error:
+        call()
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sweep_is_also_found_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('recipe = "digits"\ntrials = 1\n')
+    assert rewound.load_sweep(path) == rewound.load_sweep(str(path))
+
+
+def test_rates_may_be_plain_pairs() -> None:
+    (state,) = rewound.train(Tiny(), rewound.begin(Tiny(), 1), lr=[(0.1, 2)])  # type: ignore[list-item]
+    assert state.position.steps == 2
