@@ -50,13 +50,12 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("layer", overflow="fold")
     table.add_column("shape", no_wrap=True)
-    for name in ("kept", "of", "density", "FLOPs"):
+    for name in ("kept", "of", "density", *(["FLOPs"] if profile else [])):
         table.add_column(name, justify="right", no_wrap=True)
 
     def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
-        operations = f"{flops:,}" if profile and flops is not None else "–"
-        counts = (f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", operations)
-        table.add_row(_shown(name), shape, *counts)
+        operations = [f"{flops:,}" if flops is not None else "–"] if profile else []
+        table.add_row(_shown(name), shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
 
     tensors, mask = _once(ticket), ticket.mask
     masked = [name for name in tensors if name in mask]
