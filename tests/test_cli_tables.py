@@ -68,6 +68,11 @@ def test_the_papers_figures_of_a_table(done: Path, rewound_command: Rewound) -> 
     assert re.search(r"no data for \d+ of the paper's 12 figures: ", out)
     assert Path("r/paper/figure-1-sparsity-oneshot.svg").exists()
     assert not list(Path("r").glob("*.png"))
+    assert "compared" not in Path("r/paper/points.csv").read_text()
+    code, out, err = rewound_command(*words, "paper", "--formats", "svg", "--compare", done / "report" / "results.csv")
+    assert (code, err) == (0, "")
+    assert "The compared table" in Path("r/paper/figure-1-sparsity-oneshot.svg").read_text()
+    assert "compared" in Path("r/paper/points.csv").read_text()
     code, out, err = rewound_command(*words, "none")
     assert (code, err) == (0, "")
     assert "report: r (results.csv, layers.csv, curves.csv, index.html)" in out

@@ -213,9 +213,9 @@ def test_failed_and_lonely_cells_are_counted() -> None:
 
 def test_their_cells_are_moved_to_our_dense_mean() -> None:
     ours = dense(0.95) + trials(0.94, density=0.8**5)
-    (cell,) = overlay(ours, dense(0.93) + trials(0.90, density=0.3277))
+    (cell,) = cells(overlay(ours, dense(0.93) + trials(0.90, density=0.3277)))
     assert (cell.density, cell.tests) == (0.8**5, (pytest.approx(0.92),))
-    (cell,) = overlay(ours, trials(0.90, density=0.3277))
+    (cell,) = cells(overlay(ours, trials(0.90, density=0.3277)))
     assert cell.tests == (0.90,), "without dense runs they stay where they are"
 
 

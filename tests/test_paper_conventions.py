@@ -1,7 +1,8 @@
 """The paper's figures of any other table: its conventions, and the files they are written to."""
 
 import csv
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,12 +80,68 @@ def test_a_dense_control_is_no_point_of_the_paper() -> None:
     assert [panel.density for panel in shown(9, found)] == [0.5]
 
 
+# A table to compare with
+
+
+def test_a_compared_table_stands_in_every_figure_as_ours_does() -> None:
+    both = table() + table(iterative=True) + table(pruning="structured-x")
+    found = experiments(both, both)
+    panels = [panel for number in NAMES for panel in shown(number, found)]
+    assert {(panel.x, panel.y) for panel in panels} == {
+        ("compression", "delta"),
+        ("time", "delta"),
+        ("compression", "speed-up"),
+    }
+    assert all(panel.theirs == panel.curves for panel in panels)
+    assert not any(panel.theirs for number in NAMES for panel in shown(number, experiments(both)))
+
+
+def test_deltas_and_speedups_of_a_compared_table_are_to_its_own_dense_networks() -> None:
+    def worse(row: Row) -> Row:
+        return replace(row, test=(row.test or 0) - 0.02, flops=3 * (row.flops or 0))
+
+    found = experiments(table(iterative=True), [worse(row) for row in table(iterative=True)])
+    for number in (2, 11):
+        (panel,) = shown(number, found)
+        ours, theirs = ([point.median for point in curves[LR]] for curves in (panel.curves, panel.theirs))
+        assert theirs == pytest.approx(ours)
+
+
+def test_only_what_both_tables_have_is_compared() -> None:
+    theirs = [row for row in table(densities=(0.5, 0.25, 0.1)) if row.dense or row.retrain_epochs != 16]
+    (panel,) = shown(1, experiments(table(), theirs + table("another")))
+    assert {(point.density, point.retrain_epochs) for point in panel.points} == {(d, 16) for d in (0.5, 0.25, 0.125)}
+    compared = {(point.density, point.retrain_epochs) for curve in panel.theirs.values() for point in curve}
+    assert compared == {(0.5, 8), (0.25, 8)}, "at their best time of those that ours has too"
+
+
+def test_a_compared_table_without_dense_networks_stays_where_it_is() -> None:
+    theirs = [replace(row, test=(row.test or 0) - 0.02) for row in table() if not row.dense]
+    (panel,) = shown(1, experiments(table(), theirs))
+    assert [point.median for point in panel.theirs[LR]] == pytest.approx([p.median - 2 for p in panel.curves[LR]])
+
+
 # How it is drawn
 
 
-def drawn(made: Iterable[Row], number: int) -> tuple[Sheet, Figure]:
-    sheet = next(sheets(made, [FIGURES[NAMES[number]]]))
+def drawn(made: Iterable[Row], number: int, compare: Sequence[Row] = ()) -> tuple[Sheet, Figure]:
+    sheet = next(sheets(made, [FIGURES[NAMES[number]]], compare))
     return sheet, draw_sheet(sheet)
+
+
+@pytest.mark.parametrize("number", [1, 3, 6, 9, 11])
+def test_a_compared_table_is_hollow_and_seen(number: int) -> None:
+    made = table() + table(iterative=True)
+    theirs = [row if row.dense else replace(row, test=(row.test or 0) + 0.01) for row in made]
+    sheet, figure = drawn(made, number, theirs)
+    assert "The compared table" in [text.get_text() for text in figure.legends[0].get_texts()]
+    for place, axes in zip(sheet.places, figure.axes, strict=False):
+        hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none" and len(line.get_xydata())]
+        assert len(hollow) == len(sheet.places[place].theirs) == 3
+        bottom, top = axes.get_ylim()
+        assert all(bottom < y < top for line in hollow for _, y in line.get_xydata())
+    _, alone = drawn(made, number)
+    assert "The compared table" not in [text.get_text() for text in alone.legends[0].get_texts()]
 
 
 def test_the_horizontal_axis_is_density_reversed_and_logarithmic() -> None:
@@ -130,10 +187,10 @@ def test_one_trial_is_enough() -> None:
 # Files
 
 
-def draw(made: list[Row], out: Path, drawing: Drawing) -> tuple[list[str], str]:
+def draw(made: list[Row], out: Path, drawing: Drawing, theirs: Sequence[Row] = ()) -> tuple[list[str], str]:
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
-        paths = draw_figures(made, out, console, drawing)
+        paths = draw_figures(made, out, console, drawing, theirs)
     assert all(path.stat().st_size > 100 for path in paths)
     return [str(path.relative_to(out)) for path in paths], capture.get()
 
@@ -155,11 +212,13 @@ def test_files_are_named_after_the_paper_and_figures_without_data_are_counted(tm
 
 
 def test_points_csv_has_every_number_drawn(tmp_path: Path) -> None:
-    draw(table(R56, iterative=True), tmp_path, Drawing("figure-2-sparsity-iterative", ("svg",)))
+    made, compared = table(R56, iterative=True), table(R56, [LR], iterative=True)
+    draw(made, tmp_path, Drawing("figure-2-sparsity-iterative", ("svg",)), compared)
     with (tmp_path / "paper" / "points.csv").open() as file:
         found = list(csv.DictReader(file))
-    assert len(found) == 3 * 3 + 4
-    ours = [row for row in found if row["technique"] == LR]
+    assert Counter(row["table"] for row in found) == {"ours": 3 * 3, "compared": 3, "published": 4}
+    ours = [row for row in found if row["technique"] == LR and row["table"] == "ours"]
+    assert ours == [{**row, "table": "ours"} for row in found if row["table"] == "compared"], "the same runs"
     assert [(row["density"], row["retrain_epochs"], row["unit"], row["trials"]) for row in ours] == [
         (density, "16", "points", "3") for density in ("0.5", "0.25", "0.125")
     ]

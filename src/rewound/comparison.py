@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from rewound.conformance import LEAST_SIGMA, Card, Compared, Curve, Lead
 from rewound.errors import InputError
-from rewound.findings import Cell, Line, at_full_time, baselines, cells
+from rewound.findings import Cell, Line, at_full_time, baselines, cells, line_of
 from rewound.intervals import Pooled, pooled
 from rewound.results import Row, write_table
 from rewound.units import scales
@@ -71,19 +71,24 @@ def matched(ours: Iterable[Row], theirs: Iterable[Row]) -> list[tuple[Cell, Cell
     return [(cell, near) for cell, near in found if near is not None]
 
 
-def overlay(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Cell]:
-    """Their cells that we have too, to be drawn over ours: under our densities, and moved to our dense mean.
+def overlay(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Row]:
+    """Their runs of cells that we have too, to be drawn over ours: under our densities, and moved to our dense mean.
 
-    A delta is measured from a table's own dense networks; where theirs has none, its values stay where they are.
+    A delta is measured from a table's own dense networks, which come along; where theirs has none, ours do, and its
+    values stay where they are.
     """
     ours, theirs = list(ours), list(theirs)
-    known = {row.recipe for row in theirs if row.dense and row.test is not None}
+    places = {(cell.line, cell.density, cell.retrain_epochs): one.density for one, cell in matched(ours, theirs)}
+    shared = {line.recipe for line, *_ in places}
+    known = shared & {row.recipe for row in theirs if row.dense and row.test is not None}
     zero, moved = baselines(row for row in theirs if row.recipe in known), baselines(ours)
-    found = []
-    for one, other in matched(ours, theirs):
-        recipe = one.line.recipe
-        shift = moved[recipe].mean - zero[recipe].mean if recipe in zero else 0.0
-        found.append(replace(other, density=one.density, tests=tuple(test + shift for test in other.tests)))
+    found = [row for row in ours if row.dense and row.recipe in shared - known]
+    for row in theirs:
+        place = (line_of(row), row.density, row.retrain_epochs or 0)
+        density = places.get(place) if not row.dense else 1.0 if row.recipe in known else None
+        if density is not None and row.test is not None:
+            shift = moved[row.recipe].mean - zero[row.recipe].mean if row.recipe in known else 0.0
+            found.append(replace(row, density=density, test=row.test + shift))
     return found
 
 

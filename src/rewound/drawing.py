@@ -67,12 +67,12 @@ DEFAULT: Final = Drawing()
 def draw_figures(
     rows: list[Row], out: Path, console: Console, drawing: Drawing = DEFAULT, theirs: Sequence[Row] = ()
 ) -> list[Path]:
-    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours, in the default figures."""
+    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours."""
     if drawing.figures == "none":
         return []
     if drawing.figures == "default":
         return _told(console, lambda: _default_figures(rows, out, drawing.formats, {}, theirs))
-    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing))
+    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing, theirs))
 
 
 @contextmanager
@@ -125,12 +125,12 @@ def _groups(rows: Iterable[Row]) -> tuple[list[list[Row]], dict[str, float]]:
     return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished], dict(longest)
 
 
-def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing) -> list[Path]:
+def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing, theirs: Sequence[Row]) -> list[Path]:
     from rewound.pages.paper import save_sheet, sheets
 
     drawing.check(rows)
     wanted = drawing.of_the_paper
-    drawn = list(sheets(rows, wanted.values()))
+    drawn = list(sheets(rows, wanted.values(), theirs))
     if missing := [name for name in wanted if name not in {sheet.figure.name for sheet in drawn}]:
         numbers = ", ".join(name.split("-")[1] for name in missing)
         console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")

@@ -67,6 +67,11 @@ class Cell:
         return median(self.vals)
 
     @property
+    def trials(self) -> int:
+        """How many of them there are."""
+        return len(self.tests)
+
+    @property
     def compression(self) -> float:
         """The compression ratio, 1/density."""
         return 1 / self.density

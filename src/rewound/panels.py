@@ -12,10 +12,11 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeAlias
 
+from rewound.comparison import overlay
 from rewound.findings import (
     ONE_POINT,
     Baseline,
@@ -32,6 +33,9 @@ from rewound.literature import Published
 from rewound.results import Row
 from rewound.speedup import Speedup, over_dense, over_fine_tuning
 
+X: TypeAlias = Literal["compression", "time"]
+Y: TypeAlias = Literal["delta", "speed-up"]
+
 
 class Point(NamedTuple):
     """One setting as a figure shows it: a delta in points or BLEU, or a ratio of FLOPs."""
@@ -45,10 +49,17 @@ class Point(NamedTuple):
     trials: int
 
 
-def point_of(cell: Cell, x: float, baseline: Baseline) -> Point:
-    """A cell as deltas, standing at x."""
-    median, low, high = (baseline.delta(value) for value in (cell.median, cell.low, cell.high))
-    return Point(x, median, low, high, cell.density, cell.retrain_epochs, len(cell.tests))
+Curves: TypeAlias = dict[str, list[Point]]  # by technique
+
+
+def curves_of(shown: Iterable[Cell | Speedup], x: X, value: Callable[[float], float]) -> Curves:
+    """Settings as points, in curves by technique; `value` is what is shown of a median, a minimum and a maximum."""
+    curves: Curves = defaultdict(list)
+    for each in shown:
+        at = each.density if x == "compression" else each.retrain_epochs
+        spread = (value(each.median), value(each.low), value(each.high))
+        curves[each.line.technique].append(Point(at, *spread, each.density, each.retrain_epochs, each.trials))
+    return dict(curves)
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,7 @@ class Experiment:
     over_dense: tuple[Speedup, ...]
     over_fine_tuning: tuple[Speedup, ...]
     failed: Counter[tuple[Line, float]]
+    theirs: "Experiment | None" = None  # what a compared table has of it, moved to our baseline
     left_out: int = 0  # densities that were measured and are not to be shown
 
     @property
@@ -84,6 +96,7 @@ class Experiment:
             over_dense=tuple(filter(kept, self.over_dense)),
             over_fine_tuning=tuple(filter(kept, self.over_fine_tuning)),
             failed=Counter({place: n for place, n in self.failed.items() if keep(place[0].technique, place[1])}),
+            theirs=self.theirs and self.theirs.only(keep),
             left_out=len({cell.density for cell in self.cells} - {cell.density for cell in cells}),
         )
 
@@ -93,17 +106,23 @@ class Panel:
     """One panel: curves by technique, and what else is to be seen on it."""
 
     experiment: Experiment
-    x: Literal["compression", "time"]
-    y: Literal["delta", "speed-up"]
-    curves: dict[str, list[Point]]
+    x: X
+    y: Y
+    curves: Curves
+    theirs: Curves = field(default_factory=dict)  # of a compared table
     density: float | None = None  # of a panel against time
     published: tuple[Published, ...] = ()
     limits: tuple[float, float] | None = None  # of the vertical axis; None where the data decide
 
     @property
     def points(self) -> list[Point]:
-        """The points of all curves."""
+        """The points of all our curves."""
         return [point for curve in self.curves.values() for point in curve]
+
+    @property
+    def seen(self) -> list[Point]:
+        """The points of all curves, ours and those of a compared table."""
+        return [*self.points, *(point for curve in self.theirs.values() for point in curve)]
 
     @property
     def rank(self) -> int:
@@ -117,9 +136,11 @@ class Panel:
         return sum(n for (_, density), n in counts if self.density in (None, density))
 
 
-def experiments(rows: Iterable[Row]) -> list[Experiment]:
-    """Everything a table holds, by recipe, pruning and mode."""
+def experiments(rows: Iterable[Row], compare: Sequence[Row] = ()) -> list[Experiment]:
+    """Everything a table holds, by recipe, pruning and mode, and what a table to `compare` with has of the same."""
     rows = list(rows)
+    other = experiments(overlay(rows, compare)) if compare else []
+    theirs = {(each.recipe, each.pruning, each.iterative): each for each in other}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
     longest: dict[str, float] = defaultdict(float)
@@ -134,21 +155,28 @@ def experiments(rows: Iterable[Row]) -> list[Experiment]:
             tuple(each for each in faster if each.line[:3] == setting and each.density < 1),
             tuple(each for each in faster_yet if each.line[:3] == setting and each.density < 1),
             Counter({place: n for place, n in failed.items() if place[0][:3] == setting}),
+            theirs.get(setting),
         )
         for setting in dict.fromkeys(cell.line[:3] for cell in made)
     ]
 
 
+_Shown: TypeAlias = Callable[[Experiment], Iterable[Cell | Speedup]]  # the same choice from whichever table
+
+
 def best(experiment: Experiment) -> Iterator[Panel]:
     """Accuracy against compression, each technique at its best retraining time."""
-    yield from _against_compression(experiment, best_over_time(experiment.cells))
+    yield from _against_compression(experiment, lambda each: best_over_time(each.cells), "delta")
 
 
 def full_time(experiment: Experiment) -> Iterator[Panel]:
     """Accuracy against compression of Algorithm 1 and its rivals; none where nothing was retrained for T epochs."""
-    shown = at_full_time(experiment.cells, experiment.epochs)
-    if any(cell.retrain_epochs == experiment.epochs for cell in shown):
-        yield from _against_compression(experiment, shown)
+
+    def shown(each: Experiment) -> list[Cell]:
+        return at_full_time(each.cells, experiment.epochs)
+
+    if any(cell.retrain_epochs == experiment.epochs for cell in shown(experiment)):
+        yield from _against_compression(experiment, shown, "delta")
 
 
 def every_time(experiment: Experiment) -> Iterator[Panel]:
@@ -178,35 +206,31 @@ def ends(experiment: Experiment) -> Iterator[Panel]:
 
 def speedup(experiment: Experiment) -> Iterator[Panel]:
     """Theoretical speed-up over the dense network, against compression."""
-    yield from _of_flops(experiment, experiment.over_dense)
+    yield from _against_compression(experiment, lambda each: each.over_dense, "speed-up")
 
 
 def speedup_on_finetuning(experiment: Experiment) -> Iterator[Panel]:
     """Theoretical speed-up over fine-tuned networks of the same density, against compression."""
-    yield from _of_flops(experiment, experiment.over_fine_tuning)
+    yield from _against_compression(experiment, lambda each: each.over_fine_tuning, "speed-up")
 
 
-def _against_compression(experiment: Experiment, shown: Iterable[Cell]) -> Iterator[Panel]:
-    curves: dict[str, list[Point]] = defaultdict(list)
-    for cell in shown:
-        curves[cell.line.technique].append(point_of(cell, cell.density, experiment.baseline))
-    if curves:
-        yield Panel(experiment, "compression", "delta", dict(curves))
+def _against_compression(experiment: Experiment, shown: _Shown, y: Y) -> Iterator[Panel]:
+    panel = _panel(experiment, "compression", y, shown)
+    if panel.curves:
+        yield panel
 
 
 def _against_time(experiment: Experiment, density: float) -> Iterator[Panel]:
-    curves: dict[str, list[Point]] = defaultdict(list)
-    for cell in experiment.cells:
-        if cell.density == density:
-            curves[cell.line.technique].append(point_of(cell, cell.retrain_epochs, experiment.baseline))
-    if any(len(curve) > 1 for curve in curves.values()):  # one retraining time is no curve
-        yield Panel(experiment, "time", "delta", dict(curves), density)
+    def shown(each: Experiment) -> Iterable[Cell]:
+        return (cell for cell in each.cells if cell.density == density)
+
+    panel = replace(_panel(experiment, "time", "delta", shown), density=density)
+    if any(len(curve) > 1 for curve in panel.curves.values()):  # one retraining time is no curve
+        yield panel
 
 
-def _of_flops(experiment: Experiment, shown: Iterable[Speedup]) -> Iterator[Panel]:
-    curves: dict[str, list[Point]] = defaultdict(list)
-    for each in shown:
-        spread = (each.median, each.low, each.high)
-        curves[each.line.technique].append(Point(each.density, *spread, each.density, each.retrain_epochs, each.trials))
-    if curves:
-        yield Panel(experiment, "compression", "speed-up", dict(curves))
+def _panel(experiment: Experiment, x: X, y: Y, shown: _Shown) -> Panel:
+    """What is shown of our table, and the same of a compared one."""
+    value = experiment.baseline.delta if y == "delta" else float
+    ours, theirs = (curves_of(shown(each), x, value) if each else {} for each in (experiment, experiment.theirs))
+    return Panel(experiment, x, y, ours, theirs)

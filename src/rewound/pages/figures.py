@@ -17,8 +17,9 @@ from rewound.errors import InputError
 from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
-from rewound.pages.panel import compression_axis, delta_axis, draw_cells, draw_outlines, epochs_axis, handles
+from rewound.pages.panel import compression_axis, delta_axis, draw_outlines, draw_points, epochs_axis, handles
 from rewound.pages.sheet import STYLE, lay_out, save
+from rewound.panels import curves_of
 from rewound.results import Row
 
 
@@ -58,7 +59,7 @@ def draw(
     """
     rows = list(rows)
     theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in overlay(rows, compare):
+    for cell in cells(overlay(rows, compare)):
         theirs[cell.line.recipe, cell.line.pruning].append(cell)
     dense = baselines(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
@@ -119,9 +120,9 @@ def _against_compression(
         axes.set_xlabel("Compression ratio")
         delta_axis(axes, subject.baseline, limits)
         compression_axis(axes, [cell.density for cell in mine], inches=figure.get_figwidth() / len(modes) - 0.6)
-        below |= draw_cells(axes, mine, lambda cell: cell.density, subject.baseline, named)
+        below |= draw_points(axes, curves_of(mine, "compression", subject.baseline.delta), named)
         hollow = [cell for cell in theirs if cell.line.iterative == iterative and cell.density < 1]
-        draw_outlines(axes, hollow, lambda cell: cell.density, subject.baseline, named)
+        draw_outlines(axes, curves_of(hollow, "compression", subject.baseline.delta), named)
     legend = handles(named, subject.baseline, safe_zone=False, below=below, compared=bool(theirs))
     _finish(figure, subject, what, legend)
     return figure
@@ -147,9 +148,9 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
             axes.set_title(f"{labels[density]}, dense control" if density == 1 else labels[density])
             delta_axis(axes, subject.baseline, limits)
             epochs_axis(axes, [cell.retrain_epochs for cell in shown], subject.epochs, inches)
-            below |= draw_cells(axes, mine, lambda cell: cell.retrain_epochs, subject.baseline, named, size=0.8)
+            below |= draw_points(axes, curves_of(mine, "time", subject.baseline.delta), named, size=0.8)
             hollow = [cell for cell in theirs if cell.density == density]
-            draw_outlines(axes, hollow, lambda cell: cell.retrain_epochs, subject.baseline, named, size=0.8)
+            draw_outlines(axes, curves_of(hollow, "time", subject.baseline.delta), named, size=0.8)
             if density in densities[-columns:]:  # no panel below this one
                 axes.set_xlabel("Retraining epochs")
         for axes in panels[len(row) :]:

@@ -4,8 +4,7 @@ A median below the axis is a triangle on its lower edge, in the colour of its te
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -14,30 +13,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from rewound.findings import Baseline, Cell
+from rewound.findings import Baseline
 from rewound.literature import Published
 from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios
-from rewound.panels import Point, point_of
+from rewound.panels import Point
 
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
 _SAFE: Final = "#f0f0f0"
-
-
-def draw_cells(
-    axes: Axes,
-    cells: Iterable[Cell],
-    x: Callable[[Cell], float],
-    baseline: Baseline,
-    looks: dict[str, Look],
-    size: float = 1,
-) -> bool:
-    """Deltas of cells, as `draw_points` does it."""
-    curves: dict[str, list[Point]] = defaultdict(list)
-    for cell in cells:
-        curves[cell.line.technique].append(point_of(cell, x(cell), baseline))
-    return draw_points(axes, curves, looks, size)
 
 
 def draw_points(axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], size: float = 1) -> bool:
@@ -63,19 +47,12 @@ def draw_points(axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mappin
 
 
 def draw_outlines(
-    axes: Axes,
-    cells: Iterable[Cell],
-    x: Callable[[Cell], float],
-    baseline: Baseline,
-    looks: dict[str, Look],
-    size: float = 1,
+    axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], size: float = 1
 ) -> None:
     """The same techniques in a table to compare with: thin lines and hollow markers through its medians."""
-    cells = sorted(cells, key=x)
     for index, (name, look) in enumerate(looks.items()):
-        mine = [cell for cell in cells if cell.line.technique == name]
-        medians = [baseline.delta(cell.median) for cell in mine]
-        line = axes.add_line(_line(look.outline, [x(cell) for cell in mine], medians, size))
+        mine = sorted(curves.get(name, ()))
+        line = axes.add_line(_line(look.outline, [point.x for point in mine], [point.median for point in mine], size))
         line.set(linewidth=size, markeredgewidth=size, zorder=5, in_layout=False)
         line.set(transform=_moved(axes, _right(index, looks, size), 0))
 

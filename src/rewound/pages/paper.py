@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from rewound.findings import Cell
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
+    draw_outlines,
     draw_points,
     draw_published,
     epochs_axis,
@@ -26,7 +28,7 @@ from rewound.pages.panel import (
     ratio_axis,
 )
 from rewound.pages.sheet import STYLE, lay_out, save
-from rewound.panels import Experiment, Panel, experiments
+from rewound.panels import Curves, Experiment, Panel, experiments
 from rewound.paper import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
 from rewound.results import Row
 
@@ -59,9 +61,14 @@ class Sheet:
         return found
 
 
-def sheets(rows: Iterable[Row], figures: Iterable[PaperFigure] = tuple(FIGURES.values())) -> Iterator[Sheet]:
-    """Every figure there are data for, each followed by its panels alone where it has several."""
-    found = experiments(rows)
+def sheets(
+    rows: Iterable[Row], figures: Iterable[PaperFigure] = tuple(FIGURES.values()), compare: Sequence[Row] = ()
+) -> Iterator[Sheet]:
+    """Every figure there are data for, each followed by its panels alone where it has several.
+
+    The rows of `compare` are drawn over ours, hollow, where both tables have the cell.
+    """
+    found = experiments(rows, compare)
     for figure in figures:
         made = panels(figure, found)
         number = figure.name.split("-")[1]
@@ -119,28 +126,35 @@ def _axes(figure: Figure, lines: int, columns: int) -> Iterator[tuple[tuple[int,
 
 
 def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> bool:
-    where, points = panel.experiment, panel.points
+    where = panel.experiment
     if panel.y == "speed-up":
-        ratio_axis(axes, points)
+        ratio_axis(axes, panel.seen)
     else:
         low, high = panel.limits or _window(panel)
-        delta_axis(axes, where.baseline, (low, max(high, *(1.1 * point.median for point in points))))
-    at = {point.x for point in points}
+        delta_axis(axes, where.baseline, (low, max(high, *(1.1 * point.median for point in panel.seen))))
+    at = {point.x for point in panel.points}
     if panel.x == "compression":
         compression_axis(axes, at, inches, [dot.density for dot in panel.published])
     else:
         epochs_axis(axes, at, where.epochs, inches, [dot.epochs or 0 for dot in panel.published])
     if panel.published:
         draw_published(axes, panel.published)
-    return draw_points(axes, panel.curves, named, size)
+    below = draw_points(axes, panel.curves, named, size)
+    draw_outlines(axes, panel.theirs, named, size)
+    return below
 
 
 def _window(panel: Panel) -> tuple[float, float]:
-    shown = {(name, point.density, point.retrain_epochs) for name in panel.curves for point in panel.curves[name]}
-    cells = [c for c in panel.experiment.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
+    tables = ((panel.experiment, panel.curves), (panel.experiment.theirs, panel.theirs))
+    cells = [cell for each, curves in tables if each is not None for cell in _shown(each, curves)]
     if panel.x == "compression":
         return window(cells, lambda cell: cell.density, panel.experiment.baseline, deepest=2)
     return window(cells, lambda cell: cell.retrain_epochs, panel.experiment.baseline)
+
+
+def _shown(experiment: Experiment, curves: Curves) -> list[Cell]:
+    shown = {(name, point.density, point.retrain_epochs) for name, curve in curves.items() for point in curve}
+    return [c for c in experiment.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
 
 
 def _label(axes: Axes, sheet: Sheet, place: tuple[int, int]) -> None:
@@ -164,11 +178,11 @@ def _looks(sheet: Sheet) -> dict[str, Look]:
 
 
 def _legend(sheet: Sheet, named: dict[str, Look], below: bool) -> list[Line2D | Patch]:
-    first = sheet.panels[0]
+    first, compared = sheet.panels[0], any(panel.theirs for panel in sheet.panels)
     baseline = first.experiment.baseline
     if first.y == "speed-up":
         baseline = replace(baseline, n=1)  # no band of the dense runs
-    return handles(named, baseline, safe_zone=first.x == "time", below=below, compared=False)
+    return handles(named, baseline, safe_zone=first.x == "time", below=below, compared=compared)
 
 
 def _title(panel: Panel, sheet: Sheet) -> str:

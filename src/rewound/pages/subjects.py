@@ -89,7 +89,7 @@ def subjects(
     dense, reached = baselines(rows), reaches(rows)
     said = headlines(rows, reached)
     speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
-    overlaid = overlay(rows, map(_finite, theirs))
+    overlaid = cells(overlay(rows, map(_finite, theirs)))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     originals: dict[str, list[Row]] = defaultdict(list)
     longest: dict[str, float] = defaultdict(float)
