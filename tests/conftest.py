@@ -11,6 +11,7 @@ import torch
 from command_line import SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
 from rewound.commands.console import console
+from rewound.results import Row, read_rows
 from rewound.store import Store
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
@@ -22,6 +23,21 @@ def _forgetful() -> Iterator[None]:
     yield
     POISON.clear()
     ENTERED.clear()
+
+
+@pytest.fixture(scope="session")
+def paper() -> Path:
+    """The folder of what the authors published, where it lies beside the repository."""
+    folder = Path(__file__).parents[2] / "shared" / "paper"
+    if not folder.exists():
+        pytest.skip(f"the authors' tables are not at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def authors(paper: Path) -> list[Row]:
+    """All rows of the authors' tables, dense networks first; not to be changed."""
+    return [row for kind in ("dense", "pruned") for row in read_rows(paper / f"published-{kind}.csv.gz")]
 
 
 @pytest.fixture

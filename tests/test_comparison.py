@@ -23,7 +23,6 @@ from rewound.pages.card import conformance_card
 from rewound.pages.criteria import remarks
 from rewound.results import Row, read_rows
 
-PAPER = Path(__file__).parents[2] / "shared" / "paper"
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -270,15 +269,8 @@ def test_compare_csv_has_a_line_per_cell(tmp_path: Path) -> None:
 # The authors' tables
 
 
-@pytest.fixture(scope="module")
-def published() -> list[Row]:
-    if not PAPER.exists():
-        pytest.skip(f"the authors' tables are not at {PAPER}")
-    return read_rows(PAPER / "published-dense.csv.gz") + read_rows(PAPER / "published-pruned.csv.gz")
-
-
-def test_the_authors_conform_to_themselves(published: list[Row]) -> None:
-    cards = compare(published, published)
+def test_the_authors_conform_to_themselves(authors: list[Row]) -> None:
+    cards = compare(authors, authors)
     assert sum(len(made.cells) for made in cards) == 7_530
     assert all(cell.inside and cell.difference == 0 for made in cards for cell in made.cells)
     assert {made.recipe: made.unit for made in cards}["wmt16-gnmt"] == "BLEU"
@@ -290,19 +282,19 @@ def test_the_authors_conform_to_themselves(published: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob("cifar10-*")), ids=lambda folder: folder.name)
-def test_our_results_conform(published: list[Row], folder: Path) -> None:
+def test_our_results_conform(authors: list[Row], folder: Path) -> None:
     ours = read_rows(folder / "results.csv")
-    made = card(ours, published)
+    made = card(ours, authors)
     assert made.conforms
     assert made.dense is not None
     assert made.dense.n == sum(row.dense for row in ours)
     assert made.alone[0] == 0, "every cell of ours has its counterpart"
 
 
-def test_our_masks_leave_as_many_flops_as_the_authors(published: list[Row]) -> None:
+def test_our_masks_leave_as_many_flops_as_the_authors(authors: list[Row]) -> None:
     """Where magnitude pruning takes the first fifth is a fingerprint of how the dense network was trained."""
     ours = read_rows(RESULTS / "cifar10-resnet20-algorithm1" / "results.csv")
-    left = [first_flops(rows) for rows in (ours, [row for row in published if row.recipe == "cifar10-resnet20"])]
+    left = [first_flops(rows) for rows in (ours, [row for row in authors if row.recipe == "cifar10-resnet20"])]
     mine, theirs = ([flops / 41_886_986 for flops in found] for found in left)
     assert (len(mine), len(theirs)) == (3, 116)
     assert (fmean(theirs), stdev(theirs)) == (pytest.approx(0.8373, abs=5e-5), pytest.approx(0.0021, abs=5e-5))
@@ -314,10 +306,10 @@ def first_flops(rows: list[Row]) -> set[int]:
     return {row.flops for row in rows if row.iterative and row.density == 0.8 and row.flops is not None}
 
 
-def test_perfect_replicas_conform_and_worse_ones_do_not(published: list[Row]) -> None:
+def test_perfect_replicas_conform_and_worse_ones_do_not(authors: list[Row]) -> None:
     recipe, times = "cifar10-resnet20", {"lr-rewinding": 182.0, "weight-rewinding": 150.0, "fine-tuning": 182.0}
     theirs = [
-        row for row in published if row.recipe == recipe and (row.dense or (row.iterative and row.technique in times))
+        row for row in authors if row.recipe == recipe and (row.dense or (row.iterative and row.technique in times))
     ]
     draw = replicas(theirs, lambda cell: cell.retrain_epochs == times.get(cell.line.technique))
     rng = random.Random(1)

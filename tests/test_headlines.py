@@ -1,15 +1,12 @@
 """Headlines: one sentence per experiment that a person would say, computed from nothing but its table."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rewound.findings import Cell, Line
 from rewound.pages.headlines import headlines, priced
-from rewound.results import Row, read_rows
-
-PAPER = Path(__file__).parents[2] / "shared" / "paper"
+from rewound.results import Row
 
 
 def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> list[Row]:
@@ -93,10 +90,7 @@ def test_the_cost_of_a_table_that_does_not_know_it_follows_the_papers_rule() -> 
     assert priced([known]) == [known], "what the table knows stays"
 
 
-def test_the_papers_headline() -> None:
-    if not PAPER.exists():
-        pytest.skip(f"the authors' tables are not at {PAPER}")
-    table = read_rows(PAPER / "published-dense.csv.gz") + read_rows(PAPER / "published-pruned.csv.gz")
-    sentence = headlines(table)["cifar10-resnet56", "unstructured"]
+def test_the_papers_headline(authors: list[Row]) -> None:
+    sentence = headlines(authors)["cifar10-resnet56", "unstructured"]
     assert "learning rate rewinding to 9.31× for 1,820" in sentence
     assert "fine-tuning to 1.95×" in sentence

@@ -12,21 +12,12 @@ from rewound.literature import AGAINST_TIME
 from rewound.pages.paper import draw_sheet, save_sheet, sheets
 from rewound.panels import Experiment, Panel, Point, experiments
 from rewound.paper import FIGURES
-from rewound.results import Row, read_rows
-
-PAPER = Path(__file__).parents[2] / "shared" / "paper"
+from rewound.results import Row
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    if not PAPER.exists():
-        pytest.skip(f"the authors' tables are not at {PAPER}")
-    return read_rows(PAPER / "published-dense.csv.gz") + read_rows(PAPER / "published-pruned.csv.gz")
-
-
-@pytest.fixture(scope="module")
-def published(rows: list[Row]) -> list[Experiment]:
-    return experiments(rows)
+def published(authors: list[Row]) -> list[Experiment]:
+    return experiments(authors)
 
 
 def panel_of(number: int, found: Iterable[Experiment], recipe: str, pruning: str = "unstructured") -> Panel:
@@ -212,8 +203,8 @@ def test_main_figures_leave_out_ablations_and_appendix_networks(published: list[
 # Every sheet
 
 
-def test_every_figure_and_panel_has_a_file(rows: list[Row]) -> None:
-    made = list(sheets(rows))
+def test_every_figure_and_panel_has_a_file(authors: list[Row]) -> None:
+    made = list(sheets(authors))
     assert {sheet.figure.name for sheet in made} == set(FIGURES)
     assert sum(not sheet.alone for sheet in made) == 18, "ten figures, and figures 9 and 10 by network"
     assert sum(len(sheet.panels) for sheet in made if not sheet.alone) == sum(sheet.alone for sheet in made) == 186
@@ -222,8 +213,8 @@ def test_every_figure_and_panel_has_a_file(rows: list[Row]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn(rows: list[Row], tmp_path: Path, name: str) -> None:
-    made = list(sheets(rows, [FIGURES[name]]))
+def test_every_figure_is_drawn(authors: list[Row], tmp_path: Path, name: str) -> None:
+    made = list(sheets(authors, [FIGURES[name]]))
     for sheet in (made[0], made[-1]):
         (path,) = save_sheet(sheet, tmp_path, ["svg"])
         texts = re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text())
@@ -232,8 +223,8 @@ def test_every_figure_is_drawn(rows: list[Row], tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("number", [2, 7, 10])
-def test_nothing_overlaps(rows: list[Row], number: int) -> None:
-    made = list(sheets(rows, [FIGURES[NAMES[number]]]))
+def test_nothing_overlaps(authors: list[Row], number: int) -> None:
+    made = list(sheets(authors, [FIGURES[NAMES[number]]]))
     for sheet in (made[0], made[-1]):
         figure = draw_sheet(sheet)
         renderer = FigureCanvasAgg(figure).get_renderer()

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from rewound.recipes.resnet import ResNet
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "paper" / "golden-resnet20.npz"
-
 
 def resnet(depth: int = 20, seed: int = 0) -> ResNet:
     return ResNet(((depth - 2) // 6,) * 3, generator=torch.Generator().manual_seed(seed))
@@ -133,9 +131,8 @@ def unpack(bits: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN} is not here: it lies beside the project's checkout")
-def test_six_golden_steps() -> None:
-    with np.load(GOLDEN) as archive:
+def test_six_golden_steps(paper: Path) -> None:
+    with np.load(paper / "golden-resnet20.npz") as archive:
         start, end, bits = load(archive, "start/"), load(archive, "end/"), load(archive, "mask/")
         steps = [torch.from_numpy(archive[name]) for name in ("images", "labels", "lr", "loss", "logits")]
     # In double precision all the difference is TensorFlow's rounding, which the steps amplify a thousandfold; in single

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rewound.errors import InputError
 from rewound.results import COLUMNS, CurveRow, LayerRow, Row, read_rows, write_curves, write_layers, write_rows
 
-PAPER = Path(__file__).parents[2] / "shared" / "paper"
 HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops,search_epochs,seconds,key"
 DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")
 PRUNED = Row("digits", "unstructured", True, "lr-rewinding", 0.8**3, 16, 2, 0.95, 0.94, 500, 48, 12.25, "k1")
@@ -109,10 +108,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         read_rows(cut)
 
 
-def test_the_authors_tables_can_be_read() -> None:
-    if not PAPER.exists():
-        pytest.skip(f"the authors' tables are not at {PAPER}")
-    pruned, dense = read_rows(PAPER / "published-pruned.csv.gz"), read_rows(PAPER / "published-dense.csv.gz")
+def test_the_authors_tables_can_be_read(paper: Path) -> None:
+    pruned, dense = (read_rows(paper / f"published-{kind}.csv.gz") for kind in ("pruned", "dense"))
     assert (len(pruned), len(dense)) == (22_590, 1_180)
     assert not any(row.dense for row in pruned)
     assert all(row.dense and row.test for row in dense)
