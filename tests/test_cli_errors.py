@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,18 @@ def test_a_device_that_is_not_there(rewound_command: Rewound, words: list[str]) 
     code, _, err = rewound_command(*words, "--device", "cuda")
     assert code == 2
     assert re.fullmatch(r"error: device 'cuda' is not there: torch \S+ sees no CUDA GPU; use --device cpu\n", err)
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "digits", "--jobs", "2"], ["run", "digits", "--jobs", "1"], ["prune", "digits"]]
+)
+def test_a_package_that_the_data_needs(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
+    code, _, err = rewound_command(*words)
+    assert (code, err) == (2, "error: the digits recipe needs scikit-learn: pip install 'rewound[digits]'\n")
+    assert list(Path("rewound-store", "claims").iterdir()) == [], "no worker has begun"
 
 
 @pytest.mark.parametrize("key", ["", "zz", "../../etc/passwd", "a/b"])

@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import ClassVar
 
 import torch
@@ -44,6 +45,9 @@ class Digits(ImageClassification):
     def train_size(self) -> int:
         return _TRAIN
 
+    def check_data(self) -> None:
+        _check()
+
     def images(self, device: torch.device) -> Images:
         return _images(self.split_seed, device)
 
@@ -66,12 +70,16 @@ class Digits(ImageClassification):
         return (torch.zeros(1, 1, 8, 8),)
 
 
+def _check() -> None:
+    if find_spec("sklearn") is None:  # importing it takes a second
+        raise InputError("the digits recipe needs scikit-learn: pip install 'rewound[digits]'")
+
+
 @lru_cache
 def _images(split_seed: int, device: torch.device) -> Images:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise InputError("the digits recipe needs scikit-learn: pip install 'rewound[digits]'") from error
+    _check()
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     # Shuffled once: neighbours in the file were written by one hand.
