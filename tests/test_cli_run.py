@@ -94,6 +94,10 @@ def test_plan_counts_what_has_to_be_made_again(rewound_command: Rewound, monkeyp
     (epochs,) = re.findall(r"epochs to do\W+(\d+) ", planned)
     (again,) = re.findall(r"of them to recompute\W+(\d+), since their tensors were dropped", planned)
     assert (int(epochs), int(again)) == (2 + 1 + 2 + 2, 2), "the dense run, and all of the new density"
+    assert "from what has run on cpu" in planned
+    assert re.search(
+        r"time to do\W+unknown: \S+ has not run on cuda yet", rewound_command("plan", "x.toml", "--device", "cuda").out
+    )
     real, published = Store.publish, list[int]()
 
     def publish(store: Store, key: str, result: Result) -> None:

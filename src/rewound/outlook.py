@@ -40,9 +40,13 @@ def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: 
         return "nothing"
     recipe = left[0].recipe
     results = [result for node in plan.nodes if store and (result := store.result(node.key))]
-    measured = [result["seconds"] / result["steps"] for result in results if result["steps"] and result["seconds"]]
+    measured = [
+        result["seconds"] / result["steps"]
+        for result in results
+        if result["steps"] and result["seconds"] and (result["made"].get("device") == "cpu") == (device == "cpu")
+    ]
     if measured:
-        per_step, how = median(measured), "from what has run in this store"
+        per_step, how = median(measured), f"from what has run on {device} in this store"
     elif device in recipe.epoch_seconds:
         per_step, how = (
             recipe.epoch_seconds[device] / recipe.steps_per_epoch,
