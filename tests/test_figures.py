@@ -70,6 +70,13 @@ def test_times_figure_has_a_panel_per_density_the_control_and_the_safe_zone(tmp_
     assert "8.00×" not in shown, "iterative densities have no panel"
 
 
+def test_one_retraining_time_of_each_technique_is_no_curve(tmp_path: Path) -> None:
+    times = {"weight-rewinding": 8}
+    once = [row for row in ITERATIVE if row.dense or row.retrain_epochs == times.get(row.technique, 16)]
+    names = {path.stem for path in draw(once, tmp_path, ["svg"])}
+    assert names == {"digits-unstructured-best", "digits-unstructured-algorithm-1"}
+
+
 def test_algorithm_1_figure_says_which_times_it_shows(tmp_path: Path) -> None:
     shown = svg(ITERATIVE, tmp_path, "algorithm-1")
     assert {"Learning rate rewinding, t = 16", "Weight rewinding, t = 8", "Fine-tuning, t = 16"} <= set(shown)

@@ -127,6 +127,16 @@ def test_figures_without_data_are_left_out() -> None:
     assert "speed" not in [figure["id"] for figure in told(no_flops)["subjects"][0]["figures"]]
 
 
+def test_the_same_picture_is_not_shown_twice() -> None:
+    def titles(rows: list[Row]) -> list[str]:
+        (choice,) = told(rows)["subjects"][0]["figures"][0]["choices"]
+        return [panel["title"] for panel in choice["panels"]]
+
+    assert titles(ROWS) == ["One-shot", "Iterative", "Algorithm 1 and its rivals, t = 8"]
+    one_time = [row for row in ROWS if row.retrain_epochs != 4]
+    assert titles(one_time) == ["One-shot", "Iterative: Algorithm 1 and its rivals, t = 8"]
+
+
 def test_a_compared_table_is_drawn_over_ours_from_its_own_dense_mean() -> None:
     shifted = [
         replace(row, test=(row.test or 0) - 0.1) for row in ROWS if row.retrain_epochs != 4 or row.density == 0.5

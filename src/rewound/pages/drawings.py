@@ -26,7 +26,11 @@ def accuracy(subject: Subject) -> Json:
     iterative = [cell for cell in subject.cells.values() if cell.density < 1 and cell.line.iterative]
     full = at_full_time(iterative, subject.epochs)
     if any(cell.retrain_epochs == subject.epochs for cell in full):
-        shown[f"Algorithm 1 and its rivals, t = {subject.epochs:g}"] = full
+        title = f"Algorithm 1 and its rivals, t = {subject.epochs:g}"
+        if set(shown[MODES[True]]) == set(full):  # every technique has one retraining time: a second panel says no more
+            del shown[MODES[True]]
+            title = f"{MODES[True]}: {title}"
+        shown[title] = full
     rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
     hollow = _overlaid(subject, shown)
     panels = []
