@@ -150,7 +150,7 @@ def kernels(*, search: bool) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
     exact = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    # All kernels are tried, not torch's first ten: with so few channels the best is often a later one (a fleet gains 3%).
+    # All kernels are tried, not torch's first ten: with few channels the best is often a later one (fleets gain 3%).
     cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = False, search and not exact, 0
     try:
         yield
