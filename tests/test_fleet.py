@@ -277,6 +277,21 @@ def test_too_little_memory_lowers_the_capacity_and_goes_on(
     assert fleet.free == 2
 
 
+def test_a_step_that_does_not_compile_is_one_sentence_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(*_: object) -> None:
+        raise RuntimeError("there is no C compiler")
+
+    def place(_: Program) -> Place:
+        torch.compile(torch.sin, backend=backend)(torch.zeros(1))
+        raise AssertionError("it compiled")
+
+    monkeypatch.setattr("rewound.fleet.Place", place)
+    message = r"does not compile here \(.*there is no C compiler\); `rewound run --plain`"
+    with pytest.raises(InputError, match=message) as caught:
+        placed(monkeypatch, 1, [90]).start(Run(begin(DIGITS, 1), None, RATES))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_places_share_one_compilation() -> None:
@@ -310,6 +325,13 @@ class TestOnTheGPU:
             assert furthest(captured, eager, ["model"]) < 1e-4
             assert furthest(captured, eager, ["slots"]) < 1e-2
             assert all((captured.model[name][~kept.cuda()] == 0).all() for name, kept in sparse(recipe).items())
+
+    def test_plain_runs_are_those_of_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+        recipe, cuda = Noise(), torch.device("cuda")
+        run = Run(begin(recipe, 1), sparse(recipe), RATES, [5])
+        assert same(together(Fleet(recipe, cuda, plain=True), [run])[0], alone(recipe, run, cuda))
 
     def test_members_equal_runs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)

@@ -47,13 +47,25 @@ def run_command(
     keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
     found = declared(sweep)
     from rewound.commands.sweeps import run_sweep
 
-    run_sweep(found, store, out, jobs=jobs, device=device, on=on, keep=keep, retry_failed=retry_failed, minutes=minutes)
+    run_sweep(
+        found,
+        store,
+        out,
+        jobs=jobs,
+        device=device,
+        on=on,
+        keep=keep,
+        retry_failed=retry_failed,
+        minutes=minutes,
+        plain=plain,
+    )
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")

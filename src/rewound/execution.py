@@ -42,6 +42,8 @@ class Worker:
     """Called now and then; raises when the work should stop."""
     until: float = math.inf
     """When to stop with a draft of everything under way (on the clock of `time.monotonic`)."""
+    plain: bool = False
+    """Whether runs on a GPU are driven by `train`, nothing captured or compiled."""
 
 
 class Paused(Exception):

@@ -1,9 +1,9 @@
 """Several Train^t(W, m, g) of one recipe advancing together on one device.
 
 On CUDA each run has a place with its own stream and captured step (`place`), and the streams share the GPU: a small
-network alone leaves most of it idle. Elsewhere, and for recipes whose step cannot be captured, a fleet drives `train`
-in turn. Runs end, branch (a clone of one's state starts another) and fail separately; what one computes does not
-depend on the others.
+network alone leaves most of it idle. Elsewhere, for recipes whose step cannot be captured, and where that is asked for,
+a fleet drives `train` in turn. Runs end, branch (a clone of one's state starts another) and fail separately; what one
+computes does not depend on the others.
 """
 
 import itertools
@@ -63,10 +63,13 @@ class Fleet:
     [(0, 1, False), (1, 1, False), (0, 2, True), (1, 2, True)]
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device | str, capacity: int | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, device: torch.device | str, capacity: int | None = None, *, plain: bool = False
+    ) -> None:
         self.recipe, self.device = recipe, torch.device(device)
         self._program: Program | None = None
-        if self.device.type == "cuda" and isinstance(recipe, ImageClassification) and capturable(recipe):
+        captures = self.device.type == "cuda" and not plain
+        if captures and isinstance(recipe, ImageClassification) and capturable(recipe):
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
             self._program = program(recipe, self.device)
@@ -157,6 +160,11 @@ class Fleet:
                 raise
             self.capacity = self._made
             return None
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
+            raise InputError(
+                f"the training step does not compile here ({reason}); `rewound run --plain` trains without"
+            ) from error
         self._made += 1
         self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
         return place

@@ -48,6 +48,8 @@ class Options:
     keep_all: bool = False
     minutes: float | None = None
     """Stop after this time, with a draft of everything under way; None: run to the end."""
+    plain: bool = False
+    """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -79,7 +81,7 @@ def run(
 
     alive()  # an epoch may take minutes
     if options.jobs == 1:
-        worker = Worker(store, device, options.keep_all, say, alive, options.until)
+        worker = Worker(store, device, options.keep_all, say, alive, options.until, options.plain)
         with _one_thread(), _warnings_said(_once(say)), suppress(Paused):
             _work(plan, worker)
     else:
@@ -130,7 +132,7 @@ def _work(plan: Plan, worker: Worker) -> None:
             time.sleep(_POLL)
         else:
             if node.recipe not in fleets:
-                fleets[node.recipe] = Fleet(node.recipe, worker.device)
+                fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
             execute(_handing_out(node, watch, worker.store), plan, worker, fleets[node.recipe])
         worker.alive()
         watch.look()
@@ -206,7 +208,8 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
     try:
         with _one_thread(), _warnings_said(_once(tell("warning"))), suppress(Paused):
             device = device_named(options.device)
-            _work(plan, Worker(Store(root), device, options.keep_all, tell("say"), alive, options.until))
+            worker = Worker(Store(root), device, options.keep_all, tell("say"), alive, options.until, options.plain)
+            _work(plan, worker)
     except InputError as error:
         tell("error")(str(error))
     except Exception:
