@@ -1,4 +1,4 @@
-"""Scores and scopes of a user's own, named `module:function`, and words that name nothing."""
+"""Scores, scopes and patterns of a user's own, named `module:function`, and words that name nothing."""
 
 import pytest
 import torch
@@ -25,6 +25,10 @@ def first_and_rest(names: list[str]) -> list[list[str]]:
     return [names[:1], names[1:]]
 
 
+def rows(scores: Tensor) -> Tensor:
+    return scores.sum(dim=1, keepdim=True)
+
+
 def test_a_score_of_ones_own() -> None:
     mask = Pruner(score="test_pruner_own:inverse").prune({"w": torch.tensor([[3.0, 1.0], [-4.0, 2.0]])}, 0.4)
     assert as_lists(mask) == {"w": [[False, True], [False, True]]}
@@ -36,6 +40,26 @@ def test_a_scope_of_ones_own() -> None:
     mask = pruned(pruner, weights, 0.5)
     assert [int(mask[name].sum()) for name in "abc"] == [2, 0, 4]
     assert pruner.kept(dict.fromkeys("abc", (2, 2)), 0.5) == mask.kept
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_a_pattern_of_ones_own_level_by_level(floor: float) -> None:
+    weights = {"a": torch.tensor([[1.0, 4.0], [2.0, 1.0], [3.0, 9.0]]), "b": torch.tensor([[5.0, 1.0], [0.0, 2.0]])}
+    pruner = Pruner(pattern="test_pruner_own:rows", floor=floor)
+    first = pruned(pruner, weights, 0.6)  # of five rows, three
+    assert as_lists(first) == {"a": [[True, True], [False, False], [True, True]], "b": [[True, True], [False, False]]}
+    second = pruned(pruner, weights, 0.4, first)
+    assert as_lists(second) == {"a": [[False, False], [False, False], [True, True]], "b": first["b"].tolist()}
+    with pytest.raises(InputError, match=r"density 0\.6 keeps 3 weights, but only 2 are left"):
+        pruner.prune(weights, 0.6, second)
+
+
+def test_a_pattern_revives_no_weight_that_another_pruned() -> None:
+    weights = {"w": torch.tensor([[3.0, 1.0], [4.0, 2.0], [0.0, 1.0]])}
+    single = pruned(Pruner(), weights, 0.5)
+    assert as_lists(single) == {"w": [[True, False], [True, True], [False, False]]}
+    both = pruned(Pruner(pattern="test_pruner_own:rows"), weights, 0.6, single)
+    assert as_lists(both) == as_lists(single)
 
 
 @pytest.mark.parametrize("score", ["negative", "one_number"])

@@ -143,24 +143,25 @@ class Pruner:
                 raise InputError(f"score {self.score!r} must give one number per weight of {name}, none below 0")
             return pattern(scores)
 
-        sizes = self._units({name: w.shape for name, w in chosen.items()})
+        shapes = self._units({name: w.shape for name, w in chosen.items()})
+        # A unit is left while any of its weights is.
+        left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
         for group in scope(list(chosen)):
-            kept |= _rank({name: sizes[name] for name in group}, units, density, before, self.floor)
-        # A mask only shrinks: what an earlier pruner pruned and this one does not select stays pruned.
-        expanded = {name: kept[name].expand(chosen[name].shape).contiguous() for name in chosen}
-        pruned = Mask({**{name: m for name, m in before.items() if name not in expanded}, **expanded})
+            kept |= _rank({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
+        # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
+        pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
         _warn_of_starved(pruned)
         return pruned
 
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone."""
         scope, units = lookup("scope", self.scope, SCOPES), self._units(shapes)
-        return sum(kept_count(sum(units[name] for name in group), density) for group in scope(list(units)))
+        return sum(kept_count(sum(units[name].numel() for name in group), density) for group in scope(list(units)))
 
-    def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
         pattern = lookup("pattern", self.pattern, PATTERNS)
-        return {name: pattern(torch.empty(shapes[name], device="meta")).numel() for name in self._chosen(shapes)}
+        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in self._chosen(shapes)}
 
     def _chosen(self, names: Collection[str]) -> list[str]:
         chosen = [name for name in names if self._selects(name)]
@@ -221,6 +222,12 @@ def _rank(
     if floor and kept < (least := sum(_least(size, floor) for size in sizes.values())):
         raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
     return largest(list(sizes), scores, kept, masks)
+
+
+def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
+    """The weights of the units that are kept, as far as they were left."""
+    expanded = kept.expand(weight.shape)
+    return expanded.contiguous() if before is None else expanded & before.to(expanded.device)
 
 
 def _protect(scores: Tensor, floor: float) -> Tensor:
