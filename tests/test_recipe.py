@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from rewound import InputError, Recipe
+from rewound.history import Start
 from rewound.randomness import integers
 from rewound.recipes.cifar10 import ResNet20, ResNet56, ResNet110
 from rewound.recipes.digits import Digits
@@ -102,6 +103,12 @@ def test_only_fields_that_differ_from_their_defaults_are_hashed() -> None:
     assert Digits().identity() == {"recipe": "digits", "version": 1, "fields": {}}
     assert Digits(epochs=16.0, widths=(32, 48)).identity()["fields"] == {}
     assert Digits(epochs=8.0, shift=0).identity()["fields"] == {"epochs": 8.0, "shift": 0}
+
+
+def test_a_number_without_a_point_is_the_same_recipe() -> None:
+    assert Digits(epochs=8) == Digits(epochs=8.0)
+    assert Start(Digits(epochs=8), 1).key == Start(Digits(epochs=8.0), 1).key
+    assert Start(Digits(weight_decay=0), 1).key == Start(Digits(weight_decay=0.0), 1).key
 
 
 def test_a_recipe_without_a_name_is_called_by_its_path() -> None:

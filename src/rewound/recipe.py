@@ -149,7 +149,8 @@ class Recipe(ABC):
 
         A new field whose default changes nothing therefore leaves every earlier address valid.
         """
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        given = {f.name: _widened(getattr(self, f.name), f.default) for f in fields(self)}
+        changed = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         return {"recipe": self.label(), "version": self.version, "fields": changed}
 
     def source_digest(self) -> str:
@@ -176,10 +177,7 @@ def check_recipe(given: object) -> None:
 
 def _coerced(name: str, value: object, default: object) -> object:
     """A TOML value as the type of the field's default."""
-    if isinstance(value, list):
-        value = tuple(value)
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    value = _widened(tuple(value) if isinstance(value, list) else value, default)
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{name} must be a finite number, not {value}")
     if isinstance(default, tuple) and default and isinstance(value, tuple):
@@ -187,3 +185,10 @@ def _coerced(name: str, value: object, default: object) -> object:
     if default is not None and type(value) is not type(default):
         raise InputError(f"{name} must be of type {type(default).__name__}, not {value!r}")
     return value
+
+
+def _widened(value: object, default: object) -> object:
+    """A whole number where the default is none, as what it is equal to: 8 epochs and 8.0 are one address."""
+    if isinstance(default, tuple) and default and isinstance(value, tuple):
+        return tuple(_widened(item, default[0]) for item in value)
+    return float(value) if isinstance(default, float) and type(value) is int else value
