@@ -26,7 +26,6 @@ from rewound.pruner import prunable_weights
 from rewound.schedule import Schedule
 
 Batch: TypeAlias = tuple[Tensor, ...]
-Field: TypeAlias = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | None
 
 
 class Metric(NamedTuple):
