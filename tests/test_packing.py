@@ -72,6 +72,26 @@ def test_a_missing_piece_is_an_error(tmp_path: Path, targets: tuple) -> None:
         unpack_store(pieces[1:], Store(tmp_path / "away"))
 
 
+def test_more_than_a_thousand_pieces(tmp_path: Path, targets: tuple) -> None:
+    whole, home = plan(targets), Store(tmp_path / "home")
+    run(first_levels(whole, 0), home, Options())
+    size = pack_store(whole, home, tmp_path / "pack")[0].stat().st_size
+    pieces = pack_store(whole, home, tmp_path / "pack", split_bytes=size // 1001)
+    assert len(pieces) > 1000
+    assert pieces == sorted(pieces)
+    assert unpack_store(pieces, Store(tmp_path / "away")).added > 0
+
+
+def test_a_store_that_takes_nothing_is_not_blamed_on_the_pack(tmp_path: Path, targets: tuple) -> None:
+    whole, home, away = plan(targets), Store(tmp_path / "home"), Store(tmp_path / "away")
+    run(first_levels(whole, 0), home, Options())
+    pack = pack_store(whole, home, tmp_path / "pack")
+    (away.root / "results").rmdir()
+    (away.root / "results").write_text("a file")
+    with pytest.raises(InputError, match=r"^cannot use store"):
+        unpack_store(pack, away)
+
+
 def test_only_artifacts_are_merged(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     with pytest.raises(ValueError, match="not an artifact"):

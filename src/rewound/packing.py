@@ -35,7 +35,8 @@ def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = No
         out.write_bytes(content)
         return [out]
     pieces = [content[start : start + split_bytes] for start in range(0, len(content), split_bytes)]
-    paths = [out.with_name(f"{out.name}.{number:03d}") for number in range(len(pieces))]
+    digits = max(3, len(str(len(pieces))))  # as many in each, so that their names sort in order
+    paths = [out.with_name(f"{out.name}.{number:0{digits}d}") for number in range(len(pieces))]
     for path, piece in zip(paths, pieces, strict=True):
         path.write_bytes(piece)
     return paths
@@ -61,6 +62,8 @@ def unpack_store(paths: Sequence[Path], store: Store) -> Merged:
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is not None:
                     counts[store.merge(member.name, file.read())] += 1
+    except InputError:  # what the store says
+        raise
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         names = ", ".join(path.name for path in paths)
         raise InputError(f"cannot read pack {names}: {error}; give all pieces of one pack, unchanged") from error
