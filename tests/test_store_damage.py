@@ -1,9 +1,13 @@
 """Damage in a store: it is named, set aside, and counts as absent."""
 
+import errno
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+import rewound.store
+from rewound.errors import InputError
 from rewound.records import Notes
 from rewound.store import Store
 from stored import KEY, RESULT, a_mask, a_state, artifact, assert_same, flip
@@ -96,3 +100,33 @@ def test_two_that_find_the_same_damage_do_not_stumble(store: Store, monkeypatch:
     path.unlink()  # the other one was faster
     monkeypatch.setattr(Path, "read_text", lambda self: damaged)
     assert store.result(KEY) is None
+
+
+def test_what_cannot_be_read_now_is_not_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(KEY, a_state(), a_mask())
+
+    def busy(*args: object, **kwargs: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rewound.store, "safe_open", busy)
+        with pytest.raises(InputError, match=r"cannot use store .*Too many open files"):
+            store.load(KEY)
+    found = store.load(KEY)
+    assert found is not None
+    assert_same(found[0], a_state())
+
+
+def test_what_is_dropped_meanwhile_is_absent_and_not_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.save(KEY, a_state(), a_mask())
+    opened = rewound.store.safe_open
+
+    def late(path: Path, framework: str) -> object:
+        path.unlink()
+        return opened(path, framework=framework)
+
+    monkeypatch.setattr(rewound.store, "safe_open", late)
+    assert store.load(KEY) is None
+    assert not capsys.readouterr().out

@@ -37,7 +37,6 @@ from rewound.training import State
 Say = Callable[[str], None]
 VERSION = 1
 
-
 _KEY = re.compile(r"[0-9a-f]{32}")
 _ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(json|safetensors)")
 
@@ -131,7 +130,11 @@ class Store:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):
                 raise Damaged(path)
-        except (Damaged, SafetensorError, ValueError, UnicodeDecodeError, OSError):
+        except FileNotFoundError:  # dropped since it was looked for
+            return None
+        except OSError as error:  # it cannot be read now, which says nothing about what it holds
+            _refuse(self.root, error)
+        except (Damaged, SafetensorError, ValueError):
             self._set_aside(path)
             return None
         facts = json.loads(metadata["rewound"])
