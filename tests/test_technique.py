@@ -13,6 +13,7 @@ from rewound import TECHNIQUES, Facts, InputError, Pruner, Schedule, State, Tech
 from rewound.executors.local import Options, run
 from rewound.mask import Mask
 from rewound.planning import plan
+from rewound.realisation import pruned
 from rewound.recipes.digits import Digits
 from rewound.store import Store
 from rewound.targets import Target, dense, retrained
@@ -217,3 +218,11 @@ def test_a_rule_draws_as_many_steps_as_it_is_asked_for(tmp_path: Path) -> None:
     message = "the rule test_technique:wrong_length drew 4 steps where 3 were asked for"
     with pytest.raises(InputError, match=re.escape(message)):
         executed(targets, tmp_path)
+
+
+def test_a_rule_is_told_of_all_prunable_weights_also_where_some_are_skipped(tmp_path: Path) -> None:
+    (target,) = retrained(RECIPE, TRIAL, "test_technique:LLR", 2, [0.5], Pruner(skip=("stage*",)), iterative=False)
+    store = executed([dense(RECIPE, TRIAL), target], tmp_path)
+    state, mask, facts = pruned(target.state.parent, store, torch.device("cpu"), print)
+    assert mask.total < (total := sum(state.model[name].numel() for name in RECIPE.shapes))
+    assert facts.fraction_pruned == (mask.total - mask.kept) / total

@@ -49,5 +49,5 @@ def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[S
 def _facts(weights: dict[str, torch.Tensor], before: Mask | None, mask: Mask) -> Facts:
     whole = sum(float(w.double().square().sum()) for w in weights.values())
     lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
-    alive = before.kept if before is not None else mask.total
-    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / mask.total)
+    alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
+    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)
