@@ -13,6 +13,17 @@ def test_report_of_a_sweep(done: Path, rewound_command: Rewound) -> None:
     assert Path("again/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
 
 
+def test_the_page_names_the_file_that_was_run_also_where_a_shipped_sweep_has_its_name(
+    done: Path, rewound_command: Rewound
+) -> None:
+    Path("mine").mkdir()
+    Path("mine/digits.toml").write_text((done / "tiny.toml").read_text())
+    words = ("--store", done / "rewound-store", "--out", "again", "--figures", "none")
+    code, _, err = rewound_command("report", "mine/digits.toml", *words)
+    assert (code, err) == (0, "")
+    assert f'"run":"rewound run mine/digits.toml --store {done}' in Path("again/index.html").read_text()
+
+
 def test_report_of_a_table(done: Path, rewound_command: Rewound) -> None:
     code, out, err = rewound_command("report", "--results", done / "report" / "results.csv", "--out", "table")
     assert (code, err) == (0, "")

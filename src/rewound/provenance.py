@@ -3,23 +3,21 @@
 import shlex
 from collections import Counter
 
-from rewound.declaration import shipped_sweeps
+from rewound.declaration import Declaration
 from rewound.pages.page import Origin
 from rewound.records import DEFAULT_STORE
 from rewound.results import Row
 from rewound.store import Store
-from rewound.sweep import Sweep
 from rewound.tables import Tables
 
 
-def of_sweep(sweep: Sweep, store: Store, tables: Tables) -> Origin:
+def of_sweep(declared: Declaration, store: Store, tables: Tables) -> Origin:
     """The origin of a sweep's tables."""
-    name = sweep.name if sweep.name in shipped_sweeps() else f"{sweep.name}.toml"
     where = [] if store.root == DEFAULT_STORE else ["--store", str(store.root)]
     missing = f", {tables.missing:,} to come" if tables.missing else ""
-    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_made(tables.rows, store))
-    again, show = shlex.join(["rewound", "run", name, *where]), shlex.join(["rewound", "show", *where])
-    return Origin(sweep.name, facts, again, show)
+    facts = (("Sweep", declared.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_made(tables.rows, store))
+    again, show = shlex.join(["rewound", "run", declared.word, *where]), shlex.join(["rewound", "show", *where])
+    return Origin(declared.name, facts, again, show)
 
 
 def _made(rows: list[Row], store: Store) -> list[tuple[str, str]]:

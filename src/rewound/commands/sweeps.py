@@ -126,7 +126,7 @@ def _report(
     if all(row.dense for row in tables.rows):
         console.print("only dense networks so far: there are no techniques to compare yet")
     else:
-        origin = written_to(paths[0], of_sweep(sweep, store, tables))
+        origin = written_to(paths[0], of_sweep(declared, store, tables))
         epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
         images = sweep.recipe.test_size
         paths += show_tables(tables, out, console, origin, theirs, cards, drawing, epochs, images)
