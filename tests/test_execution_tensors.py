@@ -6,8 +6,10 @@ from rewound.collection import collected
 from rewound.executors import local
 from rewound.executors.local import Options, Progress
 from rewound.planning import plan
+from rewound.recipe import Position
 from rewound.store import Store
 from rewound.targets import dense
+from tiny import ENTERED
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, states, sweep_of, targets_of, timeless, values
 
 
@@ -44,6 +46,18 @@ def test_missing_parents_are_made_again_and_it_is_said(store: Store, whole: Stor
     assert any(line.startswith(f"recomputing {original[:12]}") for line in said)
     assert values(collected(sweep.targets, store)) == values(collected(sweep.targets, whole))
     assert states(store) == set(), "and they are dropped again"
+
+
+def test_a_further_level_makes_each_missing_state_again_once(store: Store) -> None:
+    """Everything that the second levels build on has a result, and none has its tensors."""
+    both = {"technique": ["fine-tuning", "lr-rewinding"], "retrain-epochs": 1}
+    one, two = (sweep_of(both | {"levels": {"keep": 0.5, "count": count}}, recipe="Watched") for count in (1, 2))
+    run(one, store)
+    ENTERED.clear()
+    said = run(two, store)
+    assert len(said) == len(set(said)) == 3, "the dense run and both first levels"
+    assert ENTERED.count(Position(0, 0)) == 1
+    assert states(store) == set()
 
 
 @pytest.mark.slow

@@ -190,20 +190,30 @@ def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def release(node: Node, plan: Plan, store: Store) -> None:
-    """Drop the tensors that only finished nodes have read."""
+    """Drop the tensors that the node has read, unless a node that is still to be done reads them, too."""
+    finished = store.finished()
     for key in node.needs:
-        if all(store.result(reader) is not None for reader in plan.readers[key]):
+        if not _is_needed(key, plan, store, finished):
             store.drop(key)
+
+
+def _is_needed(key: str, plan: Plan, store: Store, finished: set[str]) -> bool:
+    """Whether the tensors are read by a node without a result, or by one that is done again since its own are."""
+    readers = plan.readers.get(key, ())
+    return not finished.issuperset(readers) or any(
+        not store.has_state(reader, to_train=True) and _is_needed(reader, plan, store, finished) for reader in readers
+    )
 
 
 def tidy(plan: Plan, store: Store) -> None:
     """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
-    finished = store.finished()
+    finished, open_nodes = store.finished(), {node.key for node in todo(plan, store)}
     store.sweep_up()
     for node in plan.nodes:
         if node.key in finished:
             store.drop(node.key, draft=True)
-        if node.key in plan.readers and finished.issuperset(plan.readers[node.key]):
+        readers = plan.readers.get(node.key, ())
+        if readers and finished.issuperset(readers) and open_nodes.isdisjoint(readers):
             store.drop(node.key)
 
 

@@ -104,7 +104,7 @@ class _Watch:
     def look(self) -> None:
         finished = self.store.finished()
         for key in finished & (self.nodes.keys() - self.status.keys()):
-            if key in self.again and not self.store.has_state(key) and not finished.issuperset(self.plan.readers[key]):
+            if key in self.again and not self.store.has_state(key) and self._is_awaited(key):
                 continue
             result = self.store.result(key)
             if result is not None and answers(self.nodes[key], result):
@@ -112,6 +112,11 @@ class _Watch:
         for node in self.plan.nodes:  # parents come first, so failure spreads in one pass
             if any(self.status.get(key) is False for key in node.needs):
                 self.status.setdefault(node.key, False)
+
+    def _is_awaited(self, key: str) -> bool:
+        """Whether a node that is to be done, again or for the first time, reads these tensors."""
+        readers = set(self.plan.readers[key])
+        return any(node.key in readers and node.key not in self.status for node in self.open)
 
     def progress(self) -> Progress:
         self.look()
