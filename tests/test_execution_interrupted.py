@@ -8,6 +8,7 @@ import pytest
 import rewound.execution
 from rewound.collection import collected
 from rewound.errors import InputError
+from rewound.execution import Paused
 from rewound.executors import local
 from rewound.executors.local import Options, Progress
 from rewound.planning import plan
@@ -51,6 +52,26 @@ def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatc
     run(sweep, other, keep_all=True)
     assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, other))
     assert_same_tensors(store, other)
+
+
+def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dense run has a result, so its draft is not one of unfinished work at first sight."""
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    run(sweep_of(FINE_TUNING, recipe="Watched"), store)
+    further = sweep_of(FINE_TUNING | {"density": 0.25}, recipe="Watched")
+    times = iter([False, True])
+
+    def tick(progress: Progress) -> None:
+        if next(times, False):
+            raise Paused
+
+    local.run(plan(further.targets), store, Options(), say=lambda text: None, tick=tick)
+    ENTERED.clear()
+    run(further, store)
+    assert ENTERED[0].steps > 0
 
 
 def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,13 +207,12 @@ def _is_needed(key: str, plan: Plan, store: Store, finished: set[str]) -> bool:
 
 def tidy(plan: Plan, store: Store) -> None:
     """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
-    finished, open_nodes = store.finished(), {node.key for node in todo(plan, store)}
+    done = store.finished() - {node.key for node in todo(plan, store)}
     store.sweep_up()
     for node in plan.nodes:
-        if node.key in finished:
+        if node.key in done:
             store.drop(node.key, draft=True)
-        readers = plan.readers.get(node.key, ())
-        if readers and finished.issuperset(readers) and open_nodes.isdisjoint(readers):
+        if node.key in plan.readers and done.issuperset(plan.readers[node.key]):
             store.drop(node.key)
 
 
