@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from rewound.collection import collected
+from rewound.executors import local
+from rewound.executors.local import Options
 from rewound.history import Pruned
 from rewound.outlook import outdated
 from rewound.planning import plan
 from rewound.pruner import kept_count
 from rewound.store import Store
+from stored import KEY
 from tiny import ENTERED, Tiny
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, sweep_of, targets_of, values
 
@@ -155,3 +158,12 @@ def test_what_another_sweep_passed_on_its_way_is_evaluated_when_asked_for(store:
     run(sweep, other)
     assert values(collected(sweep.targets, store)) == values(collected(sweep.targets, other))
     assert run(sweep, store) == []
+
+
+def test_progress_is_that_of_the_sweep_and_not_of_others_in_the_store(store: Store) -> None:
+    store.claim(KEY)
+    store.beat(KEY, 1_000_000)
+    work, seen = plan(sweep_of(FINE_TUNING).targets), list[float]()
+    local.run(work, store, Options(), say=lambda text: None, tick=lambda progress: seen.append(progress.steps))
+    assert seen[0] == 0
+    assert seen[-1] == sum(node.steps for node in work.nodes)

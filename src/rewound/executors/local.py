@@ -121,7 +121,8 @@ class _Watch:
     def progress(self) -> Progress:
         self.look()
         done = sum(self.nodes[key].steps for key in self.status)
-        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key not in self.status)
+        waiting = self.nodes.keys() - self.status.keys()
+        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in waiting)
         return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
 
 
