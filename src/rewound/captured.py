@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from rewound.recipes.images import ImageClassification
 _ALIGN = 4  # floats, 16 bytes: inductor copies an input that is aligned less
 
 
-def capturable(recipe: Recipe) -> bool:
+def capturable(recipe: Recipe) -> TypeGuard[ImageClassification]:
     """Whether a step of the recipe is what `Place` does: resident images, momentum SGD, no draws of the model's own."""
     if not isinstance(recipe, ImageClassification) or type(recipe).batches is not ImageClassification.batches:
         return False

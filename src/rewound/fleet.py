@@ -18,7 +18,6 @@ from rewound.captured import Program, capturable, program
 from rewound.errors import Diverged, InputError
 from rewound.place import Place, Run
 from rewound.recipe import Recipe, Scores
-from rewound.recipes.images import ImageClassification
 from rewound.schedule import total
 from rewound.training import State, evaluate, train
 
@@ -68,8 +67,7 @@ class Fleet:
     ) -> None:
         self.recipe, self.device = recipe, torch.device(device)
         self._program: Program | None = None
-        captures = self.device.type == "cuda" and not plain
-        if captures and isinstance(recipe, ImageClassification) and capturable(recipe):
+        if self.device.type == "cuda" and not plain and capturable(recipe):
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
             self._program = program(recipe, self.device)
