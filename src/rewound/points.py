@@ -4,12 +4,12 @@
 comes from; its low and high are those of its error bar, if it has one.
 """
 
-import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from rewound.panels import Panel
+from rewound.results import write_table
 
 COLUMNS: Final = (
     *("figure", "recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),
@@ -19,12 +19,7 @@ COLUMNS: Final = (
 
 def write_points(panels: Iterable[tuple[str, Panel]], path: Path) -> Path:
     """Write the points of panels, each with the name of its figure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for figure, panel in panels:
-            writer.writerows([figure, *line] for line in _lines(panel))
+    write_table(COLUMNS, ([figure, *line] for figure, panel in panels for line in _lines(panel)), path)
     return path
 
 
