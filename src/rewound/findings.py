@@ -158,6 +158,14 @@ def best_over_time(cells: Iterable[Cell]) -> list[Cell]:
     return list(best.values())
 
 
+def longest_times(cells: Iterable[Cell]) -> dict[str, float]:
+    """T of every recipe, as far as its cells tell: the longest retraining time."""
+    longest: dict[str, float] = defaultdict(float)
+    for cell in cells:
+        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
+    return dict(longest)
+
+
 def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:
     """The cells of the paper's Algorithm 1 and its rivals: retrained for T epochs, weights rewound to at most .9T.
 

@@ -28,6 +28,7 @@ from rewound.findings import (
     cells,
     failures,
     largest_compression,
+    longest_times,
 )
 from rewound.literature import Published
 from rewound.results import Row
@@ -143,9 +144,7 @@ def experiments(rows: Iterable[Row], compare: Sequence[Row] = ()) -> list[Experi
     theirs = {(each.recipe, each.pruning, each.iterative): each for each in other}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
-    longest: dict[str, float] = defaultdict(float)
-    for cell in made:
-        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
+    longest = longest_times(made)
     return [
         Experiment(
             *setting,

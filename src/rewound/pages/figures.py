@@ -1,4 +1,4 @@
-"""The paper's figures from a table of results: against compression, against retraining time, and of Algorithm 1."""
+"""The default figures of a table of results: against compression, against retraining time, and of Algorithm 1."""
 
 import re
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from rewound.comparison import overlay
 from rewound.errors import InputError
-from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures
+from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures, longest_times
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import compression_axis, delta_axis, draw_outlines, draw_points, epochs_axis, handles
@@ -61,16 +61,13 @@ def draw(
     theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells(overlay(rows, compare)):
         theirs[cell.line.recipe, cell.line.pruning].append(cell)
-    dense = baselines(rows)
+    dense, made = baselines(rows), cells(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    longest: dict[str, float] = defaultdict(float)
-    for cell in cells(rows):
+    for cell in made:
         groups[cell.line.recipe, cell.line.pruning].append(cell)
-        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
     if not groups:
         raise InputError(f"nothing to draw: none of the {len(rows)} rows is a finished, retrained network")
-    longest |= epochs or {}
-    failed = failures(rows)
+    longest, failed = longest_times(made) | dict(epochs or {}), failures(rows)
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     with mpl.rc_context(STYLE):

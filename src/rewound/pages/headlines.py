@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells
+from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells, longest_times
 from rewound.pages.look import LOOKS, looks, ratios
 from rewound.results import Row
 from rewound.trust import Reach, Reaches, reaches
@@ -53,11 +53,10 @@ def priced(made: Iterable[Cell]) -> list[Cell]:
     [8, 16]
     """
     made = list(made)
+    longest = longest_times(made)
     densities: dict[Line, set[float]] = defaultdict(set)
-    longest: dict[str, float] = defaultdict(float)
     for cell in made:
         densities[cell.line].add(cell.density)
-        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
 
     def cost(cell: Cell) -> float:
         again = longest[cell.line.recipe] if cell.line.technique == "reinitialization" else 0
