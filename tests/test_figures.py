@@ -1,5 +1,6 @@
 """Figures and the terminal's table: every technique, ratio and mark a reader needs is there, and nothing is hidden."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,11 @@ from rewound import drawing
 from rewound.errors import InputError
 from rewound.pages.figures import draw
 from rewound.pages.look import LOOKS, looks, ratios
+from rewound.pages.page import Origin
 from rewound.pages.terminal import summary_table
+from rewound.report import show_tables
 from rewound.results import Row
+from rewound.tables import Tables
 
 TIMES = (4.0, 8.0, 16.0)
 
@@ -42,6 +46,14 @@ def texts(svg: Path) -> list[str]:
 def svg(rows: list[Row], out: Path, name: str = "best") -> list[str]:
     (path,) = (path for path in draw(rows, out, formats=["svg"]) if path.stem.endswith(name))
     return texts(path)
+
+
+def test_figures_and_page_of_a_sweep_have_the_same_training_time(tmp_path: Path) -> None:
+    """Nothing was retrained for all of the 32 epochs that the recipe trains, so nothing is Algorithm 1."""
+    tables, origin = Tables(ITERATIVE, [], [], 0), Origin("digits")
+    paths = show_tables(tables, tmp_path, Console(file=io.StringIO()), origin, epochs={"digits": 32.0})
+    assert {path.name for path in paths} == {f"digits-unstructured-{n}.png" for n in ("best", "times")} | {"index.html"}
+    assert "Algorithm 1" not in (tmp_path / "index.html").read_text()
 
 
 def test_the_papers_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rewound.errors import InputError
+from rewound.findings import cells, longest_times
 from rewound.panels import experiments
 from rewound.paper import FIGURES, PaperFigure, panels
 from rewound.points import write_points
@@ -65,29 +66,40 @@ DEFAULT: Final = Drawing()
 
 
 def draw_figures(
-    rows: list[Row], out: Path, console: Console, drawing: Drawing = DEFAULT, theirs: Sequence[Row] = ()
+    rows: list[Row],
+    out: Path,
+    console: Console,
+    drawing: Drawing = DEFAULT,
+    theirs: Sequence[Row] = (),
+    epochs: Mapping[str, float] | None = None,
 ) -> list[Path]:
-    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours."""
+    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours. `epochs` gives T by recipe."""
     if drawing.figures == "none":
         return []
     if drawing.figures == "default":
-        return _told(console, lambda: _default_figures(rows, out, drawing.formats, {}, theirs))
+        return _told(console, lambda: _default_figures(rows, out, drawing.formats, epochs or {}, theirs))
     return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing, theirs))
 
 
 @contextmanager
 def figures_under_way(
-    rows: list[Row], out: Path, console: Console, drawing: Drawing = DEFAULT, theirs: Sequence[Row] = ()
+    rows: list[Row],
+    out: Path,
+    console: Console,
+    drawing: Drawing = DEFAULT,
+    theirs: Sequence[Row] = (),
+    epochs: Mapping[str, float] | None = None,
 ) -> Iterator[Callable[[], list[Path]]]:
     """`draw_figures` while something else is done; what it gives waits for the files.
 
     The default figures of a large table are drawn by a process per core; all others when they are waited for.
     """
-    groups, longest = _groups(rows)
+    groups = _groups(rows)
     workers = min(os.cpu_count() or 1, len(groups))
     if drawing.figures != "default" or len(rows) < _WORTH_PROCESSES or workers < 2:
-        yield lambda: draw_figures(rows, out, console, drawing, theirs)
+        yield lambda: draw_figures(rows, out, console, drawing, theirs, epochs)
         return
+    longest = longest_times(cells(rows)) | dict(epochs or {})  # over all ways of pruning
     with _pool(workers) as pool:
         try:
             largest = sorted(groups, key=len, reverse=True)  # first, so that no core waits for it in the end
@@ -113,16 +125,14 @@ def _default_figures(
     return draw(rows, out, formats, epochs, theirs)
 
 
-def _groups(rows: Iterable[Row]) -> tuple[list[list[Row]], dict[str, float]]:
-    """The rows of each recipe and way of pruning with a finished run, and its dense ones; the longest time of each."""
+def _groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows of each recipe and way of pruning with a finished run, and its dense ones."""
     pruned: dict[tuple[str, str], list[Row]] = defaultdict(list)
     dense: dict[str, list[Row]] = defaultdict(list)
-    longest: dict[str, float] = defaultdict(float)
     for row in rows:
         (dense[row.recipe] if row.dense else pruned[row.recipe, row.pruning]).append(row)
-        longest[row.recipe] = max(longest[row.recipe], row.retrain_epochs or 0)
     finished = (key for key, group in sorted(pruned.items()) if any(row.test is not None for row in group))
-    return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished], dict(longest)
+    return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished]
 
 
 def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing, theirs: Sequence[Row]) -> list[Path]:

@@ -59,7 +59,7 @@ def show_tables(
     test_images: int | None = None,
 ) -> list[Path]:
     """Draw the figures of tables and write their page into the folder `out`, and print a summary."""
-    with figures_under_way(tables.rows, out, console, drawing, theirs) as figures:
+    with figures_under_way(tables.rows, out, console, drawing, theirs, epochs) as figures:
         console.print(summary_table(tables.rows, test_images))
         page = _page(tables, out, console, origin, epochs, theirs, cards)
         return [*figures(), *page]

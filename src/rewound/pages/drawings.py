@@ -24,21 +24,21 @@ def accuracy(subject: Subject) -> Json:
     pruned = [cell for cell in subject.best if cell.density < 1]
     shown = {MODES[mode]: [cell for cell in pruned if cell.line.iterative == mode] for mode in subject.modes}
     iterative = [cell for cell in subject.cells.values() if cell.density < 1 and cell.line.iterative]
-    full = at_full_time(iterative, subject.epochs)
+    full, times = at_full_time(iterative, subject.epochs), ""
     if any(cell.retrain_epochs == subject.epochs for cell in full):
         title = f"Algorithm 1 and its rivals, t = {subject.epochs:g}"
         if set(shown[MODES[True]]) == set(full):  # every technique has one retraining time: a second panel says no more
             del shown[MODES[True]]
             title = f"{MODES[True]}: {title}"
         shown[title] = full
-    rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
+        rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
+        times = f" Algorithm 1 rewinds weights for t = {min(rewound):g}." if rewound else ""
     hollow = _overlaid(subject, shown)
     panels = []
     if pruned:
         every = [*pruned, *full, *(cell for cells in hollow.values() for cell in cells)]
         limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
         panels = [_compression_panel(subject, name, mine, hollow[name], limits) for name, mine in shown.items() if mine]
-    times = f" Algorithm 1 rewinds weights for t = {min(rewound):g}." if rewound else ""
     return {
         "id": "accuracy",
         "title": f"{_metric(subject)} against compression",
