@@ -40,12 +40,7 @@ def charts(looks: Mapping[str, Look]) -> dict[str, Spec]:
 
 def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
     """Deltas with their spread over the dense band; a median below the axis is a triangle on its lower edge."""
-    y: Spec = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
-        "axis": {"labelExpr": _SIGNED, "tickCount": {"expr": "ticks"}, "grid": True},
-    }
+    y = _value(_SIGNED, {"expr": "ticks"})
     dashed: Spec = {"strokeDash": [4, 4], "strokeWidth": 1}
     return _chart(
         *more,
@@ -94,12 +89,7 @@ def _outlines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
 
 def _difference(looks: Mapping[str, Look]) -> Spec:
     """One technique minus others, in their colours; the extremes of few pairs are dashed, an interval is solid."""
-    y: Spec = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
-        "axis": {"labelExpr": _SIGNED, "tickCount": 5, "grid": True},
-    }
+    y = _value(_SIGNED)
     kinds = {"domain": [True, False], "range": [[1, 0], [3, 3]]}
     dashes: Spec = {"field": "interval", "type": "nominal", "scale": kinds, "legend": None}
     bars = _spread(looks, _compression(), y, strokeDash=dashes)
@@ -108,12 +98,7 @@ def _difference(looks: Mapping[str, Look]) -> Spec:
 
 
 def _speed(looks: Mapping[str, Look]) -> Spec:
-    y: Spec = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
-        "axis": {"labelExpr": "format(datum.value, '~g') + '×'", "tickCount": 5, "grid": True},
-    }
+    y = _value("format(datum.value, '~g') + '×'")
     return _chart(
         _fixed("rule", "muted", y=_at(1)), _spread(looks, _compression(), y), *_lines(looks, _compression(), y)
     )
@@ -235,6 +220,15 @@ def _time() -> Spec:
         "type": "quantitative",
         "scale": {"domain": {"expr": "across"}, "nice": False, "zero": False},
         "axis": _axis(_PLAIN),
+    }
+
+
+def _value(label: str, ticks: object = 5) -> Spec:
+    return {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
+        "axis": {"labelExpr": label, "tickCount": ticks, "grid": True},
     }
 
 
