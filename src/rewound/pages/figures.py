@@ -1,6 +1,5 @@
 """The default figures of a table of results: against compression, against retraining time, and of Algorithm 1."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,16 @@ from rewound.errors import InputError
 from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures, longest_times
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
-from rewound.pages.panel import compression_axis, delta_axis, draw_outlines, draw_points, epochs_axis, handles
-from rewound.pages.sheet import STYLE, lay_out, save
+from rewound.pages.panel import (
+    compression_axis,
+    delta_axis,
+    delta_label,
+    draw_outlines,
+    draw_points,
+    epochs_axis,
+    handles,
+)
+from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.panels import curves_of
 from rewound.results import Row
 
@@ -32,17 +39,6 @@ class _Subject:
     cells: Sequence[Cell]
     failed: int
     theirs: Sequence[Cell] = ()  # of the compared table, on the scale of ours
-
-    @property
-    def ylabel(self) -> str:
-        return "Δ BLEU" if self.baseline.metric == "BLEU" else "Δ accuracy (points)"
-
-    @property
-    def spread(self) -> str:
-        counts = {len(cell.tests) for cell in self.cells}
-        trials = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-        text = "1 trial" if counts == {1} else f"median and min to max of {trials} trials"
-        return f"{text}; {self.failed} failed not drawn" if self.failed else text
 
 
 def draw(
@@ -75,7 +71,7 @@ def draw(
             lost = sum(n for (line, _), n in failed.items() if (line.recipe, line.pruning) == (recipe, pruning))
             found = (longest[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
             for name, figure in _figures(_Subject(recipe, pruning, *found)):
-                stem = re.sub(r"[^\w.-]+", "-", f"{recipe}-{pruning}-{name}")
+                stem = file_name(recipe, pruning, name)
                 paths += [save(figure, out / f"{stem}.{suffix}") for suffix in formats]
     return paths
 
@@ -111,7 +107,7 @@ def _against_compression(
     every = [*shown, *theirs]
     limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
     panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
-    panels[0].set_ylabel(subject.ylabel)
+    panels[0].set_ylabel(delta_label(subject.baseline))
     for axes, iterative in zip(panels, modes, strict=True):
         mine = [cell for cell in shown if cell.line.iterative == iterative]
         axes.set_title("Iterative" if iterative else "One-shot")
@@ -140,7 +136,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
             lambda cell: (cell.density, cell.retrain_epochs),
             subject.baseline,
         )
-        panels[0].set_ylabel(subject.ylabel)
+        panels[0].set_ylabel(delta_label(subject.baseline))
         for axes, density in zip(panels, row, strict=False):
             mine = [cell for cell in shown if cell.density == density]
             axes.set_title(f"{labels[density]}, dense control" if density == 1 else labels[density])
@@ -166,4 +162,5 @@ def _columns(panels: int) -> int:
 
 
 def _finish(figure: Figure, subject: _Subject, what: str, legend: list[Line2D | Patch]) -> None:
-    lay_out(figure, f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {subject.spread}", legend)
+    trials = told_trials({cell.trials for cell in subject.cells}, subject.failed)
+    lay_out(figure, f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {trials}", legend)

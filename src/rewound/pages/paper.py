@@ -1,6 +1,5 @@
 """The paper's figures as files: every figure a sheet of panels, and every panel a file of its own."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
+    delta_label,
     draw_outlines,
     draw_points,
     draw_published,
@@ -27,7 +27,7 @@ from rewound.pages.panel import (
     published_mark,
     ratio_axis,
 )
-from rewound.pages.sheet import STYLE, lay_out, save
+from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.panels import Curves, Experiment, Panel, experiments
 from rewound.paper import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
 from rewound.results import Row
@@ -75,7 +75,7 @@ def sheets(
         for recipe in dict.fromkeys(panel.experiment.recipe if figure.sheet_per_recipe else "" for panel in made):
             mine = tuple(panel for panel in made if recipe in ("", panel.experiment.recipe))
             about = f"Figure {number}, {_network(recipe)}" if recipe else f"Figure {number}"
-            yield Sheet(_file_name(figure.name, recipe), f"{about}: {figure.title}", figure, mine)
+            yield Sheet(file_name(figure.name, recipe), f"{about}: {figure.title}", figure, mine)
         if len(made) > 1:
             yield from (_alone(figure, panel) for panel in made)
 
@@ -83,7 +83,7 @@ def sheets(
 def _alone(figure: PaperFigure, panel: Panel) -> Sheet:
     where = panel.experiment
     parts = [where.pruning, _mode(where), *_ratio(panel)]
-    name = f"{figure.name}/{_file_name(where.recipe, *parts)}"
+    name = f"{figure.name}/{file_name(where.recipe, *parts)}"
     return Sheet(name, ", ".join([_network(where.recipe), *parts]), figure, (panel,), alone=True)
 
 
@@ -197,10 +197,8 @@ def _title(panel: Panel, sheet: Sheet) -> str:
 
 def _subtitle(shown: Sequence[Panel]) -> str:
     counts = {point.trials for panel in shown for point in panel.points}
-    trials = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    text = "1 trial" if counts == {1} else f"Median and min to max of {trials} trials"
-    if failed := sum(panel.failed for panel in shown):
-        text += f"; {failed} failed not drawn"
+    text = told_trials(counts, sum(panel.failed for panel in shown))
+    text = text[:1].upper() + text[1:]
     if left_out := sum({id(panel.experiment): panel.experiment.left_out for panel in shown}.values()):
         text += f"; {left_out} higher ratios left out, as in the paper"
     return text
@@ -219,10 +217,4 @@ def _ratio(panel: Panel) -> list[str]:
 
 
 def _ylabel(panel: Panel) -> str:
-    if panel.y == "speed-up":
-        return "Speed-up"
-    return "Δ BLEU" if panel.experiment.baseline.metric == "BLEU" else "Δ accuracy (points)"
-
-
-def _file_name(*parts: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part).replace("×", "x"))
+    return "Speed-up" if panel.y == "speed-up" else delta_label(panel.experiment.baseline)

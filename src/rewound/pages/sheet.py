@@ -4,7 +4,8 @@ Constrained layout would measure every text again for each file; with the room k
 fast, and its panels have the same size whatever their labels say.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -90,6 +91,26 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
         if sum(0.65 + 0.068 * letters for letters in widest) <= width:
             return columns
     return 1
+
+
+def told_trials(counts: Collection[int], failed: int) -> str:
+    """What a figure shows of so many trials.
+
+    >>> told_trials({2, 3}, failed=1)
+    'median and min to max of 2 to 3 trials; 1 failed not drawn'
+    """
+    trials = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
+    text = "1 trial" if trials == "1" else f"median and min to max of {trials} trials"
+    return f"{text}; {failed} failed not drawn" if failed else text
+
+
+def file_name(*parts: str) -> str:
+    """The name of a file, of letters and digits whatever the parts contain.
+
+    >>> file_name("mine:Task", "", "9.31×")
+    'mine-Task-9.31x'
+    """
+    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part).replace("×", "x"))
 
 
 def save(figure: Figure, path: Path) -> Path:
