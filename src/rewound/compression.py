@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -152,5 +151,4 @@ def _network(recipe: Recipe, target: Target, store: Store) -> tuple[nn.Module, M
     state, mask, _ = stored
     model = recipe.model(state.seed)
     model.load_state_dict(dict(state.model))
-    ones = {name: torch.ones(shape, dtype=torch.bool) for name, shape in recipe.shapes.items()}
-    return model, mask if mask is not None else Mask(ones)
+    return model, mask if mask is not None else Mask.full(recipe.prunable(model))
