@@ -13,7 +13,6 @@ from functools import cached_property
 
 from rewound.history import Pruned, Ruled, Start, Trained, start_of
 from rewound.recipe import Recipe
-from rewound.schedule import Segment
 from rewound.targets import Target
 
 
@@ -141,8 +140,7 @@ def _common(one: Trained, other: Trained) -> int:
     assert not isinstance(one.rates, Ruled)
     assert not isinstance(other.rates, Ruled)
     steps = 0
-    pairs: Iterable[tuple[Segment, Segment]] = zip(one.rates, other.rates, strict=False)
-    for mine, yours in pairs:
+    for mine, yours in zip(one.rates, other.rates, strict=False):
         if mine.rate != yours.rate:
             break
         steps += min(mine.steps, yours.steps)

@@ -117,7 +117,7 @@ class ImageClassification(Recipe):
             first, last = (n // self.train_size for n in (step * self.batch_size, (step + 1) * self.batch_size - 1))
             if first != epoch:
                 epoch, order = first, self._order(seed, position.prunings, first, device)
-            chosen = order[counters[: self.batch_size] % self.train_size]
+            chosen = order[counters % self.train_size]
             if last != first:
                 following = self._order(seed, position.prunings, last, device)
                 chosen = torch.where(counters < last * self.train_size, chosen, following[counters % self.train_size])
