@@ -92,9 +92,8 @@ class Schedule:
         """`rates[i]` until step `drops[i]`, the last to the end; the first `warmup` steps rise to `rates[0]`."""
         if len(rates) != len(drops) + 1:
             raise InputError(f"{len(rates)} rates need {len(rates) - 1} drops between them, not {len(drops)}")
-        rising = (Piece(warmup, warmup_from, rates[0], warmup_curve),) if warmup else ()
         flat = (Piece(until, rate, rate) for until, rate in zip((*drops, steps), rates, strict=True))
-        return cls(steps, (*rising, *flat), final)
+        return cls(steps, (*_rise(warmup, rates[0], warmup_from, warmup_curve), *flat), final)
 
     @classmethod
     def cosine(
@@ -150,8 +149,8 @@ class Schedule:
             yield Segment(self.final, stop - step)
 
 
-def _rise(warmup: float, peak: float) -> tuple[Piece, ...]:
-    return (Piece(warmup, 0.0, peak, "linear"),) if warmup else ()
+def _rise(warmup: float, peak: float, start: float = 0.0, curve: str = "linear") -> tuple[Piece, ...]:
+    return (Piece(warmup, start, peak, curve),) if warmup else ()
 
 
 def merged(runs: Iterator[Segment] | Sequence[Segment]) -> list[Segment]:
