@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from rewound.algorithm import check_densities, densities
+from rewound.algorithm import KEEP, check_densities, densities
 from rewound.declaration import Table, declared
 from rewound.errors import InputError, as_number
 from rewound.names import unknown
@@ -142,7 +142,7 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
 def _levels(value: object) -> tuple[float, ...]:
     if isinstance(value, Mapping):
         _known("key of levels", value, ("keep", "count", "compression"))
-        keep = _number("keep", value.get("keep", 0.8))
+        keep = _number("keep", value.get("keep", KEEP))
         if ("count" in value) == ("compression" in value):
             raise InputError("levels has either count or compression")
         if not 0 < keep < 1:
