@@ -70,7 +70,6 @@ class ResNet(nn.Sequential):
         classes: int = 10,
         stem_stride: int = 1,
         batch_norm_momentum: float = 0.003,
-        batch_norm_eps: float = 1e-5,
     ) -> None:
         if len(blocks) != len(widths) or min((*blocks, *widths), default=0) < 1:
             raise InputError(
@@ -82,7 +81,7 @@ class ResNet(nn.Sequential):
         self.to_empty(device=generator.device)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum, module.eps = batch_norm_momentum, batch_norm_eps
+                module.momentum = batch_norm_momentum
             _initialise(module, generator)
 
 
