@@ -56,10 +56,6 @@ class Mask(Mapping[str, Tensor]):
         """The fraction of weights kept."""
         return self.kept / self.total if self.total else 1.0
 
-    def to(self, device: torch.device | str) -> "Mask":
-        """The same mask on another device."""
-        return Mask({name: tensor.to(device) for name, tensor in self.items()})
-
     def apply(self, model: nn.Module) -> None:
         """Set the pruned weights of `model` to exactly zero (also for an EMA copy made earlier)."""
         with torch.no_grad():
