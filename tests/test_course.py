@@ -121,6 +121,15 @@ def test_a_schedule_that_ends_at_zero_cannot_be_fine_tuned_at_until_final_is_dec
     assert {rate for rates in second.rates for rate in rates} == {0.001}
 
 
+def test_final_holds_after_the_end_of_a_schedule_that_declares_another() -> None:
+    loop = Loop()
+    loop.scheduler.step = lambda: None  # type: ignore[method-assign]
+    schedule = rewound.Schedule.linear(T, 0.1, final=0.05)
+    options = {"compression": 1.5, "technique": "fine-tuning", "retrain_epochs": 3, "adopt": True, "final": 0.01}
+    loop.over(rewound.epochs(T, loop.model, loop.optimizer, schedule, say=loop.said.append, **options))
+    assert {rate for rates in loop.rates for rate in rates} == {0.01}
+
+
 def test_a_forgotten_scheduler_step_is_told_after_the_first_epoch() -> None:
     loop = Loop()
     epochs = iter(loop.run(compression=2))

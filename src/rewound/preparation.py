@@ -7,6 +7,7 @@ for epoch in run:  # was: for epoch in range(90)
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -54,9 +55,9 @@ def epochs(
     `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
     them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too; with other arguments
     (all from `training_epochs` to `pruner`, `final` and `adopt`; a larger `compression` goes on), another kind of
-    optimizer or other shapes of weights it is an error. `init` draws fresh
-    weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were reported worse than
-    the dense network by more. `final` is the learning rate that holds after the end of the schedule.
+    optimizer or other shapes of weights it is an error. `init` draws fresh weights in place, for reinitialization.
+    `max_drop` ends the run once two levels in a row were reported worse than the dense network by more. `final` is the
+    learning rate that holds after the end of the schedule.
 
     `adopt` takes a network that was trained elsewhere: there is no dense run, and the schedule is what the new
     `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
@@ -101,6 +102,8 @@ def epochs(
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
     progress = Progress()
+    if schedule is not None and final is not None:
+        schedule = replace(schedule, hold=None)  # `final` says what holds after its end
     if adopt:
         progress.recording = _adopted(
             subjects.optimizer, schedule or subjects.schedulers, training_epochs, steps_per_epoch
