@@ -1,5 +1,6 @@
 """`run`, `plan` and `show`: what a sweep leaves behind, what a second one does not do again, and what is said of it."""
 
+import json
 import os
 import re
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, snapshot
+from rewound.artifact import digest
 from rewound.commands import console
 from rewound.executors import local
 from rewound.planning import plan
@@ -63,6 +65,36 @@ def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, m
     code, out, err = rewound_command("run", "failing.toml", "--jobs", 1, "--retry-failed")
     assert (code, err) == (0, "")
     assert all(row.test is not None for row in read_rows("rewound-report/failing/results.csv"))
+
+
+RULE = """
+from rewound import Technique
+from rewound.schedule import Schedule
+
+def warm(S, T, t, facts):
+    return Schedule.constant(t, 0.01)
+
+WARM = Technique(weights="final", lr=warm)
+"""
+
+
+def test_a_rule_that_was_edited_is_told_with_the_remedy(rewound_command: Rewound) -> None:
+    Path("x.toml").write_text(SWEEP.replace('["lr-rewinding", "fine-tuning"]', '["own_rule:WARM", "fine-tuning"]'))
+    Path("own_rule.py").write_text(RULE)
+    run = ("run", "x.toml", "--jobs", 1)
+    assert rewound_command(*run).code == 0
+    assert "note:" not in rewound_command(*run).out
+    Path("own_rule.py").write_text(RULE.replace("0.01", "0.05"))
+    assert (
+        "note: stored results were made with another own_rule:warm (2 of them); they are used as they are, "
+        "to compute them anew give another --store or rename own_rule:warm\n"
+    ) in rewound_command(*run).out
+    for path in Path("rewound-store/results").rglob("*.json"):  # as earlier versions wrote them
+        result = json.loads(path.read_text())
+        result["made"].pop("own_rule:warm", None)
+        del result["checksum"]
+        path.write_text(json.dumps({**result, "checksum": digest(result)}))
+    assert "note:" not in rewound_command(*run).out
 
 
 def test_plan_counts_and_runs_nothing(done: Path, rewound_command: Rewound) -> None:

@@ -17,6 +17,7 @@ from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, Progress, run
 from rewound.mask import Mask
+from rewound.outlook import outdated
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, check_recipe
@@ -99,6 +100,8 @@ def prune(
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     whole, place = plan(targets), Store(as_path("store", store))
+    for line in outdated(whole, place, device):
+        say(line)
     present = {node.key for node in whole.nodes if place.has_state(node.key)}
     levels: list[LevelReport] = []
 

@@ -16,8 +16,9 @@ import torch
 from rewound.claims import HEARTBEAT
 from rewound.errors import Diverged, InputError
 from rewound.fleet import Fleet, Run
-from rewound.history import described
+from rewound.history import described, own_functions
 from rewound.mask import Mask
+from rewound.names import source_digest
 from rewound.planning import Node, Plan
 from rewound.realisation import rates, realised
 from rewound.recipe import Recipe, Scores
@@ -157,7 +158,7 @@ class Job:
             "steps": self.node.steps,
             "seconds": self.seconds,
             "curve": self.curve,
-            "made": made_by(self.node.recipe, self.worker.device),
+            "made": made_by(self.node, self.worker.device),
         }
 
 
@@ -237,11 +238,12 @@ def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
         result["layers"][name] = LayerCount(kept=kept, total=total, flops=flops.get(name, 0))
 
 
-def made_by(recipe: Recipe, device: torch.device) -> dict[str, str]:
+def made_by(node: Node, device: torch.device) -> dict[str, str]:
     """What a result depends on beside its address; told when a stored one differs from today's."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        "source": recipe.source_digest(),
+        "source": node.recipe.source_digest(),
+        **{path: source_digest(path) for path in own_functions(node.state)},
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": kind,

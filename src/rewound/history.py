@@ -152,6 +152,17 @@ def lineage(state: State) -> Iterator[Trained]:
         yield state
 
 
+def own_functions(state: State) -> list[str]:
+    """The import paths of the user's rules, scores, scopes and patterns that a state came to be by."""
+    names = set[str]()
+    for level in lineage(state):
+        if isinstance(level.rates, Ruled):
+            names.add(level.rates.path)
+        if isinstance(level.parent, Pruned):
+            names |= {level.parent.pruner.score, level.parent.pruner.scope, level.parent.pruner.pattern}
+    return sorted(name for name in names if ":" in name)
+
+
 def described(state: State) -> list[str]:
     """One line per operation, for a person."""
     start = start_of(state)

@@ -5,8 +5,10 @@ imported from, and the package stays as it is.
 """
 
 import difflib
+import hashlib
 import importlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from rewound.errors import InputError, shown
@@ -62,3 +64,9 @@ def path_of(thing: object) -> str:
     if not module or not name or "<" in name:
         raise InputError(f"{thing!r} has no importable name; define it at the top level of a module")
     return f"{module}:{name}"
+
+
+def source_digest(path: str) -> str:
+    """A digest of the file of `package.module` or `package.module:name`; empty for what was typed into a console."""
+    file = getattr(importlib.import_module(path.partition(":")[0]), "__file__", None)
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""

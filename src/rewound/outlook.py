@@ -1,5 +1,6 @@
 """What is known about a plan before it runs: what it would cost, and whether stored results were made otherwise."""
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
@@ -65,15 +66,17 @@ def _bytes(recipe: Recipe) -> int:
 
 def outdated(plan: Plan, store: Store, device: str) -> list[str]:
     """One line where stored results were made by another source, library or device than today's."""
-    today: dict[str, str] = {}
-    differing: dict[str, int] = {}
+    differing: Counter[str] = Counter()
     for node in plan.nodes:
-        today = today or made_by(node.recipe, device_named(device))
         if (result := store.result(node.key)) is not None:
-            for name in today:
-                differing[name] = differing.get(name, 0) + (result["made"].get(name) != today[name])
-    different = {name: count for name, count in differing.items() if count}
-    if not different:
+            today, made = made_by(node, device_named(device)), result["made"]
+            differing.update(name for name in today if made.get(name, today[name]) != today[name])
+    if not differing:
         return []
-    said = ", ".join(f"{name} ({count} of them)" for name, count in different.items())
-    return [f"note: stored results were made with another {said}; they are used as they are"]
+    said = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())
+    remedies = ["give another --store", *(["raise the recipe's version"] if "source" in differing else [])]
+    remedies += [f"rename {name}" for name in differing if ":" in name]
+    return [
+        f"note: stored results were made with another {said}; they are used as they are, "
+        f"to compute them anew {' or '.join(remedies)}"
+    ]

@@ -5,14 +5,11 @@ Its fields are the hyperparameters (they are hashed into every address, and are 
 `package.module:Class` wherever a recipe is asked for.
 """
 
-import hashlib
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -21,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError, check_kind
 from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
-from rewound.names import path_of, unknown
+from rewound.names import path_of, source_digest, unknown
 from rewound.pruner import prunable_weights
 from rewound.schedule import Schedule
 
@@ -154,7 +151,7 @@ class Recipe(ABC):
 
     def source_digest(self) -> str:
         """A digest of the file that defines the recipe; kept with results, not hashed into addresses."""
-        return hashlib.blake2b(Path(inspect.getfile(type(self))).read_bytes(), digest_size=8).hexdigest()
+        return source_digest(type(self).__module__)
 
     @classmethod
     def with_fields(cls, values: Mapping[str, object]) -> "Recipe":
