@@ -1,6 +1,7 @@
 """Sweeps: the TOML contract, and one clear sentence for everything that is not in it."""
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rewound.pruner import Pruner
 from rewound.recipes import RECIPES
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
+from rewound.schedule import Schedule
 from rewound.sweep import Sweep, load_sweep, parse_sweep
 from rewound.technique import TECHNIQUES
 
@@ -125,7 +127,7 @@ def test_randomness_is_shared_unless_told_otherwise() -> None:
 
 
 def test_an_experiment_may_use_some_of_the_trials() -> None:
-    sweep = swept(WHOLE.replace('technique = "weight', 'trials = 2\ntechnique = "weight'))
+    sweep = swept(WHOLE.replace('technique = "weight', 'trials = [2]\ntechnique = "weight'))
     assert {t.trial for t in sweep.targets if t.iterative} == {2}
     assert {t.trial for t in sweep.targets if not t.iterative} == {1, 2}
 
@@ -138,6 +140,13 @@ def test_recipes_and_techniques_of_ones_own() -> None:
 
 
 MINE = TECHNIQUES["fine-tuning"]
+
+
+@dataclass(frozen=True)
+class EndsAtZero(Digits):
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.cosine(100, 0.1)
 
 
 def test_a_file_or_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +232,8 @@ BAD = {
     "pruner not a table": (with_lines(pruner='"magnitude"'), "pruner is a table such as"),
     "floor of another type": (with_lines(pruner='{ floor = "low" }'), "floor of pruner must be"),
     "floor of 1": (with_lines(pruner="{ floor = 1.0 }"), "floor must be at least 0 and below 1, not 1"),
+    "floor above the density": (with_lines(pruner="{ floor = 0.6 }"), "but density 0.5 only 28,160; lower floor"),
+    "one pattern": (with_lines(pruner='{ only = "0.*" }'), 'only of pruner is a list; write only = ["0.*"]'),
     "score of another type": (with_lines(pruner="{ score = 1 }"), "score of pruner must be"),
     "a pruner that selects nothing": (
         with_lines(pruner='{ only = ["nothing.*"] }'),
@@ -256,11 +267,19 @@ BAD = {
         "cannot rewind 17 epochs: digits trains for 16; use at most 16, or technique fine-tuning",
     ),
     "rewinding weights too far": (with_lines(technique='"weight-rewinding"', retrain_epochs="16.5"), "cannot rewind"),
+    "fine-tuning at no rate": (
+        with_lines(recipe='"test_sweep:EndsAtZero"'),
+        "fine-tuning: this schedule ends at 2.4672e-05, too low to retrain at (peak 0.1); "
+        "declare what holds after its end, for example final=0.001 in the schedule of test_sweep:EndsAtZero",
+    ),
     "no trials": (with_lines(trials="[]"), "trials is an empty list"),
     "trials missing": (with_lines(trials=""), "the key trials is missing; give it, for example trials = [1, 2, 3]"),
+    "trials as a number": (with_lines(trials="3"), "trials is a list, not 3: [3] is one trial, [1, 2, 3] are three"),
+    "too large a trial": (with_lines(trials=f"[{'9' * 19}]"), "a trial is a seed from 0 to 9223372036854775807, not 9"),
+    "negative trial": (with_lines(trials="[-1]"), "not -1"),
     "half a trial": (with_lines(trials="[1.5]"), "trials must be whole numbers, not 1.5"),
     "trial of another type": (with_lines(trials='["one"]'), "trials must be whole numbers, not 'one'"),
-    "trials of an experiment that the sweep has not": (WHOLE.replace("levels", "trials = 3\nlevels"), "not 3"),
+    "trials of an experiment that the sweep has not": (WHOLE.replace("levels", "trials = [3]\nlevels"), "not 3"),
     "unknown randomness": (with_lines(randomness='"some"'), 'randomness is "shared" or "independent", not \'some\''),
     "one bracket": (with_lines().replace("[[experiment]]", "[experiment]"), "with two brackets"),
     "experiments as a text": (with_lines(top='"x"').replace("top", "experiment").split("[[")[0], "two brackets"),

@@ -155,7 +155,7 @@ def test_what_is_easily_mistaken_for_another_thing(tmp_path: Path, monkeypatch: 
 
 def test_a_sweep_is_also_found_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('recipe = "digits"\ntrials = 1\n')
+    path.write_text('recipe = "digits"\ntrials = [1]\n')
     assert rewound.load_sweep(path) == rewound.load_sweep(str(path))
 
 

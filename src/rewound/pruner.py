@@ -157,7 +157,8 @@ class Pruner:
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone."""
         scope, units = lookup("scope", self.scope, SCOPES), self._units(shapes)
-        return sum(kept_count(sum(units[name].numel() for name in group), density) for group in scope(list(units)))
+        groups = [{name: units[name].numel() for name in group} for group in scope(list(units))]
+        return sum(_kept(sizes, density, self.floor) for sizes in groups)
 
     def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
         pattern = lookup("pattern", self.pattern, PATTERNS)
@@ -196,6 +197,14 @@ def as_pruner(given: Pruner | None) -> Pruner:
     return given
 
 
+def _kept(sizes: Mapping[str, int], density: float, floor: float) -> int:
+    """How many units of a group stay, if those are enough for the floor of each tensor."""
+    kept, least = kept_count(sum(sizes.values()), density), sum(_least(size, floor) for size in sizes.values())
+    if kept < least:
+        raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
+    return kept
+
+
 def _rank(
     sizes: Mapping[str, int],
     units: Callable[[str], Tensor],
@@ -212,15 +221,12 @@ def _rank(
         # What is gone already is below every score, so that only what is left is protected.
         return _protect(s.masked_fill(~masks[name].to("cpu"), -1.0) if name in masks else s, floor)
 
-    total = sum(sizes.values())
-    kept = kept_count(total, density)
+    kept = _kept(sizes, density, floor)
     alive = sum(masks.counts.get(name, size) for name, size in sizes.items())
     if kept > alive:
         raise InputError(
             f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
         )
-    if floor and kept < (least := sum(_least(size, floor) for size in sizes.values())):
-        raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
     return largest(list(sizes), scores, kept, masks)
 
 

@@ -101,7 +101,7 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 def _parsed(table: Table, name: str) -> Sweep:
     _known("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
     recipe = recipe_named(_text(table, "recipe")).with_fields(_table(table, "recipe-fields"))
-    trials = tuple(_whole("trials", value) for value in _axis(table, "trials"))
+    trials = _trials(table)
     randomness = table.get("randomness", "shared")
     if randomness not in ("shared", "independent"):
         raise InputError(f'randomness is "shared" or "independent", not {randomness!r}')
@@ -113,7 +113,7 @@ def _parsed(table: Table, name: str) -> Sweep:
 
 def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
     _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
-    chosen = tuple(_whole("trials", value) for value in _axis(table, "trials")) if "trials" in table else None
+    chosen = _trials(table) if "trials" in table else None
     if chosen and (strange := set(chosen) - set(trials)):
         raise InputError(
             f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
@@ -137,6 +137,12 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
         pruners=pruners,
         trials=chosen,
     )
+
+
+def _trials(table: Table) -> tuple[int, ...]:
+    if isinstance(number := table.get("trials"), int):
+        raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
+    return tuple(_whole("trials", value) for value in _axis(table, "trials"))
 
 
 def _levels(value: object) -> tuple[float, ...]:
@@ -163,6 +169,8 @@ def _pruner(value: object) -> Pruner:
     words = {key: tuple(given) if isinstance(given, list) else given for key, given in value.items()}
     for key, given in words.items():
         default = getattr(Pruner, key)
+        if isinstance(default, tuple) and isinstance(given, str):
+            raise InputError(f'{key} of pruner is a list; write {key} = ["{given}"]')
         if not isinstance(given, int | float if key == "floor" else type(default)):
             raise InputError(f"{key} of pruner must be like {default!r}, not {given!r}")
     return Pruner(**words)  # type: ignore[arg-type]  # each checked against its default just above

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rewound.algorithm import Level, check_final, check_time, levels
+from rewound.errors import InputError
 from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
 from rewound.pruner import Pruner, as_pruner
@@ -36,6 +37,8 @@ class Target:
 @lru_cache(maxsize=1024)
 def dense(recipe: Recipe, trial: int) -> Target:
     """The dense run of a trial."""
+    if not 0 <= trial < 2**63:
+        raise InputError(f"a trial is a seed from 0 to {2**63 - 1}, not {trial}")
     schedule = recipe.schedule
     state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
     return Target(recipe, "unstructured", False, "", 1.0, None, trial, 0.0, state)
@@ -56,7 +59,10 @@ def retrained(
     pruner = as_pruner(pruner)
     chosen = technique_named(technique)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
-    check_final(chosen, recipe.schedule.final, recipe.schedule.peak)
+    try:
+        check_final(chosen, recipe.schedule.final, recipe.schedule.peak)
+    except InputError as error:
+        raise InputError(f"{technique}: {error} in the schedule of {recipe.label()}") from error
     T, t = recipe.schedule.steps, recipe.steps_of(epochs)
     original = dense(recipe, trial).state
     salt = f"{technique} {epochs:g}" if independent else ""

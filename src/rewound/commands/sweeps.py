@@ -13,7 +13,7 @@ from rewound.comparison import compare
 from rewound.declaration import Declaration
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
-from rewound.execution import todo
+from rewound.execution import device_kind, todo
 from rewound.executors import local
 from rewound.outlook import estimate, outdated
 from rewound.packing import pack_store
@@ -64,10 +64,10 @@ def run_sweep(
 
 def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> None:
     """Print what a run would cost."""
-    options = local.Options(_workers(jobs, device), device)
+    jobs = _workers(jobs, device)
     work, place = plan(_sweep(declared).targets), Store(store) if store.exists() else None
     table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
-    for what, value in estimate(work, place, device, options.jobs):
+    for what, value in estimate(work, place, device, jobs):
         table.add_row(what, value)
     console.print(table)
 
@@ -90,7 +90,9 @@ def _sweep(declared: Declaration) -> Sweep:
 
 def _workers(jobs: int, device: str) -> int:
     """How many: on a GPU, one has a fleet of networks."""
-    return jobs or (1 if device != "cpu" else os.cpu_count() or 1)
+    if jobs < 0:
+        raise InputError(f"--jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
+    return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
 
 
 def _store_of(declared: Declaration, root: Path) -> Store:
