@@ -1,6 +1,7 @@
 """Recipes: their fields, their identity, and the facts of the shipped ones that need no training."""
 
 import inspect
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,9 +12,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+import rewound
 from rewound import InputError, Recipe
 from rewound.history import Start
 from rewound.randomness import integers
+from rewound.recipe import Scores
+from rewound.recipes import recipe_named
 from rewound.recipes.cifar10 import ResNet20, ResNet56, ResNet110
 from rewound.recipes.digits import Digits
 from rewound.recipes.images import ImageClassification, shifted, split
@@ -127,6 +131,46 @@ def test_a_recipe_is_a_value() -> None:
 def test_the_source_digest_is_of_the_file_that_defines_the_recipe() -> None:
     assert Digits().source_digest() == Digits(epochs=1.0).source_digest()
     assert len({Digits().source_digest(), ResNet20().source_digest(), Mine().source_digest()}) == 3
+
+
+class Undecorated(Digits):
+    smoothing: float = 0.1
+
+
+class Redefined(Digits):
+    epochs: float = 3.0
+
+
+@dataclass(frozen=True)
+class Untyped(Digits):
+    epochs = 3.0
+
+
+@dataclass(frozen=True)
+class Below(Undecorated):
+    known: ClassVar[int] = 1
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [(Undecorated, "smoothing"), (Redefined, "epochs"), (Untyped, "epochs"), (Below, "smoothing")]
+)
+def test_a_value_that_would_not_be_hashed_is_refused(task: type[Digits], name: str) -> None:
+    says = rf"{name} of recipe test_recipe:{task.__name__} is no field: write @dataclass\(frozen=True\) above the class"
+    with pytest.raises(InputError, match=says):
+        recipe_named(f"test_recipe:{task.__name__}")
+    with pytest.raises(InputError, match=says):
+        rewound.prune(task())
+
+
+@dataclass(frozen=True)
+class Unfinished(Digits):
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module) -> Scores: ...
+
+
+def test_a_class_with_parts_to_be_defined_is_refused() -> None:
+    with pytest.raises(InputError, match="recipe test_recipe:Unfinished has no evaluate; define each"):
+        recipe_named("test_recipe:Unfinished")
 
 
 def test_a_task_says_what_is_missing_from_it() -> None:

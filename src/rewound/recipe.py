@@ -5,6 +5,7 @@ Its fields are the hyperparameters (they are hashed into every address, and are 
 `package.module:Class` wherever a recipe is asked for.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -169,6 +170,23 @@ class Recipe(ABC):
 def check_recipe(given: object) -> None:
     """An error for what is no recipe: its name, its class, a model."""
     check_kind("recipe", given, Recipe, "give one, as Digits(), or a model of your own to rewound.epochs")
+    check_class(type(given))  # type: ignore[arg-type]  # a recipe, as checked just above
+
+
+def check_class(task: type[Recipe]) -> None:
+    """An error for a class that lacks a part, or with a value that looks like a field and is none."""
+    if task.__abstractmethods__:
+        raise InputError(f"recipe {task.label()} has no {', '.join(sorted(task.__abstractmethods__))}; define each")
+    defaults = {f.name: f.default for f in fields(task)}
+    stray = [name for name, default in defaults.items() if getattr(task, name, default) is not default]
+    for part in task.__mro__:
+        kinds = inspect.get_annotations(part) if issubclass(part, Recipe) else {}
+        stray += [name for name, kind in kinds.items() if name not in defaults and "ClassVar" not in str(kind)]
+    if stray:  # it would not be hashed, and other values of it would share results
+        raise InputError(
+            f"{', '.join(stray)} of recipe {task.label()} is no field: "
+            "write @dataclass(frozen=True) above the class, and each field with its type, as epochs: float = 4.0"
+        )
 
 
 def _coerced(name: str, value: object, default: object) -> object:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rewound.errors import InputError
 from rewound.names import imported, unknown
-from rewound.recipe import Recipe
+from rewound.recipe import Recipe, check_class
 
 # Imported on use: a recipe may need an extra that is not installed.
 RECIPES: Mapping[str, str] = {
@@ -22,4 +22,5 @@ def recipe_named(name: str) -> type[Recipe]:
     found = imported("recipe", RECIPES.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Recipe)):
         raise InputError(f"recipe {name!r} is not a subclass of rewound.Recipe")
+    check_class(found)
     return found
