@@ -106,6 +106,21 @@ def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rew
     assert "recomputing" not in out, "what was returned is kept"
 
 
+def test_prune_goes_on_to_a_larger_compression(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--rate", 0.5, "--out", "pruned")
+    assert rewound_command(*words, "--compression", 4).code == 0
+    code, out, err = rewound_command(*words, "--compression", 8)
+    assert (code, err) == (0, "")
+    assert len(told := re.findall(r"recomputing (\w+): .* \(--keep all keeps them\)", out)) == 3
+    assert len(set(told)) == 3, "each once"
+    other = (*words, "--store", "other", "--keep", "all")
+    assert rewound_command(*other, "--compression", 3).code == 0
+    code, out, err = rewound_command(*other, "--compression", 8)
+    assert (code, err) == (0, "")
+    assert "recomputing" not in out
+    assert rewound_command(*words, "--keep", "some").err == "error: keep is needed or all, not 'some'\n"
+
+
 def test_prune_fits_80_columns(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "width", 80)
     code, out, err = rewound_command("prune", "tiny:Tiny", "--rate", 0.5, "--compression", 2, "--out", "pruned")

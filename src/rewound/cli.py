@@ -36,6 +36,8 @@ StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds 
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 
+Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
+
 
 @app.command("run", epilog="Example: rewound run digits --jobs 2")
 def run_command(
@@ -44,7 +46,7 @@ def run_command(
     jobs: Jobs = 0,
     device: Device = "cpu",
     on: Annotated[str, typer.Option(help="where to run: local")] = "local",
-    keep: Annotated[str, typer.Option(help="tensors to keep: needed, or all")] = "needed",
+    keep: Keep = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
@@ -143,6 +145,7 @@ def prune_command(
     seed: Annotated[int, typer.Option(help="the trial")] = 1,
     device: Device = "cpu",
     store: StorePath = DEFAULT_STORE,
+    keep: Keep = "needed",
     out: Annotated[Path | None, typer.Option(help="folder for the pruned network")] = None,
 ) -> None:
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
@@ -164,6 +167,7 @@ def prune_command(
         seed=seed,
         device=device,
         store=store,
+        keep=keep,
     )
     prune_network(recipe, pruned, folder)
 

@@ -15,11 +15,12 @@ from torch import nn
 from rewound.algorithm import RATE, goals, has_dropped, returned
 from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
-from rewound.executors.local import Options, Progress, run
+from rewound.executors.local import Options, Progress, keeps_all, run
 from rewound.mask import Mask
 from rewound.outlook import outdated
 from rewound.planning import Plan, plan
 from rewound.pruner import Pruner, as_pruner
+from rewound.realisation import recomputing
 from rewound.recipe import Recipe, check_recipe
 from rewound.recipes import recipe_named
 from rewound.records import DEFAULT_STORE
@@ -81,6 +82,7 @@ def prune(
     seed: int = 1,
     device: str = "cpu",
     store: str | Path = DEFAULT_STORE,
+    keep: str = "needed",
     say: Callable[[str], None] = lambda text: None,
     tick: Callable[[Progress, Plan], None] = lambda progress, plan: None,
     on_level: Callable[[LevelReport], None] = lambda level: None,
@@ -90,12 +92,14 @@ def prune(
     `retrain_epochs` is the time of each level (default: the full original training time); `rate` the fraction of the
     remaining weights that a level prunes; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
     unit) it stops when two levels in a row validate worse than the dense network by more, and returns the last that
-    does not. Everything done is in `store`: the same call continues an interrupted one.
+    does not. Everything done is in `store`: the same call continues an interrupted one, and one with a larger
+    compression goes on from its levels if `keep` is "all".
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
     check_recipe(task)
     if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
         raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
+    all_kept = keeps_all(keep)
     epochs = task.training_epochs if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
@@ -118,12 +122,12 @@ def prune(
             break
     chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
     if place.load(levels[chosen].key, to_train=False) is None:  # measured before, by a run that kept no tensors
-        say(f"recomputing {levels[chosen].key[:12]}: its tensors are no longer in the store")
+        say(recomputing(levels[chosen].key))
         place.forget(levels[chosen].key)
         levels[chosen] = reach(chosen)
     model, mask = _network(task, targets[chosen], place)
     for node in whole.nodes:  # tensors are kept while something planned needs them, and what is returned
-        if node.key != levels[chosen].key and node.key not in present:
+        if node.key != levels[chosen].key and node.key not in present and not all_kept:
             place.drop(node.key)
     settings: dict[str, object] = {
         "recipe": task.label(),

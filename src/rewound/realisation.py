@@ -20,11 +20,16 @@ def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) 
         return pruned(past, store, device, say)[:2]
     if (stored := store.load(past.key)) is not None:
         return stored[0], stored[1]
-    say(f"recomputing {past.key[:12]}: its tensors are no longer in the store")
+    say(recomputing(past.key))
     state, mask = realised(past.parent, store, device, say)
     for state in train(start_of(past).recipe, state, mask, lr=rates(past, store, device, say), device=device):  # noqa: B020
         store.save(past.key, state, mask)
     return state, mask
+
+
+def recomputing(key: str) -> str:
+    """What is said of a state that is made again."""
+    return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
 
 
 def pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> tuple[State, Mask, Facts]:

@@ -42,9 +42,7 @@ def run_sweep(
     """Run what is not done yet, then report."""
     if on != "local":
         raise InputError(f"unknown executor {on!r}; known: local")
-    if keep not in ("needed", "all"):
-        raise InputError(f"--keep is needed or all, not {keep!r}")
-    options = local.Options(_workers(jobs, device), device, keep == "all", minutes, plain)
+    options = local.Options(_workers(jobs, device), device, local.keeps_all(keep), minutes, plain)
     sweep = _sweep(declared)
     work, place = plan(sweep.targets), Store(store)
     if retry_failed:

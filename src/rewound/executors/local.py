@@ -24,6 +24,7 @@ from rewound.errors import InputError
 from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, to_recompute, todo
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
+from rewound.realisation import recomputing
 from rewound.recipe import Recipe
 from rewound.store import Say, Store
 
@@ -72,7 +73,7 @@ def run(
     for recipe in {node.recipe for node in watch.open}:
         recipe.check_data()
     for key in sorted(watch.again):
-        say(f"recomputing {key[:12]}: its tensors are no longer in the store")
+        say(recomputing(key))
 
     def alive() -> None:
         if time.monotonic() - told[0] > _TELL:  # looking costs as much as a small network's epoch
@@ -91,6 +92,13 @@ def run(
         tidy(plan, store)
 
 
+def keeps_all(keep: str) -> bool:
+    """Whether all tensors are kept, or only those that planned work needs."""
+    if keep not in ("needed", "all"):
+        raise InputError(f"keep is needed or all, not {keep!r}")
+    return keep == "all"
+
+
 class _Watch:
     """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
 
@@ -104,7 +112,7 @@ class _Watch:
     def look(self) -> None:
         finished = self.store.finished()
         for key in finished & (self.nodes.keys() - self.status.keys()):
-            if key in self.again and not self.store.has_state(key) and self._is_awaited(key):
+            if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
                 continue
             result = self.store.result(key)
             if result is not None and answers(self.nodes[key], result):
