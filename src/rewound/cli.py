@@ -20,6 +20,7 @@ from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.declaration import declared
 from rewound.drawing import Drawing
 from rewound.errors import InputError
+from rewound.faults import Fault, fault_of
 from rewound.records import DEFAULT_STORE
 
 app = typer.Typer(
@@ -246,8 +247,23 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+        _tell(f"error: {error}")
         sys.exit(2)
-    except (RuntimeError, OSError) as error:
-        Console(stderr=True).print(f"failed: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+    except Exception as error:
+        fault = error if isinstance(error, Fault) else fault_of(error)
+        if fault is None and not isinstance(error, RuntimeError | OSError):
+            raise
+        if fault is not None:
+            _tell(fault.where.rstrip())
+        _tell(f"failed: {fault or _reason(error)}")
         sys.exit(1)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _tell(text: str) -> None:
+    Console(stderr=True).print(text, style="red", soft_wrap=True, highlight=False, markup=False)

@@ -41,7 +41,7 @@ def imported(kind: str, name: str) -> object:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
         raise InputError(f"cannot import {kind} {name!r}: {error}") from error
     return found
 

@@ -19,7 +19,7 @@ from rewound.mask import Mask
 from rewound.randomness import fold, permutation
 from rewound.recipe import Position, Scores
 from rewound.schedule import Segment, total
-from rewound.training import State
+from rewound.training import State, scored
 
 _LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
 _SLOT = "momentum_buffer"  # torch.optim.SGD's name for it
@@ -162,9 +162,8 @@ class Place:
 
     def evaluate(self) -> Scores:
         """The recipe's own evaluation of the weights where they are."""
-        self.model.eval()
-        with torch.cuda.stream(self.stream), kernels(search=False), torch.no_grad():
-            scores = self.program.recipe.evaluate(self.model)
+        with torch.cuda.stream(self.stream), kernels(search=False):
+            scores = scored(self.program.recipe, self.model)
         self.model.train()
         return scores
 

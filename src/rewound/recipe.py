@@ -130,8 +130,14 @@ class Recipe(ABC):
 
     @cached_property
     def profile(self) -> Profile:
-        """The operation counts of one forward pass."""
-        return profile(self.skeleton, self.example(), self.costs)
+        """The operation counts of one forward pass; an error where the model does not take the example."""
+        try:
+            return profile(self.skeleton, self.example(), self.costs)
+        except InputError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(f"the model of recipe {self.label()} does not take its example(): {reason}") from error
 
     def __getstate__(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # workers get the fields, not what was cached

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import Diverged, check_kind
+from rewound.errors import Diverged, InputError, check_kind, shown
 from rewound.mask import Mask
 from rewound.randomness import fold
 from rewound.recipe import Position, Recipe, Scores, check_recipe
@@ -113,9 +113,21 @@ def train(
 def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> Scores:
     """The metric of a state on the validation and test data."""
     model, _ = restored(recipe, state, torch.device(device))
+    return scored(recipe, model)
+
+
+def scored(recipe: Recipe, model: nn.Module) -> Scores:
+    """What the recipe's `evaluate` says of a model, if that is two numbers."""
     model.eval()
     with torch.no_grad():
-        return recipe.evaluate(model)
+        given = recipe.evaluate(model)
+    try:
+        val, test = map(float, given)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"evaluate of recipe {recipe.label()} must return two numbers, Scores(val, test), not {shown(given)}"
+        ) from None
+    return Scores(val, test)
 
 
 def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Module, Optimizer]:

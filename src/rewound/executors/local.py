@@ -22,6 +22,7 @@ import torch
 
 from rewound.errors import InputError
 from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, to_recompute, todo
+from rewound.faults import Fault, fault_of
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.realisation import recomputing
@@ -72,6 +73,7 @@ def run(
     watch, told = _Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         recipe.check_data()
+        _ = recipe.profile  # a model that does not take its example is told before it is trained
     for key in sorted(watch.again):
         say(recomputing(key))
 
@@ -179,13 +181,16 @@ def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: C
         context.Process(target=_worker_process, args=(plan, store.root, options, messages, os.getpid()), daemon=True)
         for _ in range(options.jobs)
     ]
-    errors: list[str] = []
-    heard = {"say": say, "warning": _once(say), "error": errors.append}
+    errors: list[Exception] = []
+    heard = {"say": say, "warning": _once(say)}
 
     def listen() -> None:
         while not messages.empty():
-            kind, text = messages.get()
-            heard[kind](text)
+            kind, *what = messages.get()
+            if kind in heard:
+                heard[kind](*what)
+            else:
+                errors.append(InputError(*what) if kind == "error" else Fault(*what))
 
     try:
         with _interrupts_held():
@@ -203,7 +208,7 @@ def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: C
             worker.join()
     listen()
     if errors:
-        raise InputError(errors[0])
+        raise errors[0]
     if crashed := [worker for worker in workers if worker.exitcode]:
         raise RuntimeError(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
 
@@ -226,9 +231,9 @@ def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: 
             _work(plan, worker)
     except InputError as error:
         tell("error")(str(error))
-    except Exception:
-        traceback.print_exc()
-        raise
+    except Exception as error:
+        fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
+        messages.put(("fault", str(fault), fault.where))
 
 
 def _stop() -> None:
