@@ -60,6 +60,13 @@ BAD = {
         "nothing to draw: none of the 2 rows belongs to figure-2-sparsity-iterative; try --figures default",
         x_csv=f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n",
     ),
+    "a file to report into": bad(
+        ["report", "--results", "x.csv", "--out", "x.csv"],
+        "cannot write into x.csv: x.csv is not a folder; choose another folder with --out",
+        x_csv=row(),
+    ),
+    "a file to run into": bad(["run", "x.toml", "--out", "f/below"], "f is not a folder;", x_toml=SWEEP, f="hello"),
+    "a file to prune into": bad(["prune", "digits", "--out", "file"], "file is not a folder;", file="hello"),
     "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
     "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
     "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
@@ -67,6 +74,7 @@ BAD = {
     "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),
     "not a table": bad(["report", "--results", "x.csv"], "x.csv has no column", x_csv="a,b\n1,2\n"),
     "empty table": bad(["diff", "x.csv", "x.csv"], "x.csv is empty", x_csv=""),
+    "a folder for a table": bad(["diff", ".", "."], "cannot read . as a CSV table: Is a directory"),
     "no rows": bad(["diff", "x.csv", "x.csv"], "x.csv has no rows below its first line", x_csv=f"{HEADER}\n"),
     "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
     "other units": bad(["diff", "x.csv", "y.csv"], "one table has fractions", x_csv=row(test=0.9), y_csv=row(test=90)),
@@ -74,6 +82,11 @@ BAD = {
     "other separators": bad(["diff", "x.csv", "x.csv"], "(separate them by commas)", x_csv="recipe;val;test\na;1;1\n"),
     "a row twice": bad(
         ["diff", "x.csv", "x.csv"], "t = 4, trial 1 of a that was there", x_csv=row() + row()[len(HEADER) + 1 :]
+    ),
+    "a dense network twice": bad(
+        ["report", "--results", "x.csv", "--dense", "x.csv"],
+        "x.csv has a dense run, trial 1 of a that was there already; give every network once",
+        x_csv=f"{HEADER},key\na,unstructured,0,,1,,1,0.9,0.9,,{'0' * 32}\n",
     ),
     "a table twice": bad(["diff", "x.csv", "x.csv", "x.csv"], "already; give every network once", x_csv=row()),
     "nothing to compare with": bad(["report", "--results", "x.csv", "--compare", "y.csv"], "no table", x_csv=row()),

@@ -51,18 +51,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 4: where it runs, how it is shown, who calls it
     (
         *("executors/*", "pages/*", "integrations/*", "commands/*"),
-        *(
-            "compression",
-            "drawing",
-            "provenance",
-            "report",
-            "outlook",
-            "faults",
-            "cli",
-            "public",
-            "__main__",
-            "__init__",
-        ),
+        *("compression", "drawing", "provenance", "report", "outlook", "faults"),
+        *("cli", "public", "__main__", "__init__"),
     ),
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need

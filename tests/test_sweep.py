@@ -206,6 +206,7 @@ BAD = {
     "field of another type": (with_lines(field_epochs='"long"'), "digits.epochs must be"),
     "field with an item of another type": (with_lines(field_widths='[4, "8"]'), "digits.widths must be"),
     "boolean for a number": (with_lines(field_epochs="true"), "digits.epochs must be"),
+    "negative width": (with_lines(field_widths="[4, -3]"), "each of widths must be at least 1, not [4, -3]"),
     "no epochs": (with_lines(field_epochs="0.0"), "epochs must be above 0, not 0"),
     "endless epochs": (with_lines(field_epochs="inf"), "epochs must be"),
     "fields not a table": (with_lines(top="1\nrecipe-fields = 3").replace("top = 1\n", ""), "must be a table, not 3"),

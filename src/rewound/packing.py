@@ -31,6 +31,7 @@ def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = No
         for path in _needed(plan, store):
             archive.add(path, str(path.relative_to(store.root)))
     content = buffer.getvalue()
+    out.parent.mkdir(parents=True, exist_ok=True)
     if split_bytes is None:
         out.write_bytes(content)
         return [out]

@@ -169,8 +169,10 @@ def _read(kind: type[Kind], path: Path) -> list[Kind]:
             return list(_parse(kind, csv.DictReader(file), path))
     except FileNotFoundError:
         raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path} as a CSV table: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {path} as a CSV table: it is not text") from error
+    except (OSError, EOFError, csv.Error) as error:
+        raise InputError(f"cannot read {path} as a CSV table: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterator[Kind]:

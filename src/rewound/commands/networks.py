@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say
+from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork
 from rewound.executors.local import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
@@ -16,6 +17,7 @@ from rewound.ticket import load
 
 def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
     """Show how `pruned` (`rewound.prune` with all but what it tells) goes on, and save what it returns."""
+    writable(folder)
     with progress_of(recipe) as show:
 
         def tick(progress: Progress, whole: Plan) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rewound.collection import collected
 from rewound.commands.console import console, progress_of, say, say_files
+from rewound.commands.outputs import report_folder, writable_file
 from rewound.comparison import compare
 from rewound.declaration import Declaration
 from rewound.drawing import DEFAULT, Drawing
@@ -43,6 +44,7 @@ def run_sweep(
     if on != "local":
         raise InputError(f"unknown executor {on!r}; known: local")
     options = local.Options(_workers(jobs, device), device, local.keeps_all(keep), minutes, plain)
+    folder = report_folder(out, declared.name)
     sweep = _sweep(declared)
     work, place = plan(sweep.targets), Store(store)
     if retry_failed:
@@ -57,7 +59,7 @@ def run_sweep(
     if left := todo(work, place):
         say(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
     if any(place.result(target.state.key) for target in sweep.targets):
-        _report(declared, sweep, place, out)
+        _report(declared, sweep, place, folder)
 
 
 def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> None:
@@ -72,13 +74,14 @@ def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> No
 
 def report_sweep(declared: Declaration, store: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
     """Report on a sweep, as far as it has run."""
-    _report(declared, _sweep(declared), _store_of(declared, store), out, theirs, drawing)
+    folder = report_folder(out, declared.name)
+    _report(declared, _sweep(declared), _store_of(declared, store), folder, theirs, drawing)
 
 
 def pack_sweep(declared: Declaration, store: Path, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
     work, place = plan(_sweep(declared).targets), _store_of(declared, store)
-    for path in pack_store(work, place, out, split_mb * 2**20 if split_mb else None):
+    for path in pack_store(work, place, writable_file(out), split_mb * 2**20 if split_mb else None):
         say(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
@@ -110,11 +113,10 @@ def _report(
     declared: Declaration,
     sweep: Sweep,
     store: Store,
-    out: Path | None,
+    out: Path,
     theirs: Sequence[Row] = (),
     drawing: Drawing = DEFAULT,
 ) -> None:
-    out = out or Path("rewound-report") / sweep.name
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise _not_run(declared, store.root)

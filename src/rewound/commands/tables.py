@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rewound.commands.console import console, say_files
+from rewound.commands.outputs import report_folder
 from rewound.comparison import compare
 from rewound.drawing import Drawing
 from rewound.errors import InputError
@@ -24,9 +25,10 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
             # The authors' dense networks have no names, and stand in their table twice each.
             place = row.key or len(rows) if row.dense else (line_of(row), row.density, row.retrain_epochs, row.trial)
             if place in rows:
-                what = f"{row.technique} at density {row.density:g}, t = {row.retrain_epochs:g}, trial {row.trial}"
+                what = "a dense run" if row.dense else f"{row.technique} at density {row.density:g}"
+                t = "" if row.retrain_epochs is None else f", t = {row.retrain_epochs:g}"
                 raise InputError(
-                    f"{path} has {'a dense run' if row.dense else what} of {row.recipe} that was there already; "
+                    f"{path} has {what}{t}, trial {row.trial} of {row.recipe} that was there already; "
                     "give every network once"
                 )
             rows[place] = row
@@ -38,7 +40,7 @@ def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: S
     rows = read_tables([results, *([dense] if dense else [])])
     name = results.name.split(".")[0]
     title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
-    out = out or Path("rewound-report") / name
+    out = report_folder(out, name)
     if (out / "results.csv").resolve() == results.resolve():
         raise InputError(f"the report would write over {results}; give another folder with --out")
     say_files(report_files(with_details(rows, results.parent), out, console, theirs, drawing, title))

@@ -41,6 +41,12 @@ class Digits(ImageClassification):
     widths: tuple[int, ...] = (32, 48)
     batch_norm_momentum: float = 0.1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("blocks", "widths"):
+            if min(getattr(self, name), default=0) < 1:
+                raise InputError(f"each of {name} must be at least 1, not {list(getattr(self, name))}")
+
     @property
     def train_size(self) -> int:
         return _TRAIN

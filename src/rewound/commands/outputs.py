@@ -1,0 +1,28 @@
+"""Where a command will write, looked at before its work: nothing is computed in vain."""
+
+import os
+from pathlib import Path
+
+from rewound.errors import InputError
+
+
+def report_folder(out: Path | None, name: str) -> Path:
+    """The folder for a report of that name, if files can be written into it."""
+    return writable(out or Path("rewound-report") / name)
+
+
+def writable(folder: Path) -> Path:
+    """The folder, which need not be there yet, if files can be written into it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    reason = "not a folder" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "not writable"
+    if reason:
+        raise InputError(f"cannot write into {folder}: {there} is {reason}; choose another folder with --out")
+    return folder
+
+
+def writable_file(path: Path) -> Path:
+    """The file, if it can be written."""
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; give the path of a file with --out")
+    writable(path.parent)
+    return path
