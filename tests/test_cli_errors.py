@@ -42,6 +42,7 @@ BAD = {
     "store is a file": bad(["run", "x.toml", "--store", "file"], "cannot use store file", x_toml=SWEEP, file="hello"),
     "store below a file": bad(["prune", "tiny:Tiny", "--store", "file/below"], "cannot use store", file="hello"),
     "newer store": bad(["run", "x.toml", "--store", "."], "newer version (7; this one", x_toml=SWEEP, version="7\n"),
+    "another folder": bad(["show", "--store", "."], "there is no store at .; make one with"),
     "no store": bad(["show", "--store", "nowhere"], "there is no store at nowhere; make one with"),
     "nothing ran": bad(
         ["report", "x.toml", "--store", "no where"],
@@ -152,6 +153,7 @@ def test_a_device_that_is_not_there(rewound_command: Rewound, words: list[str]) 
     code, _, err = rewound_command(*words, "--device", "cuda")
     assert code == 2
     assert re.fullmatch(r"error: device 'cuda' is not there: torch \S+ sees no CUDA GPU; use --device cpu\n", err)
+    assert list(Path().iterdir()) == [], "nothing is left behind"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,14 @@ def test_a_package_that_the_data_needs(
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
     code, _, err = rewound_command(*words)
     assert (code, err) == (2, "error: the digits recipe needs scikit-learn: pip install 'rewound[digits]'\n")
-    assert list(Path("rewound-store", "claims").iterdir()) == [], "no worker has begun"
+    assert not Path("rewound-store").exists(), "nothing has begun"
+
+
+def test_an_empty_store_says_how_to_fill_it(rewound_command: Rewound) -> None:
+    Store(Path("empty"))
+    code, out, err = rewound_command("show", "--store", "empty")
+    assert (code, out) == (2, "")
+    assert err == ("error: the store at empty is empty; fill it, for example with: rewound run digits --store empty\n")
 
 
 @pytest.mark.parametrize("key", ["", "zz", "../../etc/passwd", "a/b"])

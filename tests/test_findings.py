@@ -68,7 +68,7 @@ def test_a_baseline_knows_its_spread_and_unit() -> None:
 def test_missing_dense_runs_are_named() -> None:
     with pytest.raises(InputError, match="no finished dense run of digits"):
         baselines([row(0.5, 4, 1, 0.9, 0.9)])
-    with pytest.raises(InputError, match="no finished dense run of digits"):
+    with pytest.raises(InputError, match=r"every dense run of digits diverged, .* lower the learning rate"):
         verdicts([row(0.5, 4, 1, 0.9, 0.9), replace(dense(0.9)[0], val=None, test=None)])
 
 

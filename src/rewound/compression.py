@@ -15,7 +15,7 @@ from torch import nn
 from rewound.algorithm import RATE, goals, has_dropped, returned
 from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
-from rewound.executors.local import Options, Progress, keeps_all, run
+from rewound.executors.local import Options, Progress, keeps_all, opened, run
 from rewound.mask import Mask
 from rewound.outlook import outdated
 from rewound.planning import Plan, plan
@@ -103,7 +103,7 @@ def prune(
     epochs = task.training_epochs if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
-    whole, place = plan(targets), Store(as_path("store", store))
+    whole, place = plan(targets), opened(as_path("store", store), task, device)
     for line in outdated(whole, place, device):
         say(line)
     present = {node.key for node in whole.nodes if place.has_state(node.key)}

@@ -192,6 +192,11 @@ def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
     for row in rows:
         if row.dense and row.test is not None:
             dense[row.recipe].append(row.test)
+    if diverged := sorted({row.recipe for row in rows if row.dense} - dense.keys()):
+        raise InputError(
+            f"every dense run of {', '.join(diverged)} diverged, and deltas are measured from dense networks; "
+            "lower the learning rate"
+        )
     if missing := sorted({row.recipe for row in rows} - dense.keys()):
         raise InputError(
             f"no finished dense run of {', '.join(missing)}: deltas are measured from dense networks; "

@@ -270,6 +270,11 @@ class Store:
             raise
 
 
+def is_store(root: Path) -> bool:
+    """Whether there is one: to look into another folder must not make it one."""
+    return (root / "version").exists()
+
+
 def _checked(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")

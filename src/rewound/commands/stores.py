@@ -11,15 +11,17 @@ from rewound.durations import spoken
 from rewound.errors import InputError
 from rewound.packing import unpack_store
 from rewound.records import Result
-from rewound.store import Store
+from rewound.store import Store, is_store
 
 
 def show_store(root: Path, key: str | None) -> None:
     """Print what is in a store, or everything known about one state."""
-    if not root.exists():
-        again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
+    again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
+    if not is_store(root):
         raise InputError(f"there is no store at {root}; make one with: {again}")
     store = Store(root)
+    if key is None and not store.finished() and not store.claims():
+        raise InputError(f"the store at {root} is empty; fill it, for example with: {again}")
     console.print(_overview(store) if key is None else _detail(store, key))
 
 

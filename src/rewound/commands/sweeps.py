@@ -23,7 +23,7 @@ from rewound.provenance import of_sweep
 from rewound.records import DEFAULT_STORE
 from rewound.report import show_comparison, show_tables, written_to
 from rewound.results import Row
-from rewound.store import Store
+from rewound.store import Store, is_store
 from rewound.sweep import Sweep, parse_sweep
 
 
@@ -46,7 +46,7 @@ def run_sweep(
     options = local.Options(_workers(jobs, device), device, local.keeps_all(keep), minutes, plain)
     folder = report_folder(out, declared.name)
     sweep = _sweep(declared)
-    work, place = plan(sweep.targets), Store(store)
+    work, place = plan(sweep.targets), local.opened(store, sweep.recipe, device)
     if retry_failed:
         for node in work.nodes:
             if (result := place.result(node.key)) and "failed" in result:
@@ -65,7 +65,7 @@ def run_sweep(
 def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> None:
     """Print what a run would cost."""
     jobs = _workers(jobs, device)
-    work, place = plan(_sweep(declared).targets), Store(store) if store.exists() else None
+    work, place = plan(_sweep(declared).targets), Store(store) if is_store(store) else None
     table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
     for what, value in estimate(work, place, device, jobs):
         table.add_row(what, value)
@@ -98,7 +98,7 @@ def _workers(jobs: int, device: str) -> int:
 
 def _store_of(declared: Declaration, root: Path) -> Store:
     """A store to read from: one that is not there is not made."""
-    if not root.exists():
+    if not is_store(root):
         raise _not_run(declared, root)
     return Store(root)
 

@@ -27,7 +27,7 @@ from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.realisation import recomputing
 from rewound.recipe import Recipe
-from rewound.store import Say, Store
+from rewound.store import Say, Store, is_store
 
 _POLL = 0.1  # seconds between looks at what others do
 _TELL = 0.5  # and between updates of the progress bar
@@ -72,8 +72,7 @@ def run(
     device = device_named(options.device)
     watch, told = _Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
-        recipe.check_data()
-        _ = recipe.profile  # a model that does not take its example is told before it is trained
+        _check(recipe)
     for key in sorted(watch.again):
         say(recomputing(key))
 
@@ -92,6 +91,19 @@ def run(
     tick(watch.progress())
     if not options.keep_all:
         tidy(plan, store)
+
+
+def opened(root: Path, recipe: Recipe, device: str) -> Store:
+    """The store to run in; none is made for what cannot begin here."""
+    device_named(device)
+    if not is_store(root):
+        _check(recipe)
+    return Store(root)
+
+
+def _check(recipe: Recipe) -> None:
+    recipe.check_data()
+    _ = recipe.profile  # a model that does not take its example is told before it is trained
 
 
 def keeps_all(keep: str) -> bool:
