@@ -52,12 +52,21 @@ class Plan:
     @property
     def naive_epochs(self) -> float:
         """Retraining epochs as if nothing were shared: every target by itself, with the levels before it once a run."""
-        return sum(target.search_epochs - _before(target) for target in self.targets)
+        return sum(_own_epochs(target) for target in self.targets if target.state.prunings)
 
     def epochs(self, nodes: Iterable[Node] | None = None, *, dense: bool) -> float:
         """Epochs of the given nodes (default: all), of dense training or of retraining."""
-        chosen = self.nodes if nodes is None else nodes
-        return sum(n.steps / n.recipe.steps_per_epoch for n in chosen if isinstance(n.state.parent, Start) is dense)
+        chosen = [n for n in (self.nodes if nodes is None else nodes) if isinstance(n.state.parent, Start) is dense]
+        return sum(self._until(n.state) - (self._until(n.after) if n.after else 0) for n in chosen)
+
+    def _until(self, state: Trained) -> float:
+        """Epochs since the last pruning."""
+        # A target's own where it is one: its steps are rounded up, and what is shared would seem to cost more.
+        return self._nominal.get(state.key, state.steps / start_of(state).recipe.steps_per_epoch)
+
+    @cached_property
+    def _nominal(self) -> dict[str, float]:
+        return {target.state.key: _own_epochs(target) for target in self.targets}
 
     def lost(self, failed: Collection[str], finished: Collection[str]) -> set[str]:
         """The nodes that failed and, among the unfinished ones, all that build on them."""
@@ -68,10 +77,10 @@ class Plan:
         return lost
 
 
-def _before(target: Target) -> float:
-    """The retraining epochs of the levels before the target's own, which its run's other rows account for."""
+def _own_epochs(target: Target) -> float:
+    """The epochs of the target's own level; its run's other rows account for those before it."""
     levels = target.state.prunings
-    return target.search_epochs * (levels - 1) / levels if levels else 0.0
+    return target.search_epochs / levels if levels else target.recipe.training_epochs
 
 
 def plan(targets: Sequence[Target]) -> Plan:
