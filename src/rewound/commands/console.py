@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ def say(text: str) -> None:
 @contextmanager
 def progress_of(name: str) -> Iterator[Show]:
     """Shows how far something is, from the first time it is told; Ctrl-C stops cleanly and says how to continue."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if console.is_terminal:
             with _bar(name) as show:
@@ -40,6 +42,8 @@ def progress_of(name: str) -> Iterator[Show]:
     except KeyboardInterrupt:
         say(f"stopped; nothing finished is lost, continue with: {shlex.join(['rewound', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
