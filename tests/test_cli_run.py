@@ -158,6 +158,11 @@ def test_progress_in_a_log_is_a_line_now_and_then(rewound_command: Rewound, monk
     assert len(set(told)) > 1
 
 
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("mine:Boom: 1 of 2 steps")
+    assert capsys.readouterr().out == "mine:Boom: 1 of 2 steps\n"
+
+
 def test_show_everything(done: Path, rewound_command: Rewound) -> None:
     code, out, err = rewound_command("show", "--store", done / "rewound-store")
     assert (code, err) == (0, "")

@@ -21,7 +21,7 @@ Show = Callable[[float, float], None]
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
-console = Console()
+console = Console(emoji=False)  # or mine:Boom: ends in a picture
 
 
 def say(text: str) -> None:
