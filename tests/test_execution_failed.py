@@ -5,7 +5,8 @@ import pytest
 import rewound.execution
 from rewound.collection import collected
 from rewound.executors import local
-from rewound.executors.local import Options, Progress
+from rewound.executors.local import Options
+from rewound.executors.watch import Progress
 from rewound.planning import Plan, plan
 from rewound.records import Result
 from rewound.store import Store

@@ -10,7 +10,8 @@ from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.execution import Paused
 from rewound.executors import local
-from rewound.executors.local import Options, Progress
+from rewound.executors.local import Options
+from rewound.executors.watch import Progress
 from rewound.planning import plan
 from rewound.recipe import Position
 from rewound.store import Store

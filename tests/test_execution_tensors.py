@@ -4,7 +4,8 @@ import pytest
 
 from rewound.collection import collected
 from rewound.executors import local
-from rewound.executors.local import Options, Progress
+from rewound.executors.local import Options
+from rewound.executors.watch import Progress
 from rewound.planning import plan
 from rewound.recipe import Position
 from rewound.store import Store

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "durations",
     ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
-    ("recipe", "training", "recipes/*", "datasets/*", "captured", "place", "fleet"),
+    ("recipe", "training", "recipes/*", "datasets/*", "devices", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
@@ -44,7 +44,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (
-        *("targets", "planning", "execution", "declaration", "sweep", "results", "tables", "collection", "packing"),
+        *(
+            "targets",
+            "planning",
+            "remaining",
+            "execution",
+            "declaration",
+            "sweep",
+            "results",
+            "tables",
+            "collection",
+            "packing",
+        ),
         *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
         *("speedup", "literature", "panels", "paper", "points"),
     ),

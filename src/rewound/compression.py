@@ -15,7 +15,8 @@ from torch import nn
 from rewound.algorithm import RATE, goals, has_dropped, returned
 from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
-from rewound.executors.local import Options, Progress, keeps_all, opened, run
+from rewound.executors.local import Options, keeps_all, opened, run
+from rewound.executors.watch import Progress
 from rewound.mask import Mask
 from rewound.outlook import outdated
 from rewound.planning import Plan, plan

@@ -7,14 +7,13 @@ was interrupted continues from its draft; law 1 makes the result the same.
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
 from rewound.claims import HEARTBEAT
-from rewound.errors import Diverged, InputError
+from rewound.errors import Diverged
 from rewound.fleet import Fleet, Run
 from rewound.history import described, own_functions
 from rewound.mask import Mask
@@ -23,6 +22,7 @@ from rewound.planning import Node, Plan
 from rewound.realisation import rates, realised
 from rewound.recipe import Recipe, Scores
 from rewound.records import Failure, LayerCount, Notes, Point, Result
+from rewound.remaining import release
 from rewound.schedule import sliced
 from rewound.store import Say, Store
 from rewound.training import State
@@ -162,61 +162,6 @@ class Job:
         }
 
 
-def answers(node: Node, result: Result | None) -> bool:
-    """Whether a result says all that is asked: another sweep may have passed the state without evaluating it."""
-    return result is not None and ("val" in result or "failed" in result or not node.asked)
-
-
-def todo(plan: Plan, store: Store) -> list[Node]:
-    """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped.
-
-    What failed, and what builds on it, is not to be done.
-    """
-    finished, missing = store.finished(), set[str]()
-    results = {node.key: store.result(node.key) for node in plan.nodes if node.key in finished}
-    done = {node.key for node in plan.nodes if answers(node, results.get(node.key))}
-    lost = plan.lost([key for key, result in results.items() if result and "failed" in result], done)
-    for node in reversed(plan.nodes):  # children before parents
-        if node.key in lost:
-            continue
-        needed = not missing.isdisjoint(plan.readers.get(node.key, ()))
-        if node.key not in done or (needed and not store.has_state(node.key, to_train=True)):
-            missing.add(node.key)
-    return [node for node in plan.nodes if node.key in missing]
-
-
-def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Among nodes to do, those that have a result: they are done again for their tensors alone."""
-    return [node for node in open_nodes if answers(node, store.result(node.key))]
-
-
-def release(node: Node, plan: Plan, store: Store) -> None:
-    """Drop the tensors that the node has read, unless a node that is still to be done reads them, too."""
-    finished = store.finished()
-    for key in node.needs:
-        if not _is_needed(key, plan, store, finished):
-            store.drop(key)
-
-
-def _is_needed(key: str, plan: Plan, store: Store, finished: set[str]) -> bool:
-    """Whether the tensors are read by a node without a result, or by one that is done again since its own are."""
-    readers = plan.readers.get(key, ())
-    return not finished.issuperset(readers) or any(
-        not store.has_state(reader, to_train=True) and _is_needed(reader, plan, store, finished) for reader in readers
-    )
-
-
-def tidy(plan: Plan, store: Store) -> None:
-    """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
-    done = store.finished() - {node.key for node in todo(plan, store)}
-    store.sweep_up()
-    for node in plan.nodes:
-        if node.key in done:
-            store.drop(node.key, draft=True)
-        if node.key in plan.readers and done.issuperset(plan.readers[node.key]):
-            store.drop(node.key)
-
-
 def _is_finite(state: State) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in state.model.values())
 
@@ -248,25 +193,3 @@ def made_by(node: Node, device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "device": kind,
     }
-
-
-def device_kind(name: str) -> str:
-    """Whether that is a name of a cpu or of a cuda device, here or elsewhere."""
-    try:
-        kind = torch.device(name).type
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"unknown device {name!r}; use cpu or cuda") from error
-    if kind not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported; use cpu or cuda")
-    return kind
-
-
-@cache
-def device_named(name: str) -> torch.device:
-    """The device of that name, if it is there."""
-    kind, device = device_kind(name), torch.device(name)
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU; use --device cpu")
-    if kind == "cuda":
-        torch.backends.cudnn.allow_tf32 = False  # float32 means float32
-    return device

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
+from rewound.devices import device_named
 from rewound.durations import spoken
-from rewound.execution import device_named, made_by, to_recompute, todo
+from rewound.execution import made_by
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
+from rewound.remaining import to_recompute, todo
 from rewound.store import Store
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rewound.errors import InputError
-from rewound.execution import todo
 from rewound.planning import Plan
+from rewound.remaining import todo
 from rewound.store import Store
 
 

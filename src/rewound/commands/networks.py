@@ -8,7 +8,7 @@ from rich.table import Table
 from rewound.commands.console import console, progress_of, say
 from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork
-from rewound.executors.local import Progress
+from rewound.executors.watch import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
 from rewound.planning import Plan

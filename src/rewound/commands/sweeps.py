@@ -12,15 +12,16 @@ from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.comparison import compare
 from rewound.declaration import Declaration
+from rewound.devices import device_kind
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
-from rewound.execution import device_kind, todo
 from rewound.executors import local
 from rewound.outlook import estimate, outdated
 from rewound.packing import pack_store
 from rewound.planning import plan
 from rewound.provenance import of_sweep
 from rewound.records import DEFAULT_STORE
+from rewound.remaining import todo
 from rewound.report import show_comparison, show_tables, written_to
 from rewound.results import Row
 from rewound.store import Store, is_store

@@ -16,29 +16,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from rewound.devices import device_named
 from rewound.errors import InputError
-from rewound.execution import Paused, Worker, answers, device_named, execute, tidy, to_recompute, todo
+from rewound.execution import Paused, Worker, execute
+from rewound.executors.watch import Progress, Watch
 from rewound.faults import Fault, fault_of
 from rewound.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.realisation import recomputing
 from rewound.recipe import Recipe
+from rewound.remaining import tidy
 from rewound.store import Say, Store, is_store
 
 _POLL = 0.1  # seconds between looks at what others do
 _TELL = 0.5  # and between updates of the progress bar
-
-
-class Progress(NamedTuple):
-    """How far a plan is, in steps and in nodes."""
-
-    steps: float
-    nodes: int
-    failed: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ def run(
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
     device = device_named(options.device)
-    watch, told = _Watch(plan, store), [0.0]
+    watch, told = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)
     for key in sorted(watch.again):
@@ -113,44 +107,9 @@ def keeps_all(keep: str) -> bool:
     return keep == "all"
 
 
-class _Watch:
-    """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
-
-    def __init__(self, plan: Plan, store: Store) -> None:
-        self.plan, self.store = plan, store
-        self.nodes = {node.key: node for node in plan.nodes}
-        self.open = todo(plan, store)
-        self.again = {node.key for node in to_recompute(self.open, store)}
-        self.status: dict[str, bool] = {}
-
-    def look(self) -> None:
-        finished = self.store.finished()
-        for key in finished & (self.nodes.keys() - self.status.keys()):
-            if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
-                continue
-            result = self.store.result(key)
-            if result is not None and answers(self.nodes[key], result):
-                self.status[key] = "failed" not in result
-        for node in self.plan.nodes:  # parents come first, so failure spreads in one pass
-            if any(self.status.get(key) is False for key in node.needs):
-                self.status.setdefault(node.key, False)
-
-    def _is_awaited(self, key: str) -> bool:
-        """Whether a node that is to be done, again or for the first time, reads these tensors."""
-        readers = set(self.plan.readers[key])
-        return any(node.key in readers and node.key not in self.status for node in self.open)
-
-    def progress(self) -> Progress:
-        self.look()
-        done = sum(self.nodes[key].steps for key in self.status)
-        waiting = self.nodes.keys() - self.status.keys()
-        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in waiting)
-        return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
-
-
 def _work(plan: Plan, worker: Worker) -> None:
     """Take ready nodes until none is left."""
-    watch = _Watch(plan, worker.store)
+    watch = Watch(plan, worker.store)
     watch.look()
     fleets: dict[Recipe, Fleet] = {}
     while len(watch.status) < len(plan.nodes):
@@ -166,13 +125,13 @@ def _work(plan: Plan, worker: Worker) -> None:
         watch.look()
 
 
-def _handing_out(first: Node, watch: _Watch, store: Store) -> Callable[[], Node | None]:
+def _handing_out(first: Node, watch: Watch, store: Store) -> Callable[[], Node | None]:
     """`first`, then whatever else of its recipe is ready, claimed as it is taken."""
     waiting = [first]
     return lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
 
 
-def _take(watch: _Watch, store: Store, recipe: Recipe | None) -> Node | None:
+def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
     """Claim the first node that is open and ready."""
     watch.look()
     for node in watch.plan.nodes:

@@ -1,0 +1,50 @@
+"""How far a plan is, seen in the store alone: whoever does the work, each looks here."""
+
+from typing import NamedTuple
+
+from rewound.planning import Plan
+from rewound.remaining import answers, to_recompute, todo
+from rewound.store import Store
+
+
+class Progress(NamedTuple):
+    """How far a plan is, in steps and in nodes."""
+
+    steps: float
+    nodes: int
+    failed: int
+
+
+class Watch:
+    """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.nodes = {node.key: node for node in plan.nodes}
+        self.open = todo(plan, store)
+        self.again = {node.key for node in to_recompute(self.open, store)}
+        self.status: dict[str, bool] = {}
+
+    def look(self) -> None:
+        finished = self.store.finished()
+        for key in finished & (self.nodes.keys() - self.status.keys()):
+            if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
+                continue
+            result = self.store.result(key)
+            if result is not None and answers(self.nodes[key], result):
+                self.status[key] = "failed" not in result
+        for node in self.plan.nodes:  # parents come first, so failure spreads in one pass
+            if any(self.status.get(key) is False for key in node.needs):
+                self.status.setdefault(node.key, False)
+
+    def _is_awaited(self, key: str) -> bool:
+        """Whether a node that is to be done, again or for the first time, reads these tensors."""
+        readers = set(self.plan.readers[key])
+        return any(node.key in readers and node.key not in self.status for node in self.open)
+
+    def progress(self) -> Progress:
+        self.look()
+        done = sum(self.nodes[key].steps for key in self.status)
+        waiting = self.nodes.keys() - self.status.keys()
+        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in waiting)
+        return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
