@@ -72,6 +72,23 @@ def test_a_scheduler_of_another_optimizer_is_named(adopt: bool) -> None:
         rewound.epochs(T, loop.model, loop.optimizer, other.scheduler, adopt=adopt)
 
 
+def test_a_scheduler_that_has_been_used_is_told_before_the_first_epoch() -> None:
+    loop = Loop()
+    for epoch in range(T):  # the network is trained already
+        one_step(loop.model, loop.optimizer, epoch, 0)
+        loop.scheduler.step()
+    with pytest.raises(InputError, match=r"MultiStepLR has been stepped before \(5 times\), .* give adopt=True"):
+        loop.over(loop.run(compression=2))
+    assert loop.seen == []
+
+
+def test_a_second_run_needs_a_new_scheduler() -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=1.25))
+    with pytest.raises(InputError, match=r"MultiStepLR has been stepped before .* make optimizer and scheduler anew"):
+        loop.over(loop.run(compression=1.25))
+
+
 class Unbound:
     """A scheduler that does not say whose rate it moves."""
 

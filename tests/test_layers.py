@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mask",
         "ranking",
         "pruner",
+        "schedulers",
         "recording",
         "ranks",
         "flops",

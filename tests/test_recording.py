@@ -11,8 +11,9 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
-from rewound.recording import Recording, Value, assign, hyperparameters, rehearsed, resting, scheduled
+from rewound.recording import Recording, Value, assign, hyperparameters, rehearsed, scheduled
 from rewound.schedule import Schedule
+from rewound.schedulers import check_new, resting
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's schedules: pip install transformers")
 
@@ -38,6 +39,9 @@ BY_EPOCH: dict[str, Callable[[Optimizer], object]] = {
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "LambdaLR": listed,
     "SequentialLR": warmed_up,
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.7)], optimizer=o
+    ),
     "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, EPOCHS),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
 }
@@ -108,6 +112,16 @@ def test_an_epoch_can_be_done_again(name: str, by_step: bool, kind: str) -> None
             for group, mine in zip(optimizer.param_groups, values, strict=True):
                 assign(group, mine)
             assert [hyperparameters(group) for group in optimizer.param_groups] == used[epoch * STEPS + step]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "by_step"), SCHEDULERS)
+def test_a_scheduler_that_has_driven_a_run_is_not_new(name: str, by_step: bool, kind: str) -> None:
+    optimizer, scheduler = made(kind, name, by_step)
+    check_new([scheduler])  # type: ignore[list-item]
+    trained(optimizer, scheduler, by_step, Recording())
+    with pytest.raises(InputError, match=f"stepped before .{TOTAL if by_step else EPOCHS} times"):
+        check_new([scheduler])  # type: ignore[list-item]
 
 
 def test_what_moves_with_the_rate_is_recorded_too() -> None:

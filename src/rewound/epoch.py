@@ -13,7 +13,8 @@ from torch.optim.optimizer import Optimizer
 from rewound.attachment import untraced
 from rewound.errors import InputError
 from rewound.progress import Progress
-from rewound.recording import Recording, Scheduler, Value, assign
+from rewound.recording import Recording, Value, assign
+from rewound.schedulers import Scheduler
 
 Step = Callable[[Optimizer], None]
 

@@ -19,8 +19,9 @@ from rewound.epoch import recorded, replayed
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
-from rewound.recording import Recording, resting
+from rewound.recording import Recording
 from rewound.rewinding import pruned
+from rewound.schedulers import check_new, resting
 from rewound.snapshot import Subjects
 
 SAVE_SECONDS = 60.0
@@ -95,6 +96,8 @@ class Epochs:
         course, subjects, folder = self._course, self._subjects, self._folder
         content = folder.resumable([level.density for level in course.levels], self._say) if self._resumes else None
         content = None if self._handed_over else content
+        if content is None and not (self._handed_over or course.adopt):
+            check_new(subjects.schedulers)
         past_dense = content is not None and bool(progress_in(content).densities)
         arguments = course.arguments(subjects.model, subjects.optimizer)
         folder.claim(arguments, ["compression"] if past_dense else ["compression", "final"], check=self._resumes)

@@ -20,8 +20,9 @@ from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loop import Epochs
 from rewound.progress import Progress
 from rewound.pruner import Pruner, as_pruner
-from rewound.recording import Recording, Scheduler, rehearsed, scheduled
+from rewound.recording import Recording, rehearsed, scheduled
 from rewound.schedule import Schedule
+from rewound.schedulers import Scheduler, bare, position
 from rewound.snapshot import Stateful, Subjects
 
 
@@ -122,9 +123,9 @@ def _adopted(
             f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
             f"not {len(scheduler)} schedulers"
         )
-    if (position := getattr(scheduler[0], "last_epoch", 0)) > 0:
+    if (steps := position(scheduler[0])) > 0:
         raise InputError(
-            f"the scheduler of an adopted network must be new, not at step {position}: it is run through from its start"
+            f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its start"
         )
     if as_whole("steps_per_epoch", steps_per_epoch) < 1:
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
@@ -137,12 +138,11 @@ def _check_kinds(subjects: Subjects) -> None:
     check_kind("model", subjects.model, nn.Module, order)
     check_kind("optimizer", subjects.optimizer, Optimizer, order)
     for scheduler in subjects.schedulers:
-        bare = getattr(scheduler, "scheduler", scheduler)  # inside Accelerate's
-        moved = getattr(bare, "optimizer", None)
+        moved = getattr(bare(scheduler), "optimizer", None)
         if isinstance(moved, Optimizer) and inner(moved) is not subjects.optimizer:
             raise InputError(
-                f"{type(bare).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the one "
-                "given, whose rate would never move; give the scheduler made for this optimizer"
+                f"{type(bare(scheduler)).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the "
+                "one given, whose rate would never move; give the scheduler made for this optimizer"
             )
 
 

@@ -8,27 +8,18 @@ learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain, repeat
-from typing import Protocol
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 from rewound.schedule import Schedule
+from rewound.schedulers import Scheduler
 
 Value = float | tuple[float, ...]
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
 Group = dict[str, object]
-
-
-class Scheduler(Protocol):
-    """What moves the learning rate of an optimizer: any scheduler of torch's, or of a library around it."""
-
-    def step(self) -> None: ...
-    def state_dict(self) -> dict[str, object]: ...
-    def load_state_dict(self, state: dict[str, object], /) -> object: ...
 
 
 class Recording:
@@ -134,29 +125,6 @@ def assign(group: Group, values: Mapping[str, Value]) -> None:
             held.fill_(_rate(value))
         else:
             group[name] = value
-
-
-@contextmanager
-def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
-    """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
-
-    `get_last_lr()` tells the present rate. The class is changed and not the object, whose attributes are what its
-    `state_dict` saves.
-    """
-
-    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None: ...
-
-    def get_last_lr(scheduler: Scheduler) -> list[object]:
-        return [group["lr"] for group in optimizer.param_groups]
-
-    kinds = [type(scheduler) for scheduler in schedulers]
-    for scheduler, kind in zip(schedulers, kinds, strict=True):
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "get_last_lr": get_last_lr})
-    try:
-        yield
-    finally:
-        for scheduler, kind in zip(schedulers, kinds, strict=True):
-            scheduler.__class__ = kind
 
 
 def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:

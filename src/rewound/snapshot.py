@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound import ranks
 from rewound.errors import InputError, shown
-from rewound.recording import Scheduler
+from rewound.schedulers import Scheduler
 
 Content = dict[str, object]
 

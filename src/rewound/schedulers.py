@@ -1,0 +1,65 @@
+"""Other people's schedulers: where one stands, and how it rests while recorded learning rates are used again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch.optim.optimizer import Optimizer
+
+from rewound.errors import InputError
+
+
+class Scheduler(Protocol):
+    """What moves the learning rate of an optimizer: any scheduler of torch's, or of a library around it."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, object]: ...
+    def load_state_dict(self, state: dict[str, object], /) -> object: ...
+
+
+def bare(scheduler: Scheduler) -> Scheduler:
+    """The scheduler itself, inside what Accelerate puts around it."""
+    within: Scheduler = getattr(scheduler, "scheduler", scheduler)
+    return within
+
+
+def position(scheduler: Scheduler) -> int:
+    """How often it has been stepped; 0 where it does not tell."""
+    inside = bare(scheduler)
+    chained: Sequence[Scheduler] = getattr(inside, "_schedulers", ())  # torch's ChainedScheduler does not count
+    known = getattr(inside, "last_epoch", None)
+    return max((position(link) for link in chained), default=0) if known is None else int(known)
+
+
+def check_new(schedulers: Sequence[Scheduler]) -> None:
+    """An error for a scheduler that has driven a training run: another one would follow what is left of it."""
+    for scheduler in schedulers:
+        if (steps := position(scheduler)) > 0:
+            raise InputError(
+                f"{type(bare(scheduler)).__name__} has been stepped before ({steps:,} times), so that the dense run "
+                "would not follow its schedule from the start; make optimizer and scheduler anew, and for a network "
+                "that is trained already give adopt=True"
+            )
+
+
+@contextmanager
+def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
+    """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
+
+    `get_last_lr()` tells the present rate. The class is changed and not the object, whose attributes are what its
+    `state_dict` saves.
+    """
+
+    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None: ...
+
+    def get_last_lr(scheduler: Scheduler) -> list[object]:
+        return [group["lr"] for group in optimizer.param_groups]
+
+    kinds = [type(scheduler) for scheduler in schedulers]
+    for scheduler, kind in zip(schedulers, kinds, strict=True):
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "get_last_lr": get_last_lr})
+    try:
+        yield
+    finally:
+        for scheduler, kind in zip(schedulers, kinds, strict=True):
+            scheduler.__class__ = kind
