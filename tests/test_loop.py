@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,16 +157,58 @@ def test_what_belongs_to_the_weights_goes_back_with_them(technique: str) -> None
     assert not shadow[~run.mask["0.weight"]].any()
 
 
-def test_tied_and_frozen_weights_are_pruned_once_and_stay_as_they_are() -> None:
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+def test_tied_weights_are_pruned_once_and_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
     model[1].weight = model[0].weight
-    model[2].requires_grad_(False)
     loop = Loop(model)
     run = loop.over(loop.run(compression=2, retrain_epochs=1))
     assert run.mask is not None
-    assert list(run.mask) == ["0.weight", "2.weight", "3.weight"]
+    assert list(run.mask) == ["0.weight", "2.weight"]
     assert model[1].weight is model[0].weight
-    assert not model[2].weight.requires_grad
+
+
+FROZEN = "not trained, and so not pruned unless that changes in the dense run: 0.weight"
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("how", ["frozen", "not in the optimizer"])
+def test_weights_that_are_not_trained_are_not_pruned_and_not_counted(how: str, adopt: bool, tmp_path: Path) -> None:
+    def made() -> Loop:
+        model = network()
+        if how == "frozen":
+            model[0].requires_grad_(False)
+        return Loop(model, SGD([*model[0 if how == "frozen" else 1 :].parameters()], lr=0.1))
+
+    loop, again = made(), made()
+    before = loop.model.get_parameter("0.weight").detach().clone()
+    options = {"compression": 2, "retrain_epochs": 1, "adopt": adopt, "checkpoint": tmp_path}
+    loop.over(loop.run(**options), until=T if adopt is False else 1)
+    run = again.over(again.run(**options))
+    assert FROZEN in loop.said
+    assert torch.equal(again.model.get_parameter("0.weight"), before)
+    assert run.mask is not None
+    assert list(run.mask) == ["3.weight"]
+    assert run.mask.kept == Pruner().kept({"3.weight": (3, 16)}, 0.5)
+
+
+def test_what_is_unfrozen_in_the_dense_run_is_pruned() -> None:
+    loop = Loop()
+    loop.model[0].requires_grad_(False)  # type: ignore[index]
+    run = loop.run(compression=2, retrain_epochs=1)
+    for epoch in run:
+        loop.model[0].requires_grad_(epoch > 1)  # type: ignore[index]
+        for step in range(STEPS):
+            one_step(loop.model, loop.optimizer, epoch, step)
+        loop.scheduler.step()
+    assert run.mask is not None
+    assert list(run.mask) == ["0.weight", "3.weight"]
+
+
+def test_what_is_skipped_anyway_needs_no_word() -> None:
+    loop = Loop()
+    loop.model[0].requires_grad_(False)  # type: ignore[index]
+    loop.over(loop.run(compression=1.25, pruner=Pruner(skip=("0.*",))))
+    assert FROZEN not in loop.said
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["dp", "compile"])

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, goals, levels
-from rewound.errors import InputError, as_number, as_whole
+from rewound.errors import InputError, as_number, as_whole, few
 from rewound.pruner import Pruner, prunable_weights
 from rewound.technique import Technique, technique_named
 
@@ -102,14 +102,30 @@ class Course:
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Whether this model can be pruned while this optimizer trains it."""
-        weights = prunable_weights(model)
-        if any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor, made by fully_shard
+        if any(
+            hasattr(weight, "device_mesh") for weight in prunable_weights(model).values()
+        ):  # a DTensor, made by fully_shard
             raise InputError(
                 "cannot prune sharded parameters (fully_shard): a rank sees only its part of the weights to rank; "
                 "use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
-        self.pruner.kept({name: tuple(weight.shape) for name, weight in weights.items()}, 1.0)
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(weight) in trained for weight in weights.values()):
-            raise InputError("the optimizer trains none of the model's prunable weights: give the one that trains it")
+        trained = trained_weights(model, optimizer)
+        if prunable_weights(model) and not trained:
+            raise InputError(
+                "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
+                "what is to be pruned"
+            )
+        self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, 1.0)
+
+    def told_of_frozen(self, model: nn.Module, optimizer: Optimizer) -> str:
+        """One line about weights that would be pruned if they were trained; nothing where there are none."""
+        trained = trained_weights(model, optimizer)
+        names = [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
+        return f"not trained, and so not pruned unless that changes in the dense run: {few(names)}" if names else ""
+
+
+def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and id(w) in moved}

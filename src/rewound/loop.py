@@ -105,6 +105,8 @@ class Epochs:
             subjects.resume(content)
             self._progress = progress_in(content)
         self._say(course.told(self._progress.epoch))
+        if self.mask is None and (frozen := course.told_of_frozen(subjects.model, subjects.optimizer)):
+            self._say(frozen)
         if course.adopt and not self._progress.epoch and not subjects.optimizer.state:
             self._say("the optimizer has no state: momentum and its like start empty")
 

@@ -165,7 +165,7 @@ class Pruner:
         return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in self._chosen(shapes)}
 
     def _chosen(self, names: Collection[str]) -> list[str]:
-        chosen = [name for name in names if self._selects(name)]
+        chosen = [name for name in names if self.selects(name)]
         if not chosen:
             raise InputError(
                 "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
@@ -173,7 +173,8 @@ class Pruner:
             )
         return chosen
 
-    def _selects(self, name: str) -> bool:
+    def selects(self, name: str) -> bool:
+        """Whether `only` and `skip` leave a parameter of this name to be pruned."""
         matches: Callable[[Iterable[str]], bool] = lambda globs: any(fnmatchcase(name, glob) for glob in globs)  # noqa: E731
         return (not self.only or matches(self.only)) and not matches(self.skip)
 

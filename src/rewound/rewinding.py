@@ -10,7 +10,7 @@ from torch import nn
 from rewound import ranks
 from rewound.algorithm import Level
 from rewound.checkpoints import Folder, rewind_name
-from rewound.course import Course
+from rewound.course import Course, trained_weights
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.pruner import prunable_weights
@@ -19,7 +19,10 @@ from rewound.snapshot import Subjects
 
 def pruned(level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None) -> Mask:
     """Bring the subjects to the start of a level; returns its mask, the same on every rank."""
-    made = ranks.agreed(course.pruner(subjects.model, level.density, mask), subjects.model)
+    weights = prunable_weights(subjects.model)
+    names = trained_weights(subjects.model, subjects.optimizer) if mask is None else mask
+    chosen = {name: weights[name] for name in names}
+    made = ranks.agreed(course.pruner.prune(chosen, level.density, mask), subjects.model)
     if isinstance(level.weights_from, int):
         _rewind(level.weights_from, subjects, folder)
     elif level.weights_from == "fresh":
