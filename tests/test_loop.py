@@ -93,6 +93,15 @@ def test_rewinding_repeats_the_dense_rates_and_fine_tuning_holds_the_last() -> N
         assert loop.rates[T:] == 2 * again
 
 
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_level_takes_the_longest_time_that_is_safe(technique: str) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25, technique=technique, init=redraw)
+    rewinds_weights = technique in ("weight-rewinding", "low-lr-weight-rewinding")
+    longest = {"reinitialization": 2 * T}.get(technique, T - 1 if rewinds_weights else T)
+    assert len(run) == T + longest
+
+
 def test_pruned_weights_are_zero_after_every_epoch_and_after_the_loop() -> None:
     loop = Loop()
     run = loop.run(compression=3, retrain_epochs=2)

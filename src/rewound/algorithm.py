@@ -17,6 +17,8 @@ KEEP = 0.8
 """The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
 RATE = round(1 - KEEP, 9)
 """The fraction that it prunes."""
+REWIND_AT_MOST = 0.9
+"""Of T: weights rewound to the first steps of training do not recover (paper, section 5)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ def levels(technique: Technique, t: int, T: int, densities: Sequence[float]) -> 
     start, length = (None, t) if callable(technique.lr) else schedule[technique.lr]
     for density in densities:
         yield Level(density, weights_from[technique.weights], start, length)
+
+
+def longest_time(technique: Technique, T: float) -> float:
+    """How long a level retrains unless told otherwise: T, and 0.9 T where the weights are rewound.
+
+    >>> from rewound.technique import TECHNIQUES
+    >>> longest_time(TECHNIQUES["lr-rewinding"], 100), longest_time(TECHNIQUES["weight-rewinding"], 100)
+    (100, 90.0)
+    """
+    return REWIND_AT_MOST * T if technique.weights == "rewound" else T
 
 
 def densities(compression: float, keep: float = KEEP) -> list[float]:

@@ -129,7 +129,8 @@ def prune_command(
     compression: Annotated[float, typer.Option(help="how many times fewer weights")] = 10.0,
     technique: Annotated[str, typer.Option(help="how to retrain")] = "lr-rewinding",
     retrain_epochs: Annotated[
-        float | None, typer.Option(help="epochs per level [default: the full training time]")
+        float | None,
+        typer.Option(help="epochs per level [default: the full training time; 0.9 of it for weight rewinding]"),
     ] = None,
     rate: Annotated[float, typer.Option(help="fraction of the remaining weights that a level prunes")] = RATE,
     one_shot: Annotated[bool, typer.Option("--one-shot", help="prune all at once")] = False,

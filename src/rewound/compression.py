@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
 
-from rewound.algorithm import RATE, goals, has_dropped, returned
+from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
 from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, keeps_all, opened, run
@@ -27,6 +27,7 @@ from rewound.recipes import recipe_named
 from rewound.records import DEFAULT_STORE
 from rewound.store import Store
 from rewound.targets import Target, dense, retrained
+from rewound.technique import technique_named
 from rewound.ticket import save as write_ticket
 
 
@@ -90,18 +91,19 @@ def prune(
 ) -> PrunedNetwork:
     """Train a recipe's network and prune it to `compression`, level by level.
 
-    `retrain_epochs` is the time of each level (default: the full original training time); `rate` the fraction of the
-    remaining weights that a level prunes; `one_shot` prunes all at once. With `max_drop` (absolute, in the metric's
-    unit) it stops when two levels in a row validate worse than the dense network by more, and returns the last that
-    does not. Everything done is in `store`: the same call continues an interrupted one, and one with a larger
-    compression goes on from its levels if `keep` is "all".
+    `retrain_epochs` is the time of each level (default: the full original training time, and 0.9 of it where weights
+    are rewound); `rate` the fraction of the remaining weights that a level prunes; `one_shot` prunes all at once. With
+    `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
+    by more, and returns the last that does not. Everything done is in `store`: the same call continues an interrupted
+    one, and one with a larger compression goes on from its levels if `keep` is "all".
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
     check_recipe(task)
     if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
         raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
     all_kept = keeps_all(keep)
-    epochs = task.training_epochs if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
+    longest = longest_time(technique_named(technique), task.training_epochs)
+    epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     whole, place = plan(targets), opened(as_path("store", store), task, device)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Final, NamedTuple
 
+from rewound.algorithm import REWIND_AT_MOST
 from rewound.errors import InputError
 from rewound.results import Row
 from rewound.units import scales, shown_scale
 
 ONE_POINT: Final = 1.0
 ABLATIONS: Final = ("low-lr-weight-rewinding", "reinitialization")
-REWIND_AT_MOST: Final = 0.9  # of T: weights rewound to the first steps of training do not recover (paper, section 5)
 
 
 class Line(NamedTuple):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import RATE
+from rewound.algorithm import RATE, longest_time
 from rewound.course import Course, Init
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loop import Epochs
@@ -24,6 +24,7 @@ from rewound.recording import Recording, rehearsed, scheduled
 from rewound.schedule import Schedule
 from rewound.schedulers import Scheduler, bare, position
 from rewound.snapshot import Stateful, Subjects
+from rewound.technique import technique_named
 
 
 def epochs(
@@ -51,7 +52,8 @@ def epochs(
     """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
 
     It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
-    the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`.
+    the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`. A level
+    takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
 
     `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
     them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too; with other arguments
@@ -78,11 +80,12 @@ def epochs(
     >>> run.mask
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
+    longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs))
     course = Course(
         training_epochs,
         compression,
         technique,
-        training_epochs if retrain_epochs is None else retrain_epochs,
+        max(1, int(longest)) if retrain_epochs is None else retrain_epochs,
         rate,
         one_shot,
         as_pruner(pruner),
