@@ -142,6 +142,7 @@ def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch:
 def write_ticket(recipe: rewound.Recipe, about: dict[str, object], path: str = "t.safetensors") -> Mask:
     model = recipe.model(1)
     mask = rewound.Pruner(floor=0.02)(model, 0.25)
+    mask.apply(model)
     rewound.save(model, mask, path, about)
     return mask
 

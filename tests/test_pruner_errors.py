@@ -79,8 +79,9 @@ def test_a_starved_tensor_is_named_in_a_warning() -> None:
     model = three_layers()
     with torch.no_grad():
         model[1].weight.mul_(1e-3)
-    with pytest.warns(UserWarning, match=r"less than 1% of the weights are left in 1\.weight; `floor` keeps"):
+    with pytest.warns(UserWarning, match=r"less than 1% of the weights are left in 1\.weight; `floor` keeps") as told:
         Pruner()(model, 0.3)
+    assert told[0].filename == __file__
     Pruner(floor=0.01)(model, 0.3)  # warnings are errors here: with a floor there is none
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,9 @@ from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from small_networks import Compiled, Tied, Wrapped, network
+
+# Most of these networks were never trained, under a mask or otherwise.
+pytestmark = pytest.mark.filterwarnings("ignore:this mask prunes weights that are not zero:UserWarning")
 
 
 def bits_of(tensor: Tensor) -> bytes:
@@ -154,6 +158,20 @@ def test_wrappers_do_not_change_whose_ticket_it_is(
     ticket.into(unwrap(other))
     mask.apply(model)
     assert torch.equal(other[4].weight, model[4].weight)
+
+
+@pytest.mark.filterwarnings("default:this mask prunes")
+def test_a_network_that_was_not_trained_under_the_mask_is_told(tmp_path: Path) -> None:
+    net = network()
+    dense = {name: tensor.clone() for name, tensor in net.state_dict().items()}  # the best epoch, of a denser level
+    mask = Pruner()(net, 0.5)
+    mask.apply(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(net, mask, tmp_path / "ticket")
+    with pytest.warns(UserWarning, match="this mask prunes weights that are not zero, in .* own level") as told:
+        save(dense, mask, tmp_path / "ticket")
+    assert told[0].filename == __file__
 
 
 def test_training_goes_on_from_a_ticket(tmp_path: Path) -> None:

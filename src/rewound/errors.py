@@ -1,5 +1,7 @@
 """What went wrong, said to a person: what was given, the limit, the remedy, in one sentence."""
 
+import sys
+import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
 from os import PathLike
@@ -65,6 +67,14 @@ def check_kind(name: str, value: object, kinds: type | tuple[type, ...], remedy:
     if not isinstance(value, kinds):
         known = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise InputError(f"{name} must be of type {known}, not {shown(value)}; {remedy}")
+
+
+def warn(text: str) -> None:
+    """Warn at the line that called this package, however deep inside it the reason was found."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("rewound."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def shown(value: object) -> str:

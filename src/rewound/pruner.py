@@ -5,7 +5,6 @@ The default is the paper's: magnitude, over all layers at once, single weights.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +12,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from rewound.errors import InputError, as_number, check_kind, few
+from rewound.errors import InputError, as_number, check_kind, few, warn
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
@@ -253,7 +252,4 @@ def _least(total: int, floor: float) -> int:
 def _warn_of_starved(mask: Mask) -> None:
     starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
     if starved:
-        warnings.warn(
-            f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a least fraction of each tensor",
-            stacklevel=3,
-        )
+        warn(f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a least fraction of each tensor")

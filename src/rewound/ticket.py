@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rewound.artifact import write_whole
 from rewound.encoding import DTYPES, REMEDY, Content, Place, decoded, encoded
-from rewound.errors import InputError, as_path, check_kind, few
+from rewound.errors import InputError, as_path, check_kind, few, warn
 from rewound.mask import Mask, plain_name
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -53,12 +53,15 @@ def save(
 ) -> None:
     """Write W (.) m, a model's or a state_dict's, to one file whose size falls with the density.
 
+    The network should have been trained under the mask; where it was not, a warning says so.
     `about` takes plain facts (text, numbers, lists, tables): whatever is worth knowing of the network later.
 
     >>> import tempfile
     >>> net = nn.Linear(100, 100)
     >>> path = Path(tempfile.mkdtemp(), "ticket.safetensors")
-    >>> save(net, Mask({"weight": net.weight > 0.08}), path, about={"technique": "lr-rewinding"})
+    >>> mask = Mask({"weight": net.weight > 0.08})
+    >>> mask.apply(net)
+    >>> save(net, mask, path, about={"technique": "lr-rewinding"})
     >>> path.stat().st_size / (4 * 100 * 101) < 0.2
     True
     >>> ticket = load(path)
@@ -74,7 +77,9 @@ def save(
     check_kind("model", model, (nn.Module, Mapping), "give the model itself, or its state_dict")
     check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
     file = as_path("ticket", path)
-    content = encoded(_content(_plain(model.state_dict() if isinstance(model, nn.Module) else model), mask, about))
+    state = _plain(model.state_dict() if isinstance(model, nn.Module) else model)
+    content = encoded(_content(state, mask, about))
+    _warn_of_cut(state, mask)
     try:
         write_whole(file, content)
     except OSError as error:
@@ -149,6 +154,16 @@ def _content(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object
     values = {dtype: torch.cat(run) for dtype, run in runs.items()}
     bits = Mask({name: kept[name] for name in state if name in kept}).packed()
     return Content(places, list(mask), bits, values, _facts(about))
+
+
+def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:
+    """Weights that were trained under a larger mask, or under none, do without what this one takes away."""
+    cut = [name for name, kept in mask.items() if state[name].detach().cpu()[~kept.cpu()].to(torch.bool).any()]
+    if cut:
+        warn(
+            f"this mask prunes weights that are not zero, in {few(cut)}: the network was not trained under it; save it "
+            "with the mask of its own level, or call mask.apply(model) first if it is to be cut"
+        )
 
 
 def _owners(state: Mapping[str, Tensor]) -> dict[str, str]:
