@@ -40,7 +40,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "store", "realisation"),
-        *("course", "progress", "snapshot", "lock", "checkpoints", "rewinding", "epoch", "loop", "preparation"),
+        *(
+            "course",
+            "progress",
+            "snapshot",
+            "lock",
+            "checkpoints",
+            "rewinding",
+            "resumption",
+            "epoch",
+            "loop",
+            "preparation",
+        ),
         *("encoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions

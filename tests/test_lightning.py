@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer, lr_scheduler
@@ -334,6 +334,23 @@ def test_what_cannot_be_done_is_told(
     given = trainer(tmp_path, rewinding(**mine), **options)
     with pytest.raises(InputError, match=said):
         fit(given, Module(**module))  # type: ignore[arg-type]
+
+
+def test_early_stopping_is_refused(tmp_path: Path) -> None:
+    given = trainer(tmp_path, rewinding(), EarlyStopping("val_loss"))
+    with pytest.raises(InputError, match="EarlyStopping would end the run in the middle of a level; leave it out"):
+        fit(given, Module())
+
+
+def test_one_callback_prunes_a_module(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two Rewind callbacks would prune one module; give the trainer one"):
+        fit(trainer(tmp_path, rewinding(), rewinding(compression=2)), Module())
+
+
+def test_max_drop_needs_validation(tmp_path: Path) -> None:
+    given = trainer(tmp_path, rewinding(max_drop=0.1, monitor="val_loss"))
+    with pytest.raises(InputError, match=r"but nothing is validated; give trainer\.fit a validation loader"):
+        given.fit(Module(), loader())
 
 
 def test_max_drop_needs_a_metric() -> None:

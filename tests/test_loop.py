@@ -284,10 +284,22 @@ def test_leaving_early_leaves_no_hook(how: str, at: int) -> None:
     copy.deepcopy(loop.model)
 
 
-def test_a_whole_run_leaves_no_hook() -> None:
+def test_a_whole_run_leaves_no_hook_and_no_word() -> None:
     loop = Loop()
     loop.over(loop.run(compression=1.5, retrain_epochs=1))
     assert not hooks(loop)
+    assert loop.said[-1].startswith("level 2 of 2")
+
+
+def test_leaving_early_is_told_with_what_it_leaves(tmp_path: Path) -> None:
+    dense, pruned, kept = Loop(), Loop(), Loop()
+    dense.over(dense.run(compression=2), until=1)
+    assert dense.said[-1] == "left in epoch 2 of 25, in the dense run, which is not finished: nothing has been pruned"
+    pruned.over(pruned.run(compression=2), until=T + 6)
+    words = "left in epoch 12 of 25, in level 2 of 4, which is not finished: the mask is no longer held"
+    assert pruned.said[-1] == words
+    kept.over(kept.run(compression=2, checkpoint=tmp_path), until=T + 6)
+    assert kept.said[-1] == f"{words}; run the same script again to go on"
 
 
 def test_a_run_is_iterated_over_once() -> None:

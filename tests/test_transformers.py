@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    EarlyStoppingCallback,
     EvalPrediction,
     GPT2Config,
     GPT2LMHeadModel,
@@ -338,6 +339,18 @@ def test_what_cannot_be_done_is_told_before_training(
     given = trainer(tmp_path, **options)
     with pytest.raises(InputError, match=said):
         rewound_by(given, **mine)
+
+
+def test_early_stopping_is_refused(tmp_path: Path) -> None:
+    given = trainer(tmp_path)
+    given.add_callback(EarlyStoppingCallback())
+    with pytest.raises(InputError, match="EarlyStoppingCallback would end the run in the middle of a level"):
+        rewound_by(given)
+
+
+def test_a_model_is_no_trainer() -> None:
+    with pytest.raises(InputError, match=r"trainer must be of type Trainer, not Bert.*; give the trainer itself"):
+        rewind(bert())  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_made_later_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
 from rewound.recording import Recording
+from rewound.resumption import begun
 from rewound.rewinding import pruned
-from rewound.schedulers import check_new, resting
+from rewound.schedulers import resting
 from rewound.snapshot import Subjects
 
 SAVE_SECONDS = 60.0
@@ -57,11 +58,15 @@ class Epochs:
     def _run(self) -> Generator[int]:
         with opened(self._path) as self._folder:
             self._start()
-            while True:
+            try:
                 yield from self._train()
-                if self._is_over(self._progress):
-                    break
-                self._prune()
+                while not self._is_over(self._progress):
+                    self._prune()
+                    yield from self._train()
+            except GeneratorExit:
+                resumable = self._path is not None and self._resumes
+                self._say(self._progress.told_when_left(len(self._levels) - 1, len(self), resumable))
+                raise
             self._give_back()
 
     def _train(self) -> Iterator[int]:
@@ -93,17 +98,10 @@ class Epochs:
     # An epoch, a level and the run: how they begin and end
 
     def _start(self) -> None:
-        course, subjects, folder = self._course, self._subjects, self._folder
-        content = folder.resumable([level.density for level in course.levels], self._say) if self._resumes else None
-        content = None if self._handed_over else content
-        if content is None and not (self._handed_over or course.adopt):
-            check_new(subjects.schedulers)
-        past_dense = content is not None and bool(progress_in(content).densities)
-        arguments = course.arguments(subjects.model, subjects.optimizer)
-        folder.claim(arguments, ["compression"] if past_dense else ["compression", "final"], check=self._resumes)
-        if content is not None:
-            subjects.resume(content)
-            self._progress = progress_in(content)
+        course, subjects = self._course, self._subjects
+        self._progress = begun(
+            self._progress, course, subjects, self._folder, self._say, self._resumes, self._handed_over
+        )
         self._say(course.told(self._progress.epoch))
         if self.mask is None and (frozen := course.told_of_frozen(subjects.model, subjects.optimizer)):
             self._say(frozen)

@@ -68,6 +68,13 @@ class Progress:
         """The present epoch is done."""
         self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0
 
+    def told_when_left(self, levels: int, epochs: int, resumable: bool) -> str:
+        """One line for a person whose loop was left before its end."""
+        where = f"level {self.level} of {levels}" if self.level else "the dense run"
+        lost = "the mask is no longer held" if self.level else "nothing has been pruned"
+        remedy = "; run the same script again to go on" if resumable else ""
+        return f"left in epoch {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
+
     def has_dropped(self, max_drop: float | None) -> bool:
         """Whether what was reported of the last levels ends the run."""
         return has_dropped(self._scores, max_drop, higher_is_better=self.higher_is_better)

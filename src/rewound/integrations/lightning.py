@@ -100,7 +100,7 @@ class Rewind(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             raise InputError("this Rewind callback has been fitted with; make a new one, and a new Trainer")
-        training_epochs = _checked(trainer)
+        training_epochs = _checked(trainer, self._make.keywords["max_drop"])
         folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
@@ -159,8 +159,21 @@ def _scheduler_steps(trainer: Trainer, training_epochs: int) -> int:
     return math.ceil(steps / training_epochs)
 
 
-def _checked(trainer: Trainer) -> int:
+def _checked(trainer: Trainer, max_drop: float | None) -> int:
     """T, of a trainer that trains one network by epochs."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it unannounced
+    if sum(isinstance(callback, Rewind) for callback in callbacks) > 1:
+        raise InputError("two Rewind callbacks would prune one module; give the trainer one")
+    if trainer.early_stopping_callbacks:
+        raise InputError(
+            "EarlyStopping would end the run in the middle of a level; leave it out, and give max_drop= to stop before "
+            "accuracy falls"
+        )
+    if max_drop is not None and not trainer.enable_validation:
+        raise InputError(
+            "max_drop needs the accuracy of every level, but nothing is validated; give trainer.fit a validation "
+            "loader, and the module a validation_step"
+        )
     if trainer.max_steps != -1:
         raise InputError(f"a run is counted in epochs, not in max_steps={trainer.max_steps}; give max_epochs")
     if trainer.max_epochs is None or trainer.max_epochs < 1:

@@ -15,14 +15,21 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import RATE
 from rewound.course import Init
-from rewound.errors import InputError
+from rewound.errors import InputError, check_kind
 from rewound.loop import Epochs
 from rewound.preparation import epochs, inner
 from rewound.pruner import Pruner
 from rewound.snapshot import Stateful
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        EarlyStoppingCallback,
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 except ImportError as error:
     raise ImportError("Hugging Face's Trainer is missing: pip install 'rewound[transformers]'") from error
 
@@ -52,6 +59,7 @@ def rewind(
     goes back to, by default `rewound` below the trainer's `output_dir`. A level's accuracy is `metric_for_best_model`
     as evaluated in its last epoch.
     """
+    check_kind("trainer", trainer, Trainer, "give the trainer itself; for a loop of your own there is rewound.epochs")
     _check(trainer, max_drop)
     args, steps = trainer.args, _steps_per_epoch(trainer)
     training_epochs = int(args.num_train_epochs)
@@ -101,6 +109,11 @@ def _check(trainer: Trainer, max_drop: float | None) -> None:
             "load_best_model_at_end would bring back a denser network; leave it out, and give max_drop= for the "
             "smallest network that is good enough"
         )
+    if any(isinstance(callback, EarlyStoppingCallback) for callback in trainer.callback_handler.callbacks):
+        raise InputError(
+            "EarlyStoppingCallback would end the run in the middle of a level; leave it out, and give max_drop= to "
+            "stop before accuracy falls"
+        )
     if args.auto_find_batch_size:
         raise InputError("auto_find_batch_size may begin the training again; give per_device_train_batch_size")
     if getattr(trainer, "model_init", None) is not None:
@@ -112,7 +125,7 @@ def _check(trainer: Trainer, max_drop: float | None) -> None:
     if max_drop is not None and (metric is None or evaluated != "epoch" or saved == "steps"):
         raise InputError(
             "max_drop needs the accuracy of every level: give metric_for_best_model=, eval_strategy='epoch' and "
-            f"save_strategy='epoch', not {metric!r}, {evaluated!r} and {saved!r}"
+            f"save_strategy='epoch' or 'no', not {metric!r}, {evaluated!r} and {saved!r}"
         )
 
 
