@@ -136,6 +136,12 @@ def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch:
     assert err == "failed: level 1 (density 0.5) diverged; nothing to build the next one on\n"
 
 
+def test_prune_leaves_a_weight_at_least(rewound_command: Rewound) -> None:
+    code, _, err = rewound_command("prune", "tiny:Tiny", "--compression", 1e9)
+    assert code == 2
+    assert "leaves less than one of 1,316 weights; the largest compression is 1,316" in err
+
+
 # Inspect
 
 

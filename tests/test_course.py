@@ -35,6 +35,8 @@ class Opaque:
         ({"technique": "reinitialization"}, "reinitialization needs init=, a function that draws fresh weights"),
         ({"pruner": Pruner(only=("no such",))}, "only 'no such' matches no parameter of the model; it has 0.weight, "),
         ({"pruner": Pruner(only=("*.bias",))}, "no prunable weights"),
+        ({"pruner": Pruner(floor=0.5)}, r"floor 0\.5 keeps 72 weights, but density 0\.1 only 15; lower floor"),
+        ({"compression": 145}, "leaves less than one of 144 weights; the largest compression is 144"),
         ({"compression": "10"}, "compression must be a number, not '10'; leave out the quotes"),
         ({"technique": None}, "a technique is given by its name, not as None"),
         ({"retrain_epochs": 2.5}, "retrain_epochs must be a whole number, not 2.5"),

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from rewound.collection import collected
+from rewound.cutting import kept_count
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.history import Pruned
 from rewound.outlook import outdated
 from rewound.planning import plan
-from rewound.pruner import kept_count
 from rewound.store import Store
 from stored import KEY
 from tiny import ENTERED, Tiny

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "attachment",
         "mask",
         "ranking",
+        "cutting",
         "pruner",
         "schedulers",
         "recording",

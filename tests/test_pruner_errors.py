@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rewound import InputError, Mask, Pruner
-from rewound.pruner import kept_count
+from rewound.cutting import kept_count
 from weights_to_prune import three_layers
 
 

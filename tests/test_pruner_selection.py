@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rewound import InputError, Mask, Pruner
-from rewound.pruner import SCOPES, SCORES, kept_count, prunable_weights
+from rewound.cutting import kept_count
+from rewound.pruner import SCOPES, SCORES, prunable_weights
 from weights_to_prune import WEIGHTS, as_lists, named, pruned, three_layers
 
 # only, skip, floor

@@ -116,7 +116,7 @@ class Course:
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
                 "what is to be pruned"
             )
-        self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, 1.0)
+        self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, self.levels[-1].density)
 
     def told_of_frozen(self, model: nn.Module, optimizer: Optimizer) -> str:
         """One line about weights that would be pruned if they were trained; nothing where there are none."""

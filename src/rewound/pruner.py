@@ -4,7 +4,6 @@ A score says how much a weight matters, a scope which tensors are ranked togethe
 The default is the paper's: magnitude, over all layers at once, single weights.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,11 +11,11 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from rewound.cutting import cut, kept_of
 from rewound.errors import InputError, as_number, check_kind, few, warn
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.randomness import bits, fold
-from rewound.ranking import largest
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
 Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
@@ -46,16 +45,6 @@ _NORMALISATION = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
-
-
-def kept_count(total: int, density: float) -> int:
-    """How many of `total` weights stay: n - ceil((n-1)(1-density)), the authors' count (law 2).
-
-    >>> kept_count(271152, 0.2), kept_count(1000, 0.8**3) == kept_count(1000, 0.512)
-    (54231, True)
-    """
-    # Rounded first: 0.8**3 and 0.512 differ in the last bit, and must not differ in a weight.
-    return total - math.ceil(round((total - 1) * (1 - density), 6))
 
 
 def is_prunable(weight: Tensor) -> bool:
@@ -147,17 +136,21 @@ class Pruner:
         left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
         for group in scope(list(chosen)):
-            kept |= _rank({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
+            kept |= cut({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
         # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
         pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
         _warn_of_starved(pruned)
         return pruned
 
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
-        """How many units pruning to `density` leaves, known from the shapes alone."""
+        """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
         scope, units = lookup("scope", self.scope, SCOPES), self._units(shapes)
-        groups = [{name: units[name].numel() for name in group} for group in scope(list(units))]
-        return sum(_kept(sizes, density, self.floor) for sizes in groups)
+        sizes = {name: unit.numel() for name, unit in units.items()}
+        if density * (total := sum(sizes.values())) < 1 - 1e-9:
+            raise InputError(
+                f"density {density:g} leaves less than one of {total:,} weights; the largest compression is {total:,}"
+            )
+        return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in scope(list(units)))
 
     def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
         pattern = lookup("pattern", self.pattern, PATTERNS)
@@ -197,56 +190,10 @@ def as_pruner(given: Pruner | None) -> Pruner:
     return given
 
 
-def _kept(sizes: Mapping[str, int], density: float, floor: float) -> int:
-    """How many units of a group stay, if those are enough for the floor of each tensor."""
-    kept, least = kept_count(sum(sizes.values()), density), sum(_least(size, floor) for size in sizes.values())
-    if kept < least:
-        raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
-    return kept
-
-
-def _rank(
-    sizes: Mapping[str, int],
-    units: Callable[[str], Tensor],
-    density: float,
-    masks: Mask,
-    floor: float,
-) -> dict[str, Tensor]:
-    """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays."""
-
-    def scores(name: str) -> Tensor:
-        s = units(name).to("cpu", torch.float32)
-        if not floor:
-            return s
-        # What is gone already is below every score, so that only what is left is protected.
-        return _protect(s.masked_fill(~masks[name].to("cpu"), -1.0) if name in masks else s, floor)
-
-    kept = _kept(sizes, density, floor)
-    alive = sum(masks.counts.get(name, size) for name, size in sizes.items())
-    if kept > alive:
-        raise InputError(
-            f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
-        )
-    return largest(list(sizes), scores, kept, masks)
-
-
 def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
     """The weights of the units that are kept, as far as they were left."""
     expanded = kept.expand(weight.shape)
     return expanded.contiguous() if before is None else expanded & before.to(expanded.device)
-
-
-def _protect(scores: Tensor, floor: float) -> Tensor:
-    """Lift the top `floor` of a tensor above every other score."""
-    flat = scores.clone().reshape(-1)
-    top = flat.argsort(stable=True)[-_least(flat.numel(), floor) :]
-    protects = (flat[top] >= 0) & flat[top].isfinite()  # neither what is gone already nor what cannot be ranked
-    flat[top[protects]] = torch.finfo(torch.float32).max
-    return flat.reshape(scores.shape)
-
-
-def _least(total: int, floor: float) -> int:
-    return math.ceil(round(floor * total, 6))
 
 
 def _warn_of_starved(mask: Mask) -> None:
