@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loop
@@ -130,14 +131,52 @@ def test_another_network_or_optimizer_is_named(tmp_path: Path) -> None:
         other.over(other.run(compression=2, checkpoint=tmp_path))
 
 
+def other_things(what: str) -> Loop:
+    """A script like that of `Loop`, but for one thing."""
+    if what == "a bias less":
+        return Loop(nn.Sequential(nn.Linear(6, 16, bias=False), *network()[1:]))
+    model = network()
+    groups = [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
+    return Loop(model, SGD(groups if what == "two groups" else model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (
+            "a bias less",
+            r"made with another model: names or shapes differ for 0\.bias; give the same, or another folder",
+        ),
+        ("two groups", r"made with 6 parameters in the optimizer's groups, not 2 \+ 4; give the same"),
+        ("no scheduler", "made with 1 schedulers, not 0; give the same"),
+        ("an average", "made with 0 objects in also, not 1; give the same"),
+    ],
+)
+def test_what_else_differs_is_named(what: str, said: str, tmp_path: Path) -> None:
+    first, other = Loop(), other_things(what)
+    first.over(first.run(compression=2, checkpoint=tmp_path), until=T)
+    run = rewound.epochs(
+        T,
+        other.model,
+        other.optimizer,
+        None if what == "no scheduler" else other.scheduler,
+        compression=2,
+        checkpoint=tmp_path,
+        also=[AveragedModel(other.model)] if what == "an average" else [],
+    )
+    with pytest.raises(InputError, match=said):
+        next(iter(run))
+
+
 def test_a_folder_that_is_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "arguments.json").write_text("[]")
     loop = Loop()
     with pytest.raises(InputError, match="was made by another version of rewound"):
         loop.over(loop.run(checkpoint=tmp_path))
-    (tmp_path / "arguments.json").write_text("{nonsense")
-    with pytest.raises(InputError, match="is not the folder of a run"):
-        loop.over(loop.run(checkpoint=tmp_path))
+    for damaged in ("", "{nonsense"):
+        (tmp_path / "arguments.json").write_text(damaged)
+        with pytest.raises(InputError, match=r"cannot read .*arguments\.json: it is damaged; give another folder"):
+            loop.over(loop.run(checkpoint=tmp_path))
 
 
 def cut(path: Path) -> None:

@@ -60,7 +60,11 @@ class Folder:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.path} is not the folder of a run: {error}; give another one") from error
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
+            raise InputError(
+                f"cannot read {self.path / 'arguments.json'}: {why}; give another folder, "
+                "or remove this file if the arguments are the same as before"
+            ) from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise InputError(f"{self.path} was made by another version of rewound; give another folder")
         return found

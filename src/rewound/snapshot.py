@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound import ranks
-from rewound.errors import InputError, shown
+from rewound.errors import InputError, few, shown
 from rewound.schedulers import Scheduler
 
 Content = dict[str, object]
@@ -67,12 +67,30 @@ class Subjects:
 
     def resume(self, content: Content) -> None:
         """Put back everything, as if the process had never ended."""
+        self._check_is_of(content)
         self.rewind(content)
         for scheduler, state in zip(self.schedulers, cast(list[Content], content["schedulers"]), strict=True):
             scheduler.load_state_dict(state)
         states = cast(list[Content], content["random"])
         if ranks.rank() < len(states):  # a rank that was not there before goes on with its own numbers
             _set_random_states(states[ranks.rank()])
+
+    def _check_is_of(self, content: Content) -> None:
+        """An error that names what a snapshot was taken of, where that is not what is here."""
+        made, here = (_shapes(cast(Content, state)) for state in (content["model"], self.model.state_dict()))
+        if wrong := [name for name in {**made, **here} if made.get(name) != here.get(name)]:
+            raise InputError(
+                f"this run was made with another model: names or shapes differ for {few(wrong)}; give the same, or "
+                "another folder"
+            )
+        groups = cast(dict[str, list[dict[str, list[object]]]], content["optimizer"])["param_groups"]
+        for what, before, now in (
+            ("parameters in the optimizer's groups", _sizes(groups), _sizes(self.optimizer.param_groups)),
+            ("schedulers", len(cast(list[object], content["schedulers"])), len(self.schedulers)),
+            ("objects in also", len(cast(list[object], content["also"])), len(self.also)),
+        ):
+            if before != now:
+                raise InputError(f"this run was made with {before} {what}, not {now}; give the same, or another folder")
 
     def check(self) -> None:
         """An error that names what could not be read again without running its code."""
@@ -91,6 +109,14 @@ class Subjects:
                     f"the state of {type(thing).__name__} is not plain data, so that it could be read again safely; "
                     "give its state_dict only tensors, numbers, texts and containers of them"
                 ) from error
+
+
+def _shapes(state: Content) -> dict[str, object]:
+    return {name: getattr(tensor, "shape", "no tensor") for name, tensor in state.items()}
+
+
+def _sizes(groups: Sequence[Mapping[str, Sequence[object]]]) -> str:
+    return " + ".join(str(len(group["params"])) for group in groups)
 
 
 def _random_states() -> Content:
