@@ -42,6 +42,8 @@ class Opaque:
         ({"retrain_epochs": 2.5}, "retrain_epochs must be a whole number, not 2.5"),
         ({"rate": 1.5}, "rate must be between 0 and 1, not 1.5: it is the fraction of the remaining weights"),
         ({"adopt": True, "steps_per_epoch": "3"}, "steps_per_epoch must be a whole number, not '3'"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0: a scheduler is stepped at least once an epoch"),
+        ({"final": -1}, "final must be a learning rate, 0 or above, not -1"),
         ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
         ({"technique": f"{__name__}:RULED"}, "draws its own learning rates, which needs a recipe"),
     ],

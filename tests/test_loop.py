@@ -384,7 +384,28 @@ def test_levels_are_told_as_they_end() -> None:
     loop = Loop()
     loop.over(loop.run(compression=1.25, retrain_epochs=1), accuracy=scripted({0: 0.9, 1: 0.85}))
     assert loop.said == [
-        "rewound: 5 dense epochs, then 1 level of 1 epochs by lr-rewinding to 1.25x: 6 epochs",
+        "rewound: 5 dense epochs, then 1 level of 1 epoch by lr-rewinding to 1.25x: 6 epochs",
         "dense, epoch 5 of 6, accuracy 0.9",
         "level 1 of 1: 1.25x (density 0.8), epoch 6 of 6, accuracy 0.85",
     ]
+
+
+@pytest.mark.parametrize(
+    ("how", "metric"), [({"higher_is_better": False}, "loss"), ({"metric": "BLEU"}, "BLEU"), ({}, "accuracy")]
+)
+def test_what_is_reported_is_told_by_its_name(how: dict[str, object], metric: str) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25)
+    for epoch in run:
+        one_step(loop.model, loop.optimizer, epoch, 0)
+        loop.scheduler.step()
+        run.report(1.5, **how)  # type: ignore[arg-type]
+    assert loop.said[-1].endswith(f"epoch 10 of 10, {metric} 1.5")
+
+
+def test_reports_that_cannot_be_compared_are_refused() -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25, adopt=True)
+    run.report(0.9)
+    with pytest.raises(InputError, match=r"higher_is_better was True in earlier reports, .*; report one metric"):
+        run.report(0.1, higher_is_better=False)

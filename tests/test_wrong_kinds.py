@@ -57,6 +57,21 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "the class of a scheduler": (lambda: epochs(lr_scheduler.StepLR), "the class StepLR has no state to be saved; "),
     "one thing for several": (lambda: epochs(also=nn.Linear(2, 2)), "also must be of type Sequence, not Linear(in_"),
     "nothing to speak with": (lambda: epochs(say=None), "say must be a function of a text, not None; for silence "),
+    "a seed for an initialization": (lambda: epochs(init=3), "init must be a function that draws fresh weights "),
+    "a word for a switch": (lambda: epochs(one_shot="yes"), "one_shot must be of type bool, not 'yes'; give True or "),
+    "a number for a switch": (lambda: epochs(resume=0), "resume must be of type bool, not 0; give True or False"),
+    "steps in quotes": (
+        lambda: rewound.Schedule.linear("4", 1, 0),  # type: ignore[arg-type]
+        "steps must be a whole number, not '4'; leave out the quotes",
+    ),
+    "a rate in quotes": (
+        lambda: rewound.Schedule.cosine(4, "0.1"),  # type: ignore[arg-type]
+        "a learning rate must be a number, not '0.1'; leave out the quotes",
+    ),
+    "one rate for several": (
+        lambda: rewound.Schedule.piecewise(4, 0.1, []),  # type: ignore[arg-type]
+        "rates must be of type Sequence, not 0.1; give a list, as [0.1, 0.01]",
+    ),
     "epochs and model swapped": (
         lambda: rewound.epochs(NET, 2, SGD(NET.parameters())),  # type: ignore[arg-type]
         "training_epochs must be a whole number, not Sequential",

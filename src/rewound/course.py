@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, goals, levels
-from rewound.errors import InputError, as_number, as_whole, few
+from rewound.errors import InputError, as_number, as_whole, check_kind, few, shown
 from rewound.pruner import Pruner, prunable_weights
 from rewound.technique import Technique, technique_named
 
@@ -36,6 +37,14 @@ class Course:
         for name in ("compression", "rate", "final", "max_drop"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_number(name, value))
+        for name in ("one_shot", "adopt"):
+            check_kind(name, getattr(self, name), bool, "give True or False")
+        if self.init is not None and not callable(self.init):
+            raise InputError(
+                f"init must be a function that draws fresh weights for a model in place, not {shown(self.init)}"
+            )
+        if self.final is not None and not 0 <= self.final < inf:
+            raise InputError(f"final must be a learning rate, 0 or above, not {self.final:g}")
         if self.training_epochs < 1:
             raise InputError(f"training takes at least 1 epoch, not {self.training_epochs}")
         if self.max_drop is not None and not self.max_drop >= 0:
@@ -82,12 +91,10 @@ class Course:
 
     def told(self, done: int) -> str:
         """One line for a person, when so many epochs are done."""
-        dense, count, length = self.dense.length, len(self.levels), self.levels[0].length
-        return (
-            f"rewound: {f'{dense} dense epochs, then ' if dense else ''}"
-            f"{count} level{'s' * (count > 1)} of {length} epochs by {self.technique} to {self.compression:g}x: "
-            f"{self.epochs:,} epochs{f', {done:,} of them done' if done else ''}"
-        )
+        dense = f"{_many(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
+        levels = f"{_many(len(self.levels), 'level')} of {_many(self.levels[0].length, 'epoch')} by {self.technique}"
+        so_far = f", {done:,} of them done" if done else ""
+        return f"rewound: {dense}{levels} to {self.compression:g}x: {_many(self.epochs, 'epoch')}{so_far}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """What must stay the same for a run to be continued, as plain data."""
@@ -129,3 +136,7 @@ def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Para
     """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and id(w) in moved}
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -145,7 +145,7 @@ class Epochs:
         # A larger compression goes on from the level before a last, smaller step, or from the dense run.
         self._folder.keep({0, self.level - 1, self.level, progress.returned(max_drop)})
         self._saved_at = time.monotonic()
-        self._say(progress.reached[-1].told(len(self._levels) - 1, len(self)))
+        self._say(progress.reached[-1].told(len(self._levels) - 1, len(self), progress.metric))
 
     def _give_back(self) -> None:
         """Leave the model at the returned level."""
@@ -207,9 +207,12 @@ class Epochs:
         reached = Reached(self.level, self.density, progress.epoch + 1, progress.accuracy)
         return self._is_over(replace(progress, reached=[*progress.reached, reached]))
 
-    def report(self, accuracy: float, *, higher_is_better: bool = True) -> None:
-        """Tell how good the network is now; what is told in a level's last epoch counts for the level."""
-        self._progress.report(accuracy, higher_is_better)
+    def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
+        """Tell how good the network is now; what is told in a level's last epoch counts for the level.
+
+        `metric` is what it is called: "accuracy", or "loss" where lower is better.
+        """
+        self._progress.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 
     def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
         """How far the run has come, without the tensors it trains: for a trainer's own checkpoints.

@@ -97,6 +97,9 @@ def epochs(
     schedule = scheduler if isinstance(scheduler, Schedule) else None
     if schedule is not None and not adopt:
         raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
+    if as_whole("steps_per_epoch", steps_per_epoch) < 1:
+        raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
+    check_kind("resume", resume, bool, "give True or False")
     check_kind("also", also, Sequence, "give a list of objects with a state_dict")
     if not callable(say):
         raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
@@ -130,8 +133,6 @@ def _adopted(
         raise InputError(
             f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its start"
         )
-    if as_whole("steps_per_epoch", steps_per_epoch) < 1:
-        raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
 
 

@@ -23,14 +23,14 @@ class Reached(NamedTuple):
     accuracy: float | None
     """What was reported in the level's last epoch, if anything was."""
 
-    def told(self, levels: int, epochs: int) -> str:
+    def told(self, levels: int, epochs: int, metric: str) -> str:
         """One line for a person.
 
-        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080)
+        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080, metric="accuracy")
         'level 3 of 11: 1.95x (density 0.512), epoch 360 of 1,080, accuracy 0.912'
         """
         which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
-        told = "" if self.accuracy is None else f", accuracy {self.accuracy:g}"
+        told = "" if self.accuracy is None else f", {metric} {self.accuracy:g}"
         return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
 
 
@@ -51,8 +51,9 @@ class Progress:
     """What was pruned to, level by level."""
     accuracy: float | None = None
     higher_is_better: bool = True
+    metric: str = "accuracy"
 
-    def report(self, accuracy: object, higher_is_better: bool) -> None:
+    def report(self, accuracy: object, higher_is_better: bool, metric: str) -> None:
         """Note how good the network is; NaN would be neither within `max_drop` nor beyond it."""
         try:
             value = float(accuracy)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
@@ -62,7 +63,13 @@ class Progress:
             raise InputError(
                 "run.report takes a number, not nan: the network has diverged, or was evaluated on nothing"
             )
-        self.accuracy, self.higher_is_better = value, higher_is_better
+        known = any(score is not None for score in (*self._scores, self.accuracy))
+        if known and higher_is_better != self.higher_is_better:
+            raise InputError(
+                f"higher_is_better was {self.higher_is_better} in earlier reports, which {higher_is_better} cannot be "
+                "compared with; report one metric throughout"
+            )
+        self.accuracy, self.higher_is_better, self.metric = value, higher_is_better, metric
 
     def end_epoch(self) -> None:
         """The present epoch is done."""
@@ -102,7 +109,7 @@ class Progress:
         """The inverse of `state_dict`."""
         mask = cast(dict[str, dict[str, object]] | None, state["mask"])
         return cls(
-            **{name: state[name] for name in _PLAIN},  # type: ignore[arg-type]  # what `state_dict` wrote
+            **{name: state[name] for name in _PLAIN if name in state},  # type: ignore[arg-type]  # what `state_dict` wrote
             mask=None
             if mask is None
             else Mask.unpacked(cast(dict[str, Tensor], mask["bits"]), cast(dict[str, tuple[int, ...]], mask["shapes"])),
@@ -111,4 +118,4 @@ class Progress:
         )
 
 
-_PLAIN = ("level", "done", "epoch", "steps", "densities", "accuracy", "higher_is_better")
+_PLAIN = ("level", "done", "epoch", "steps", "densities", "accuracy", "higher_is_better", "metric")

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from rewound.errors import InputError
+from rewound.errors import InputError, as_number, as_whole, check_kind
 from rewound.names import unknown
 
 # Fraction of the piece done -> learning rate, from `start` towards `stop`.
@@ -59,6 +59,12 @@ class Schedule:
     hold: float | None = None
 
     def __post_init__(self) -> None:
+        as_whole("steps", self.steps)
+        for until, start, stop, _ in self.pieces:
+            for name, value in (("a step", until), ("a learning rate", start), ("a learning rate", stop)):
+                as_number(name, value)
+        if self.hold is not None:
+            as_number("final", self.hold)
         if self.steps < 1 or not self.pieces:
             raise InputError(f"a schedule needs at least one step and one piece, not {self.steps} and {self.pieces}")
         ends = [0.0, *(piece.until for piece in self.pieces)]
@@ -90,6 +96,8 @@ class Schedule:
         final: float | None = None,
     ) -> "Schedule":
         """`rates[i]` until step `drops[i]`, the last to the end; the first `warmup` steps rise to `rates[0]`."""
+        check_kind("rates", rates, Sequence, "give a list, as [0.1, 0.01]")
+        check_kind("drops", drops, Sequence, "give a list of steps, as [60]")
         if len(rates) != len(drops) + 1:
             raise InputError(f"{len(rates)} rates need {len(rates) - 1} drops between them, not {len(drops)}")
         flat = (Piece(until, rate, rate) for until, rate in zip((*drops, steps), rates, strict=True))

@@ -130,7 +130,8 @@ class Rewind(Callback):
         metrics = trainer.callback_metrics
         if self._monitor not in metrics:
             raise InputError(f"validation logs no {self._monitor!r}; give monitor= one of {', '.join(metrics)}")
-        self.run.report(float(metrics[self._monitor]), higher_is_better=self._more_is_better)
+        value = float(metrics[self._monitor])
+        self.run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._in_epoch = False

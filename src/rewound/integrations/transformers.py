@@ -186,9 +186,9 @@ class _Rewinding(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         metrics = cast(Mapping[str, float], kwargs["metrics"])
-        metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
-        if metric in metrics:
-            self.run.report(metrics[metric], higher_is_better=bool(args.greater_is_better))
+        metric = str(args.metric_for_best_model).removeprefix("eval_")
+        if (value := metrics.get(f"eval_{metric}")) is not None:
+            self.run.report(value, higher_is_better=bool(args.greater_is_better), metric=metric)
         if self.is_between_epochs(state) and self.run.is_in_last_epoch:
             control.should_training_stop = True
 
