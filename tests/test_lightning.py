@@ -351,6 +351,9 @@ def test_max_drop_needs_validation(tmp_path: Path) -> None:
     given = trainer(tmp_path, rewinding(max_drop=0.1, monitor="val_loss"))
     with pytest.raises(InputError, match=r"but nothing is validated; give trainer\.fit a validation loader"):
         given.fit(Module(), loader())
+    given = trainer(tmp_path, rewinding(max_drop=0.1, monitor="val_loss"), check_val_every_n_epoch=2)
+    with pytest.raises(InputError, match="check_val_every_n_epoch=2 does not divide max_epochs=3; give 1"):
+        fit(given, Module())
 
 
 def test_max_drop_needs_a_metric() -> None:

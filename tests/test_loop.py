@@ -176,7 +176,7 @@ def test_tied_weights_are_pruned_once_and_stay_tied() -> None:
     assert model[1].weight is model[0].weight
 
 
-FROZEN = "not trained, and so not pruned unless that changes in the dense run: 0.weight"
+FROZEN = "not trained, and so not pruned unless that changes before the first pruning: 0.weight"
 
 
 @pytest.mark.parametrize("adopt", [False, True])

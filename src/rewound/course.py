@@ -129,7 +129,11 @@ class Course:
         """One line about weights that would be pruned if they were trained; nothing where there are none."""
         trained = trained_weights(model, optimizer)
         names = [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
-        return f"not trained, and so not pruned unless that changes in the dense run: {few(names)}" if names else ""
+        return (
+            f"not trained, and so not pruned unless that changes before the first pruning: {few(names)}"
+            if names
+            else ""
+        )
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

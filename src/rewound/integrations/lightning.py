@@ -175,6 +175,11 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
             "max_drop needs the accuracy of every level, but nothing is validated; give trainer.fit a validation "
             "loader, and the module a validation_step"
         )
+    if max_drop is not None and (trainer.max_epochs or 0) % (every := trainer.check_val_every_n_epoch or 1):
+        raise InputError(
+            f"max_drop needs a validation at the end of every level, but check_val_every_n_epoch={every} does not "
+            f"divide max_epochs={trainer.max_epochs}; give 1"
+        )
     if trainer.max_steps != -1:
         raise InputError(f"a run is counted in epochs, not in max_steps={trainer.max_steps}; give max_epochs")
     if trainer.max_epochs is None or trainer.max_epochs < 1:
