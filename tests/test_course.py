@@ -127,6 +127,14 @@ def test_another_models_optimizer_is_refused() -> None:
         rewound.epochs(T, loop.model, other)
 
 
+@pytest.mark.parametrize("only", [("0.*",), ("*",)], ids=["what is selected", "everything"])
+def test_frozen_weights_alone_cannot_be_pruned(only: tuple[str, ...]) -> None:
+    loop = Loop()
+    (loop.model[0] if only == ("0.*",) else loop.model).requires_grad_(False)  # type: ignore[index]
+    with pytest.raises(InputError, match=r"trains none of the model's prunable weights: .* unfreeze what is to be"):
+        loop.run(pruner=Pruner(only=only))
+
+
 def test_a_schedule_that_ends_at_zero_cannot_be_fine_tuned_at_until_final_is_declared(tmp_path: Path) -> None:
     def loop() -> Loop:
         model = network()

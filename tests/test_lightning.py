@@ -359,6 +359,8 @@ def test_max_drop_needs_validation(tmp_path: Path) -> None:
 def test_max_drop_needs_a_metric() -> None:
     with pytest.raises(InputError, match="max_drop needs the accuracy of every level: give monitor="):
         rewinding(max_drop=0.1)
+    with pytest.raises(InputError, match="mode is 'max' where more is better, else 'min', not 'maximum'"):
+        rewinding(monitor="val_acc", mode="maximum")
 
 
 def test_there_is_no_run_before_the_fit() -> None:

@@ -118,7 +118,8 @@ class Course:
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         trained = trained_weights(model, optimizer)
-        if prunable_weights(model) and not trained:
+        selected = [name for name in prunable_weights(model) if self.pruner.selects(name)]
+        if selected and not any(name in trained for name in selected):
             raise InputError(
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
                 "what is to be pruned"
@@ -129,11 +130,8 @@ class Course:
         """One line about weights that would be pruned if they were trained; nothing where there are none."""
         trained = trained_weights(model, optimizer)
         names = [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
-        return (
-            f"not trained, and so not pruned unless that changes before the first pruning: {few(names)}"
-            if names
-            else ""
-        )
+        why = "not trained, and so not pruned unless that changes before the first pruning"
+        return f"{why}: {few(names)}" if names else ""
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

@@ -56,6 +56,8 @@ class Rewind(Callback):
     ) -> None:
         if max_drop is not None and monitor is None:
             raise InputError("max_drop needs the accuracy of every level: give monitor=, a metric that validation logs")
+        if mode not in ("max", "min"):
+            raise InputError(f"mode is 'max' where more is better, else 'min', not {mode!r}")
         self._make = partial(
             epochs,
             compression=compression,
