@@ -74,6 +74,11 @@ def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rew
     assert summary["levels"] == [vars(level) for level in by_default.levels], "the defaults are the same, too"
 
 
+def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(tmp_path: Path) -> None:
+    network = rewound.prune(Tiny(), technique="weight-rewinding", one_shot=True, compression=2, store=tmp_path)
+    assert network.settings["retrain_epochs"] == 0.9 * Tiny().training_epochs
+
+
 def test_prune_stops_within_the_drop(rewound_command: Rewound) -> None:
     code, out, err = rewound_command(
         *("prune", "tiny:Tiny", "--compression", 1000, "--rate", 0.7, "--max-drop", 0.0, "--out", "pruned")
