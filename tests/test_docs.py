@@ -1,10 +1,11 @@
-"""What the documentation shows can be done: its Python runs, its commands parse.
+"""What the documentation shows can be done: its Python runs, its commands and sweeps parse.
 
 A block under the line `<!-- no-run -->` is left alone.
 """
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import typer
 import typer.main
 
 from rewound import cli
+from rewound.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -102,6 +104,11 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("command", [command for _, command in COMMANDS], ids=[place for place, _ in COMMANDS])
 def test_commands_parse(command: str) -> None:
     parse(command)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=lambda b: f"{b.page}:{b.line}")
+def test_sweeps_are_sweeps(block: Block) -> None:
+    assert parse_sweep(tomllib.loads(block.text), block.page).targets
 
 
 # The test itself

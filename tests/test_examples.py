@@ -3,12 +3,17 @@
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import rewound
+from rewound import Position
+from rewound.recipes import recipe_named
+from rewound.results import read_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEVELS = {  # what each ends with
@@ -20,21 +25,25 @@ LEVELS = {  # what each ends with
 }
 
 
-def ran(name: str, folder: Path) -> list[str]:
+def python(folder: Path, *arguments: str) -> list[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(rewound.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",  # the tests run beside each other
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
+def ran(name: str, folder: Path) -> list[str]:
+    return python(folder, str(EXAMPLES / f"{name}.py"))
+
+
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(LEVELS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*LEVELS, "own_recipe"}
 
 
 @pytest.mark.slow
@@ -50,3 +59,32 @@ def test_an_example_prunes_its_network(name: str, tmp_path: Path) -> None:
         assert left == pytest.approx(0.5, abs=0.01)
     if name == "accelerate_script":  # run again, it loads its last state, which was the end
         assert ran(name, tmp_path)[-1] == lines[-1]
+
+
+# A recipe of one's own
+
+
+@pytest.mark.slow
+def test_the_recipe_prunes_its_network_and_the_sweep_beside_it_runs(tmp_path: Path) -> None:
+    lines = ran("own_recipe", tmp_path)
+    assert len(lines) == 9
+    assert lines[8].startswith("level 8: 5.00x, test 0.9")
+    assert rewound.load(tmp_path / "tumours-pruned" / "ticket.safetensors").mask.density == pytest.approx(0.2, abs=1e-3)
+    run = ("-m", "rewound", "run", "own_sweep.toml", "--store", str(tmp_path), "--out", str(tmp_path / "report"))
+    assert python(EXAMPLES, *run)[-1].startswith("open in a browser: ")
+    assert len(read_rows(tmp_path / "report" / "results.csv")) == 3 + 3 * 2 * 2 * 3
+
+
+def test_the_batches_of_the_recipe_obey_law_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    recipe, cpu = recipe_named("own_recipe:Tumours")(), torch.device("cpu")
+    stream = recipe.batches(3, Position(2, 0), cpu)
+    from_the_start = list(islice(stream, 20))
+    entered = list(islice(recipe.batches(3, Position(2, 11), cpu), 9))
+    for one, other in zip(from_the_start[11:], entered, strict=True):
+        assert all(map(torch.equal, one, other))
+    epoch = torch.cat([x for x, _ in from_the_start[:8]])
+    assert len(epoch.unique(dim=0)) == 8 * 32  # nothing twice in an epoch
+    for seed, prunings in ((4, 2), (3, 1)):
+        other = next(recipe.batches(seed, Position(prunings, 0), cpu))
+        assert not torch.equal(other[0], from_the_start[0][0])

@@ -1,0 +1,105 @@
+"""A task of your own: a recipe, and the network it prunes. Run: python examples/own_recipe.py
+
+The task is scikit-learn's breast cancer data: 30 measurements of 569 tumours, malignant or benign. In a sweep, or on
+the command line, this recipe is `own_recipe:Tumours`, in the folder of this file or with that on Python's path.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import count
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import rewound
+from rewound import Batch, InputError, Position, Recipe, Schedule, Scores
+from rewound.randomness import fold, permutation
+
+TRAIN, VAL, TEST = 269, 100, 200
+
+
+@lru_cache
+def data(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tumours in an order of chance, the same for ever: 269 to train on, 100 to validate, 200 to test."""
+    from sklearn.datasets import load_breast_cancer
+
+    measured, benign = (torch.from_numpy(part) for part in load_breast_cancer(return_X_y=True))
+    order = permutation(fold("tumours"), len(measured))
+    x, y = measured[order].float(), benign[order]
+    seen = x[:TRAIN]
+    return ((x - seen.mean(0)) / seen.std(0)).to(device), y.to(device)
+
+
+@dataclass(frozen=True)
+class Tumours(Recipe):
+    """Two hidden layers. The fields are hyperparameters: part of every result's address, and keys of a sweep."""
+
+    name: ClassVar[str] = "tumours"
+    test_size: ClassVar[int | None] = TEST
+
+    epochs: float = 10.0
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    width: int = 64
+
+    def check_data(self) -> None:  # asked once, before any work begins
+        if find_spec("sklearn") is None:
+            raise InputError("the tumours recipe needs scikit-learn: pip install scikit-learn")
+
+    def model(self, seed: int) -> nn.Module:  # its initial weights are a function of the seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return nn.Sequential(
+                nn.Linear(30, self.width),
+                nn.ReLU(),
+                nn.Linear(self.width, self.width),
+                nn.ReLU(),
+                nn.Linear(self.width, 2),
+            )
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=1e-3)
+
+    @property
+    def schedule(self) -> Schedule:  # S: the rate drops tenfold at 1/2 and at 3/4 of the training
+        steps = round(self.epochs * self.steps_per_epoch)
+        rates = [self.learning_rate, self.learning_rate / 10, self.learning_rate / 100]
+        return Schedule.piecewise(steps, rates, drops=[steps / 2, steps * 3 / 4])
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return float(TRAIN // self.batch_size)
+
+    @property
+    def training_epochs(self) -> float:  # T
+        return self.epochs
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        x, y = data(device)
+        for step in count(position.steps):
+            epoch, batch = divmod(step, TRAIN // self.batch_size)
+            order = permutation(fold(seed, position.prunings, "order", epoch), TRAIN, device)
+            chosen = order[batch * self.batch_size :][: self.batch_size]
+            yield x[chosen], y[chosen]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y)
+
+    def evaluate(self, model: nn.Module) -> Scores:
+        x, y = data(next(model.parameters()).device)
+        right = (model(x).argmax(1) == y).double()
+        return Scores(val=right[TRAIN : TRAIN + VAL].mean().item(), test=right[TRAIN + VAL :].mean().item())
+
+    def example(self) -> Batch:  # one input of the network, to count FLOPs with
+        return (torch.zeros(1, 30),)
+
+
+if __name__ == "__main__":
+    network = rewound.prune(Tumours(), compression=5)
+    for level in network.levels:
+        print(f"level {level.level}: {level.compression:.2f}x, test {level.test:.3f}")
+    network.save("tumours-pruned")
