@@ -15,6 +15,7 @@ import torch
 import typer
 import typer.main
 
+import rewound
 from rewound import cli
 from rewound.sweep import parse_sweep
 
@@ -109,6 +110,16 @@ def test_commands_parse(command: str) -> None:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=lambda b: f"{b.page}:{b.line}")
 def test_sweeps_are_sweeps(block: Block) -> None:
     assert parse_sweep(tomllib.loads(block.text), block.page).targets
+
+
+def test_the_map_of_the_paper_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text().partition("## The recipes")[0]
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    assert len(files) > 10
+    for name, file in re.findall(r"`([\w.]+)`(?: in|) \(?`([\w/]+\.py)`", text):
+        assert file in files
+        assert hasattr(rewound, name.removeprefix("rewound."))
+    assert not [file for file in files if not (ROOT / "src" / "rewound" / file).is_file()]
 
 
 # The test itself

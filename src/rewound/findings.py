@@ -2,8 +2,9 @@
 
 The rules are the paper's. A *cell* is all trials of one setting; its value is the median, its spread min to max. The
 best retraining time has the highest median VALIDATION value (ties: the shortest) and is reported on test. A delta is
-median test - mean dense test. "No drop" is the largest compression up to which a non-increasing (isotonic) fit of the
-deltas stays above minus one standard deviation of the dense runs; "1% drop" likewise at minus one point.
+median test - mean dense test. Ours is "no drop", which the paper says of all techniques together: the largest
+compression of one technique up to which a non-increasing (isotonic) fit of the deltas stays above minus one standard
+deviation of the dense runs; "1% drop" likewise at minus one point.
 """
 
 from collections import Counter, defaultdict
