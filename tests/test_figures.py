@@ -59,7 +59,7 @@ def test_figures_and_page_of_a_sweep_have_the_same_training_time(tmp_path: Path)
 def test_the_papers_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     paths = draw(ONE_SHOT + ITERATIVE, tmp_path / "figures")
     assert sorted(path.name for path in paths) == [
-        f"digits-unstructured-{name}.{suffix}" for name in ("algorithm-1", "best", "times") for suffix in ("png", "svg")
+        f"digits-unstructured-{name}.{suffix}" for name in ("best", "full-time", "times") for suffix in ("png", "svg")
     ]
     assert all(path.stat().st_size > 5_000 for path in paths)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths if path.suffix == ".png")
@@ -86,15 +86,22 @@ def test_one_retraining_time_of_each_technique_is_no_curve(tmp_path: Path) -> No
     times = {"weight-rewinding": 8}
     once = [row for row in ITERATIVE if row.dense or row.retrain_epochs == times.get(row.technique, 16)]
     names = {path.stem for path in draw(once, tmp_path, ["svg"])}
-    assert names == {"digits-unstructured-best", "digits-unstructured-algorithm-1"}
+    assert names == {"digits-unstructured-best", "digits-unstructured-full-time"}
 
 
-def test_algorithm_1_figure_says_which_times_it_shows(tmp_path: Path) -> None:
-    shown = svg(ITERATIVE, tmp_path, "algorithm-1")
+def test_full_time_figure_says_which_times_it_shows(tmp_path: Path) -> None:
+    shown = svg(ITERATIVE, tmp_path, "full-time")
     assert {"Learning rate rewinding, t = 16", "Weight rewinding, t = 8", "Fine-tuning, t = 16"} <= set(shown)
     assert not any("Low-LR" in text for text in shown)
     names = [path.stem for path in draw(ITERATIVE, tmp_path, ["svg"], epochs={"digits": 32})]
-    assert "digits-unstructured-algorithm-1" not in names, "no run was retrained for T = 32 epochs"
+    assert "digits-unstructured-full-time" not in names, "no run was retrained for T = 32 epochs"
+
+
+def test_algorithm_1_prunes_a_fifth_a_level(tmp_path: Path) -> None:
+    rows = table({"lr-rewinding": 0.1, "weight-rewinding": 0.1}, (0.8, 0.64, 0.512), iterative=True)
+    shown = svg(rows, tmp_path, "algorithm-1")
+    assert any(text.startswith("Algorithm 1 and its rivals; median") for text in shown)
+    assert {"Learning rate rewinding, t = 16", "Weight rewinding, t = 8"} <= set(shown)
 
 
 def test_a_point_below_the_axis_is_announced(tmp_path: Path) -> None:

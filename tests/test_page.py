@@ -132,9 +132,23 @@ def test_the_same_picture_is_not_shown_twice() -> None:
         (choice,) = told(rows)["subjects"][0]["figures"][0]["choices"]
         return [panel["title"] for panel in choice["panels"]]
 
-    assert titles(ROWS) == ["One-shot", "Iterative", "Algorithm 1 and its rivals, t = 8"]
+    assert titles(ROWS) == ["One-shot", "Iterative", "Retrained in full, t = 8"]
     one_time = [row for row in ROWS if row.retrain_epochs != 4]
-    assert titles(one_time) == ["One-shot", "Iterative: Algorithm 1 and its rivals, t = 8"]
+    assert titles(one_time) == ["One-shot", "Iterative, t = 8"]
+
+
+def test_algorithm_1_prunes_a_fifth_a_level_and_weights_are_rewound_for_less() -> None:
+    def title(keep: float, *techniques: str) -> str:
+        levels = tuple(round(keep**level, 4) for level in (1, 2, 3, 4))
+        rows = [row for name in techniques for row in pruned(name, iterative=True, densities=levels)]
+        (choice,) = told(DENSE + rows)["subjects"][0]["figures"][0]["choices"]
+        return str(choice["panels"][-1]["title"])
+
+    assert title(0.8, "lr-rewinding", "fine-tuning") == "Algorithm 1 and its rivals, t = 8"
+    both = title(0.8, "lr-rewinding", "weight-rewinding")
+    assert both == "Algorithm 1 and its rivals, t = 8 (weight rewinding: 4)"
+    assert title(0.5, "lr-rewinding", "weight-rewinding") == "Retrained in full, t = 8 (weight rewinding: 4)"
+    assert title(0.8, "fine-tuning") == "Retrained in full, t = 8"
 
 
 def test_a_compared_table_is_drawn_over_ours_from_its_own_dense_mean() -> None:

@@ -10,10 +10,11 @@ deviation of the dense runs; "1% drop" likewise at minus one point.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Final, NamedTuple
 
-from rewound.algorithm import REWIND_AT_MOST
+from rewound.algorithm import KEEP, REWIND_AT_MOST
 from rewound.errors import InputError
 from rewound.results import Row
 from rewound.units import scales, shown_scale
@@ -168,7 +169,7 @@ def longest_times(cells: Iterable[Cell]) -> dict[str, float]:
 
 
 def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:
-    """The cells of the paper's Algorithm 1 and its rivals: retrained for T epochs, weights rewound to at most .9T.
+    """The cells of the paper's Algorithm 1 and its rivals: retrained for T epochs, weights rewound for at most .9T.
 
     Ablations are no rivals, and are left out.
     """
@@ -183,6 +184,20 @@ def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:
         t = max(early) if early and line.technique == "weight-rewinding" else epochs
         chosen += [cell for cell in members if cell.retrain_epochs == t]
     return chosen
+
+
+def is_algorithm_1(full: Iterable[Cell]) -> bool:
+    """Whether cells at full time have the paper's Algorithm 1 among them: LR rewinding, 20% a level, the last at most.
+
+    >>> line = Line("digits", "unstructured", True, "lr-rewinding")
+    >>> fifths, halves = [[Cell(line, d, 16, (0.9,), (0.9,)) for d in ds] for ds in ([0.8, 0.64, 0.6], [0.5, 0.25])]
+    >>> is_algorithm_1(fifths), is_algorithm_1(halves)
+    (True, False)
+    """
+    levels = sorted({cell.density for cell in full if cell.line.technique == "lr-rewinding"}, reverse=True)
+    kept = [after / before / KEEP for before, after in pairwise([1.0, *levels])]
+    # Tables round densities.
+    return bool(kept) and kept[-1] > 0.98 and all(abs(part - 1) < 0.02 for part in kept[:-1])
 
 
 def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:

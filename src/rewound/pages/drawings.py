@@ -7,7 +7,7 @@ A figure without data has no choices.
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from rewound.findings import Cell, at_full_time, best_over_time
+from rewound.findings import Cell, at_full_time, best_over_time, is_algorithm_1
 from rewound.pages.contrast import Contrast
 from rewound.pages.limits import SAFE_ZONE, window
 from rewound.pages.look import looks, ratios
@@ -20,19 +20,16 @@ MODES: Final = {False: "One-shot", True: "Iterative"}
 
 
 def accuracy(subject: Subject) -> Json:
-    """Accuracy against compression: one-shot, iterative, and Algorithm 1."""
+    """Accuracy against compression: one-shot, iterative, and in full (Algorithm 1, where a level prunes 20%)."""
     pruned = [cell for cell in subject.best if cell.density < 1]
     shown = {MODES[mode]: [cell for cell in pruned if cell.line.iterative == mode] for mode in subject.modes}
     iterative = [cell for cell in subject.cells.values() if cell.density < 1 and cell.line.iterative]
-    full, times = at_full_time(iterative, subject.epochs), ""
+    full = at_full_time(iterative, subject.epochs)
     if any(cell.retrain_epochs == subject.epochs for cell in full):
-        title = f"Algorithm 1 and its rivals, t = {subject.epochs:g}"
-        if set(shown[MODES[True]]) == set(full):  # every technique has one retraining time: a second panel says no more
+        alone = set(shown[MODES[True]]) == set(full)
+        if alone:  # every technique has one retraining time: a second panel says no more
             del shown[MODES[True]]
-            title = f"{MODES[True]}: {title}"
-        shown[title] = full
-        rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {subject.epochs}
-        times = f" Algorithm 1 rewinds weights for t = {min(rewound):g}." if rewound else ""
+        shown[_full_title(full, subject.epochs, alone=alone)] = full
     hollow = _overlaid(subject, shown)
     panels = []
     if pruned:
@@ -43,9 +40,18 @@ def accuracy(subject: Subject) -> Json:
         "id": "accuracy",
         "title": f"{_metric(subject)} against compression",
         "text": "Medians over trials, each technique at the retraining time that validates best, as the difference to "
-        f"the mean dense network. The band is one standard deviation of the dense runs.{times}",
+        f"the mean dense network in {subject.baseline.unit}. The band is one standard deviation of the dense runs.",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }
+
+
+def _full_title(full: Sequence[Cell], epochs: float, *, alone: bool) -> str:
+    """The title of the panel at full time, which may be the only one of iterative pruning."""
+    rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {epochs}
+    time = f"t = {epochs:g}" + (f" (weight rewinding: {min(rewound):g})" if rewound else "")
+    if is_algorithm_1(full):
+        return f"{MODES[True] + ': ' if alone else ''}Algorithm 1 and its rivals, {time}"
+    return f"{MODES[True] if alone else 'Retrained in full'}, {time}"
 
 
 def _overlaid(subject: Subject, shown: Iterable[str]) -> dict[str, list[Cell]]:

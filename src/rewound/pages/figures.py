@@ -1,4 +1,4 @@
-"""The default figures of a table of results: against compression, against retraining time, and of Algorithm 1."""
+"""The default figures of a table of results: against compression, against retraining time, and at the full time."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,17 @@ from matplotlib.patches import Patch
 
 from rewound.comparison import overlay
 from rewound.errors import InputError
-from rewound.findings import Baseline, Cell, at_full_time, baselines, best_over_time, cells, failures, longest_times
+from rewound.findings import (
+    Baseline,
+    Cell,
+    at_full_time,
+    baselines,
+    best_over_time,
+    cells,
+    failures,
+    is_algorithm_1,
+    longest_times,
+)
 from rewound.pages.limits import window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
@@ -94,8 +104,11 @@ def _figures(subject: _Subject) -> Iterator[tuple[str, Figure]]:
         times = {cell.line.technique: f"{cell.retrain_epochs:g}" for cell in full}
         named = {name: replace(look, label=f"{look.label}, t = {times[name]}") for name, look in looks(times).items()}
         theirs = at_full_time([cell for cell in subject.theirs if cell.line.iterative], subject.epochs)
-        what = "Algorithm 1 and its rivals, retrained in full"
-        yield "algorithm-1", _against_compression(subject, full, theirs, what, named)
+        if is_algorithm_1(full):
+            yield "algorithm-1", _against_compression(subject, full, theirs, "Algorithm 1 and its rivals", named)
+        else:
+            what = "Each technique at one retraining time"
+            yield "full-time", _against_compression(subject, full, theirs, what, named)
 
 
 def _against_compression(
