@@ -20,7 +20,7 @@ from rewound.errors import InputError
 from rewound.findings import Cell, cells
 from rewound.intervals import pooled
 from rewound.pages.card import conformance_card
-from rewound.pages.criteria import remarks
+from rewound.pages.criteria import note, remarks
 from rewound.results import Row, read_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -145,7 +145,9 @@ def test_criteria() -> None:
     both = card(ours + rest, theirs + rest)
     assert (both.bias, both.curves_conform) == (pytest.approx(0.5 / 8), False), "one curve of two"
     ours, theirs = shifted(0.5, technique="low-lr-weight-rewinding")
-    assert card(ours + rest, theirs + rest).curves_conform, "low-LR is excepted"
+    excepted = card(ours + rest, theirs + rest)
+    assert excepted.curves_conform, "low-LR is excepted"
+    assert [note(curve) for curve in excepted.curves] == ["", "not judged: a control whose trials scatter"]
     assert card(*shifted(0.0)).conforms
     assert card(*(rows[2:] for rows in shifted(0.0))).conforms is None, "no dense runs"
     assert card(*(rows[2:] for rows in shifted(0.5))).conforms is False

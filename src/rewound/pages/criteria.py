@@ -46,7 +46,9 @@ def criteria(card: Card) -> Iterator[Criterion]:
 
 def note(curve: Curve) -> str:
     """What is to be said about the bias of a curve."""
-    return "not judged" if not curve.judged else "" if curve.inside else f"beyond ±{CURVE_BIAS}"
+    if not curve.judged:
+        return "not judged: a control whose trials scatter"
+    return "" if curve.inside else f"beyond ±{CURVE_BIAS}"
 
 
 def remarks(card: Card) -> str:
