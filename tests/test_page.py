@@ -151,6 +151,15 @@ def test_algorithm_1_prunes_a_fifth_a_level_and_weights_are_rewound_for_less() -
     assert title(0.8, "fine-tuning") == "Retrained in full, t = 8"
 
 
+def test_triangles_are_explained_where_there_are_some() -> None:
+    def texts(rows: list[Row]) -> dict[str, str]:
+        return {figure["id"]: figure["text"] for figure in told(rows)["subjects"][0]["figures"]}
+
+    assert not any("▼" in text for text in texts(ROWS).values())
+    fallen = [replace(row, val=0.5, test=0.5) if row.technique == "fine-tuning" else row for row in ROWS]
+    assert {name for name, text in texts(fallen).items() if "▼" in text} == {"accuracy", "cost"}
+
+
 def test_a_compared_table_is_drawn_over_ours_from_its_own_dense_mean() -> None:
     shifted = [
         replace(row, test=(row.test or 0) - 0.1) for row in ROWS if row.retrain_epochs != 4 or row.density == 0.5
@@ -195,7 +204,10 @@ def test_differences_have_intervals_only_where_pairs_suffice() -> None:
     (panel,) = figures["differences"]["choices"][0]["panels"]
     assert (panel["technique"], panel["over"]) == ("lr-rewinding", ["fine-tuning"])
     assert [each[3:] for each in panel["differences"]] == [[3, True, False]] * 2, "three pairs, no interval"
-    assert "an interval needs 5 pairs" in panel["note"]
+    assert (panel["note"], panel["brackets"]) == (
+        "Mean test values, paired by dense run, an interval needs 5 pairs.",
+        "( ) extremes of the pairs.",
+    )
     many = [replace(row, trial=row.trial + 3 * more) for row in ROWS for more in range(2)]
     figures = {figure["id"]: figure for figure in told(many)["subjects"][0]["figures"]}
     (panel,) = figures["differences"]["choices"][0]["panels"]

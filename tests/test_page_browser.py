@@ -211,13 +211,49 @@ def test_the_table_filters_sorts_and_opens(browser: Browser, digits: Path) -> No
         expect(status).to_have_text("2 of 34 runs")
         assert all("4.00×" in text for text in rows.all_inner_texts())
         page.get_by_role("searchbox").fill("nothing like it")
-        expect(page.locator("#runs")).to_contain_text("No run matches.")
+        expect(page.locator("#runs")).to_contain_text("No run matches. Words are looked for in technique")
+        for wrong in ("foo=3", "delta>", "key=d79"):
+            page.get_by_role("searchbox").fill(f"lr {wrong}")
+            expect(page.locator("#runs")).to_contain_text(f"“{wrong}” is no limit. Limits are compression, ratio")
         page.get_by_role("searchbox").fill("")
         page.get_by_role("button", name="Test", exact=True).click()
         tests = [float(text.split("\t")[5]) for text in rows.all_inner_texts()]
         assert tests == sorted(tests, reverse=True)
         page.get_by_role("button", name="Test", exact=True).click()
         assert float(rows.first.inner_text().split("\t")[5]) < tests[0]
+
+
+def test_a_link_names_a_run_by_its_key(browser: Browser, digits: Path, tmp_path: Path) -> None:
+    with opened(browser, digits) as page:
+        page.get_by_role("searchbox").fill("lr one-shot ratio=2 t=1 trial=2")
+        page.locator("#runs tr[data-number]").first.click()
+        assert re.search(r"run=[0-9a-f]{12}", page.url)
+        title = page.get_by_role("dialog").locator("header").inner_text()
+        with opened(browser, digits, f"#{page.url.partition('#')[2]}") as shared:
+            assert shared.get_by_role("dialog").locator("header").inner_text() == title
+    more = [replace(test_page.DENSE[0], trial=-5, key="another"), *test_page.ROWS]  # what comes later has other places
+    for rows in (test_page.ROWS, more):
+        path = write_page(Tables(rows, [], [], 0), tmp_path / "index.html", Origin("digits"))
+        with opened(browser, path, "#run=dense1") as page:
+            expect(page.get_by_role("dialog")).to_contain_text("Dense network, trial 1")
+    with opened(browser, path, "#run=0") as page:
+        expect(page.get_by_role("dialog")).to_contain_text("Fine-tuning")
+
+
+def test_axes_say_what_they_show(browser: Browser, digits: Path) -> None:
+    titles = {
+        "accuracy": ("Δ accuracy (points)", "Compression ratio"),
+        "differences": ("Difference in points", "Compression ratio"),
+        "cost": ("Δ accuracy (points)", "Retraining epochs"),
+        "speed": ("Times fewer FLOPs", "Compression ratio"),
+        "layers": ("Compression ratio",),
+        "curves": ("Steps",),
+    }
+    with opened(browser, digits) as page:
+        drawn(page)
+        for figure, said in titles.items():
+            texts = page.locator(f"#{figure} .panel").first.locator("svg text").all_text_contents()
+            assert set(said) <= set(texts), figure
 
 
 def test_the_keyboard_reaches_everything(browser: Browser, digits: Path) -> None:
@@ -265,6 +301,15 @@ def test_a_phone_scrolls_only_downwards(browser: Browser, digits: Path, publishe
             page.locator("#accuracy .points_marks path").first.tap()
             expect(page.get_by_role("dialog")).to_be_visible()
             assert page.evaluate("document.getElementById('run').scrollWidth") <= 390
+
+
+def test_a_phone_shows_all_of_the_verdicts_and_that_the_runs_go_on(browser: Browser, published: Path) -> None:
+    with opened(browser, published, viewport={"width": 390, "height": 844}) as page:
+        inside = page.locator("#reach .scroll").evaluate("element => element.scrollWidth - element.clientWidth")
+        assert inside == 0, "no column is cut"
+        assert page.locator("#runs tr[data-number]").first.inner_text().split("\t")[2] == "1.25×"
+        shadow = page.locator("#runs .window").evaluate("element => getComputedStyle(element).backgroundImage")
+        assert shadow.count("linear-gradient") == 4
 
 
 def test_one_recipe_at_a_time(browser: Browser, published: Path) -> None:

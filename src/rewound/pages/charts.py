@@ -43,6 +43,7 @@ def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
     y = _value(_SIGNED, {"expr": "ticks"})
     dashed: Spec = {"strokeDash": [4, 4], "strokeWidth": 1}
     return _chart(
+        _unit(),
         *more,
         _fixed("rect", "band", y=_at({"expr": "-sd"}), y2={"datum": {"expr": "sd"}}),
         _fixed("rule", "muted", y=_at(0)),
@@ -94,14 +95,13 @@ def _difference(looks: Mapping[str, Look]) -> Spec:
     dashes: Spec = {"field": "interval", "type": "nominal", "scale": kinds, "legend": None}
     bars = _spread(looks, _compression(), y, strokeDash=dashes)
     *_, points = _lines(looks, _compression(), y)
-    return _chart(_fixed("rule", "muted", y=_at(0)), bars, points)
+    return _chart(_unit(), _fixed("rule", "muted", y=_at(0)), bars, points)
 
 
 def _speed(looks: Mapping[str, Look]) -> Spec:
     y = _value("format(datum.value, '~g') + '×'")
-    return _chart(
-        _fixed("rule", "muted", y=_at(1)), _spread(looks, _compression(), y), *_lines(looks, _compression(), y)
-    )
+    bars, lines = _spread(looks, _compression(), y), _lines(looks, _compression(), y)
+    return _chart(_unit(), _fixed("rule", "muted", y=_at(1)), bars, *lines)
 
 
 def _rate(looks: Mapping[str, Look]) -> Spec:
@@ -112,7 +112,7 @@ def _rate(looks: Mapping[str, Look]) -> Spec:
 
 
 def _curve(looks: Mapping[str, Look], scale: Spec, axis: Spec, interpolate: str) -> Spec:
-    x: Spec = {"field": "step", "type": "quantitative", "axis": {"tickCount": 5, "format": "~s"}}
+    x: Spec = {"field": "step", "type": "quantitative", "axis": {"title": "Steps", "tickCount": 5, "format": "~s"}}
     y: Spec = {"field": "value", "type": "quantitative", "scale": scale, "axis": {"labelExpr": _PLAIN, **axis}}
     run: Spec = {"field": "key", "type": "nominal"}
     line: Spec = {
@@ -137,8 +137,9 @@ def _layers() -> Spec:
     bare = {"domain": False, "ticks": False, "grid": False}
     label = "replace(datum.label, '.00×', '×')"  # columns are narrow
     apart = {"labelAngle": 0, "labelExpr": label, "labelOverlap": "greedy", "labelSeparation": 5}
+    across: Spec = {"title": "Compression ratio", **bare, **apart}
     encoding: Spec = {
-        "x": {"field": "ratio", "type": "ordinal", "sort": None, "axis": {**bare, **apart}},
+        "x": {"field": "ratio", "type": "ordinal", "sort": None, "axis": across},
         "y": {"field": "layer", "type": "ordinal", "sort": None, "axis": {**bare, "labelLimit": 150}},
         "fill": fraction,
         "description": _SAYS,
@@ -210,7 +211,7 @@ def _compression() -> Spec:
         "field": "compression",
         "type": "quantitative",
         "scale": {"type": "log", "domain": {"expr": "across"}, "nice": False},
-        "axis": _axis("format(datum.value, digits) + '×'"),
+        "axis": _axis("Compression ratio", "format(datum.value, digits) + '×'"),
     }
 
 
@@ -219,7 +220,7 @@ def _time() -> Spec:
         "field": "t",
         "type": "quantitative",
         "scale": {"domain": {"expr": "across"}, "nice": False, "zero": False},
-        "axis": _axis(_PLAIN),
+        "axis": _axis("Retraining epochs", _PLAIN),
     }
 
 
@@ -232,8 +233,9 @@ def _value(label: str, ticks: object = 5) -> Spec:
     }
 
 
-def _axis(label: str) -> Spec:
-    return {"values": {"expr": "places"}, "labelExpr": label, "labelOverlap": "greedy", "labelSeparation": 7}
+def _axis(title: str, label: str) -> Spec:
+    places: Spec = {"values": {"expr": "places"}, "labelOverlap": "greedy", "labelSeparation": 7}
+    return {"title": title, "labelExpr": label, **places}
 
 
 def _fixed(mark: str, colour: str, more: Spec | None = None, **encoding: Spec) -> Spec:
@@ -247,6 +249,12 @@ def _name(value: object, name: object, shown: str) -> Spec:
     beside: Spec = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5}
     text = _fixed("text", "muted", beside, y=_at(value), x={"value": "width"}, text={"value": name})
     return {**text, "transform": [{"filter": shown}]}
+
+
+def _unit() -> Spec:
+    """What the vertical axis shows, above it."""
+    above: Spec = {"align": "left", "baseline": "bottom", "fontSize": 11, "dx": -24, "dy": -7}
+    return _fixed("text", "muted", above, x={"value": 0}, y={"value": 0}, text={"value": {"expr": "unit"}})
 
 
 def _at(value: object) -> Spec:

@@ -28,12 +28,19 @@ class Contrast:
 
     @property
     def how(self) -> str:
-        """How the differences were taken, and what stands around them."""
+        """How the differences were taken."""
         paired = {True: "paired by dense run", False: "not paired"}
-        spread = {True: "[ ] 95% t interval", False: f"( ) extremes, an interval needs {LEAST_PAIRS} pairs"}
         how = [paired[flag] for flag in sorted({difference.paired for difference in self.all})]
-        how += [spread[flag] for flag in sorted({difference.df is not None for difference in self.all})]
+        if any(difference.df is None for difference in self.all):
+            how.append(f"an interval needs {LEAST_PAIRS} pairs")
         return f"Mean test values, {', '.join(how)}."
+
+    @property
+    def brackets(self) -> str:
+        """What stands in brackets where differences are written."""
+        spread = {True: "[ ] 95% t interval", False: "( ) extremes of the pairs"}
+        kinds = sorted({difference.df is not None for difference in self.all})
+        return f"{', '.join(spread[flag] for flag in kinds)}."
 
 
 def contrast(rows: Iterable[Row], techniques: Sequence[str]) -> Contrast | None:

@@ -31,16 +31,17 @@ def accuracy(subject: Subject) -> Json:
             del shown[MODES[True]]
         shown[_full_title(full, subject.epochs, alone=alone)] = full
     hollow = _overlaid(subject, shown)
-    panels = []
+    panels, triangles = [], ""
     if pruned:
         every = [*pruned, *full, *(cell for cells in hollow.values() for cell in cells)]
         limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
         panels = [_compression_panel(subject, name, mine, hollow[name], limits) for name, mine in shown.items() if mine]
+        triangles = _triangles(subject, every, limits)
     return {
         "id": "accuracy",
         "title": f"{_metric(subject)} against compression",
         "text": "Medians over trials, each technique at the retraining time that validates best, as the difference to "
-        f"the mean dense network in {subject.baseline.unit}. The band is one standard deviation of the dense runs.",
+        f"the mean dense network. The band is one standard deviation of the dense runs.{triangles}",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }
 
@@ -52,6 +53,12 @@ def _full_title(full: Sequence[Cell], epochs: float, *, alone: bool) -> str:
     if is_algorithm_1(full):
         return f"{MODES[True] + ': ' if alone else ''}Algorithm 1 and its rivals, {time}"
     return f"{MODES[True] if alone else 'Retrained in full'}, {time}"
+
+
+def _triangles(subject: Subject, cells: Iterable[Cell], limits: tuple[float, float]) -> str:
+    """What the triangles are, where there are any."""
+    below = any(subject.baseline.delta(cell.median) < limits[0] for cell in cells)
+    return " ▼ stands for a median below the axis." if below else ""
 
 
 def _overlaid(subject: Subject, shown: Iterable[str]) -> dict[str, list[Cell]]:
@@ -100,6 +107,7 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
         "kind": "difference",
         "title": f"{MODES[mode]}: {first[:1].lower()}{first[1:]} minus",
         "note": contrasted.how,
+        "brackets": contrasted.brackets,
         "technique": contrasted.first,
         "over": list(contrasted.over),
         "settings": _numbers(subject, (each.cell for each in contrasted.all)),
@@ -108,19 +116,28 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
             [*(round(value, 4) for value in (each.mean, each.low, each.high)), each.n, each.paired, each.df is not None]
             for each in contrasted.all
         ],
-        "params": {**_across(each.cell for each in contrasted.all), "window": [low - margin, high + margin]},
+        "params": {
+            **_across(each.cell for each in contrasted.all),
+            "window": [low - margin, high + margin],
+            "unit": f"Difference in {subject.baseline.unit}",
+        },
     }
 
 
 def times(subject: Subject) -> Json:
     """Accuracy against retraining time, a panel for every compression."""
-    choices = []
+    choices, triangles = [], ""
     for mode in subject.modes:
         mine = [cell for cell in subject.cells.values() if cell.line.iterative == mode]
         places = sorted({cell.retrain_epochs for cell in mine})
         if len(mine) > len({(cell.line, cell.density) for cell in mine}):  # some technique has several times
-            labels = ratios(sorted({cell.density for cell in mine}, reverse=True))
-            panels = [_time_panel(subject, mine, density, label, places) for density, label in labels.items()]
+            panels = []
+            for density, label in ratios(sorted({cell.density for cell in mine}, reverse=True)).items():
+                shown, theirs = _cells_at(subject, mine, density)
+                limits = window([*shown, *theirs], lambda cell: cell.retrain_epochs, subject.baseline)
+                title = f"{label}, dense control" if density == 1 else label
+                panels.append(_time_panel(subject, title, shown, theirs, limits, places))
+                triangles = triangles or _triangles(subject, [*shown, *theirs], limits)
             choices.append({"label": MODES[mode], "small": True, "panels": panels})
     low, high = SAFE_ZONE
     return {
@@ -128,24 +145,34 @@ def times(subject: Subject) -> Json:
         "title": f"{_metric(subject)} against search cost",
         "text": "Epochs of retraining per level, a panel for every compression, each with its own vertical axis. In "
         f"the shaded safe zone, {low:.0%} to {high:.0%} of the {subject.epochs:g} epochs of training, the paper found "
-        "both rewindings above fine-tuning.",
+        f"both rewindings above fine-tuning.{triangles}",
         "choices": choices,
     }
 
 
-def _time_panel(subject: Subject, mode: Sequence[Cell], density: float, label: str, places: Sequence[float]) -> Json:
+def _cells_at(subject: Subject, mode: Iterable[Cell], density: float) -> tuple[list[Cell], list[Cell]]:
+    """The cells at a density, and what a compared table has of their curves."""
     shown = [cell for cell in mode if cell.density == density]
     lines = {cell.line for cell in shown}
-    theirs = [cell for mine, cell in subject.theirs.items() if mine.density == density and cell.line in lines]
+    return shown, [cell for mine, cell in subject.theirs.items() if mine.density == density and cell.line in lines]
+
+
+def _time_panel(
+    subject: Subject,
+    title: str,
+    shown: Sequence[Cell],
+    theirs: Sequence[Cell],
+    limits: tuple[float, float],
+    places: Sequence[float],
+) -> Json:
     margin = 0.05 * (places[-1] - places[0])
     params = {
-        **_deltas(subject, window([*shown, *theirs], lambda cell: cell.retrain_epochs, subject.baseline)),
+        **_deltas(subject, limits),
         "across": [places[0] - margin, places[-1] + margin],
         "places": places,
         "safe": [part * subject.epochs for part in SAFE_ZONE],
         "ticks": 4,
     }
-    title = f"{label}, dense control" if density == 1 else label
     numbers = {"settings": _numbers(subject, shown), "theirs": _numbers(subject, theirs)}
     return {"kind": "time", "title": title, **numbers, "params": params}
 
@@ -175,7 +202,7 @@ def _speed_panel(subject: Subject, title: str, field: str, mode: bool, speeds: I
         return None
     low, high = min(1, *(each.low for each in shown)), max(1, *(each.high for each in shown))
     margin = 0.07 * (high - low) or 0.1
-    params = {**_across(shown), "window": [low - margin, high + margin]}
+    params = {**_across(shown), "window": [low - margin, high + margin], "unit": "Times fewer FLOPs"}
     return {"kind": "speed", "field": field, "title": title, "settings": _numbers(subject, shown), "params": params}
 
 
@@ -197,4 +224,6 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
     one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit} drop"
-    return {"window": [round(limit, 4) for limit in limits], "sd": round(subject.baseline.spread, 4), "one": one}
+    unit = "Δ BLEU" if subject.baseline.metric == "BLEU" else "Δ accuracy (points)"
+    window = [round(limit, 4) for limit in limits]
+    return {"window": window, "sd": round(subject.baseline.spread, 4), "one": one, "unit": unit}

@@ -78,6 +78,6 @@ def training(subject: Subject, known: Container[str]) -> Json:
         "id": "curves",
         "title": "Training curves",
         "text": "The first trial of each technique at the retraining time that validates best, from the moment its "
-        "last level was pruned; horizontally, steps of training.",
+        "last level was pruned.",
         "choices": choices,
     }

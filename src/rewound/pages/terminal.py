@@ -123,7 +123,7 @@ def _difference_table(contrasted: Contrast, labels: Mapping[float, str]) -> Rend
         table.add_column(Text(other), justify="right")
     for density in contrasted.densities:
         table.add_row(labels[density], *(_difference(column.get(density)) for column in contrasted.over.values()))
-    return Group(table, Text(contrasted.how))
+    return Group(table, Text(f"{contrasted.how} {contrasted.brackets}"))
 
 
 def _difference(difference: Difference | None) -> Text:

@@ -158,7 +158,7 @@ function differenceTables(subject, { choices }) {
     const ratioOf = ([{ compression }]) => `${fixed(compression, digits)}×`;
     const row = ([, mine]) => [ratioOf(mine), ...rivals.map((name) => text(mine.find((each) => each.technique === name)))];
     const table = plainTable(panel.title, ["Ratio", ...rivals.map(nameOf)], lines.map(row));
-    return h("div", { className: "scroll" }, table);
+    return h("div", { className: "scroll" }, table, quiet(panel.brackets));
   });
   return h("details", {}, h("summary", {}, "As a table"), h("div", { className: "beside" }, tables));
 }

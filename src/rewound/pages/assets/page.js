@@ -155,7 +155,7 @@ async function build() {
   watch(["subject"], showConformance);
   watch(["hidden"], tickReach);
   await Promise.all([...panels].slice(0, 3).map((panel) => panel.draw()));
-  const asked = state.run && current().runs[state.run];
+  const asked = state.run && runAt(current(), state.run);
   if (asked) openRun(current(), asked);
   requestIdleCallback(drawTheRest);
 }

@@ -7,7 +7,7 @@ function openRun(subject, run) {
   dialog.replaceChildren(...runParts(subject, run).filter((part) => part !== null));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
-  change({ run: String(run.number) });
+  change({ run: addressOf(subject, run) });
 }
 
 dialog.addEventListener("close", () => {

@@ -17,12 +17,13 @@ function objects(columns) {
 // A subject is unfolded when it is first looked at.
 function unfolded(subject) {
   if (subject.bySetting) return subject;
-  const digits = digitsFor(subject.settings.density);
-  subject.settings = objects(subject.settings).map((setting) => ({
+  const settings = objects(subject.settings);
+  const digits = MODES.map((_, mode) => digitsFor(settings.filter(({ iterative }) => iterative === mode)));
+  subject.settings = settings.map((setting) => ({
     ...setting,
     technique: story.techniques[setting.technique].name,
     compression: 1 / setting.density,
-    ratio: `${(1 / setting.density).toFixed(digits)}×`,
+    ratio: `${(1 / setting.density).toFixed(digits[setting.iterative])}×`,
   }));
   subject.runs = objects(subject.runs).map((run) => describedRun(subject, run));
   subject.byKey = Map.groupBy(
@@ -33,9 +34,9 @@ function unfolded(subject) {
   return subject;
 }
 
-// As many as tell all ratios apart, but two at least.
-function digitsFor(densities) {
-  const known = [...new Set(densities)];
+// As many as tell all ratios apart, but two at least; one-shot and iterative ones are never taken for one another.
+function digitsFor(settings) {
+  const known = [...new Set(settings.map(({ density }) => density))];
   const apart = (digits) => new Set(known.map((density) => (1 / density).toFixed(digits))).size === known.length;
   return [2, 3, 4, 5, 6, 7, 8].find(apart) ?? 9;
 }
@@ -83,6 +84,18 @@ function lineage(subject, run) {
   const dense = subject.runs.filter((other) => !other.setting && other.trial === run.trial);
   const known = run.key && dense.length === 1; // without keys, runs of one number may have nothing in common
   return [...(known ? dense : []), ...levels, run];
+}
+
+// How an address names a run: by its key, of which several rows may have the same, else by its place in the table.
+function addressOf(subject, run) {
+  const place = subject.byKey.get(run.key)?.indexOf(run);
+  return run.key ? run.key.slice(0, 12) + (place ? `~${place}` : "") : String(run.number);
+}
+
+function runAt(subject, address) {
+  const [key, place] = address.split("~");
+  const named = subject.runs.filter((run) => run.key?.slice(0, 12) === key);
+  return named[place ?? 0] ?? named[0] ?? subject.runs[address];
 }
 
 // The trial nearest to the median of its setting.

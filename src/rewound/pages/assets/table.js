@@ -30,7 +30,8 @@ const COLUMNS = [
 const shortKey = (subject, key) => key.slice(0, 8) + (subject.byKey.get(key).length > 1 ? " =" : "");
 const classesOf = ({ number, wide }) => `${number ? "number" : ""} ${wide ? "wide" : ""}`.trim();
 
-const LIMIT = /^(compression|ratio|density|t|trial|test|val|delta|cost|speed)(<=|>=|<|>|=)([-\u2212]?\d*\.?\d+)$/;
+const LIMITED = ["compression", "ratio", "density", "t", "trial", "test", "val", "delta", "cost", "speed"];
+const LIMIT = new RegExp(`^(${LIMITED.join("|")})(<=|>=|<|>|=)([-\u2212]?\\d*\\.?\\d+)$`);
 const COMPARE = {
   "<": (a, b) => a < b,
   ">": (a, b) => a > b,
@@ -50,6 +51,14 @@ function matcher(subject, text) {
       return limit ? within(subject, ...limit.slice(1)) : (run) => wordsOf(run).includes(word);
     });
   return (run) => tests.every((test) => test(run));
+}
+
+// Why nothing is left: a limit that is none, or words that no run has.
+function nothingFound(text) {
+  const wrong = text.toLowerCase().split(/\s+/).find((word) => /[<>=]/.test(word) && !LIMIT.test(word));
+  const limits = `Limits are ${LIMITED.join(", ")} with <, <=, =, >= or > and a number`;
+  if (wrong) return `No run matches: “${wrong}” is no limit. ${limits}, as delta>-1.`;
+  return `No run matches. Words are looked for in technique, one-shot or iterative, ratio and key. ${limits}.`;
 }
 
 function within(subject, name, sign, digits) {
@@ -149,7 +158,7 @@ function showRows() {
   const first = Math.max(0, Math.floor(window.scrollTop / ROW) - 8);
   const last = Math.min(runs.length, first + Math.ceil(window.clientHeight / ROW) + 16);
   const lines = runs.slice(first, last).map((run, place) => rowElement(subject, run, first + place === active));
-  const nothing = h("tr", {}, h("td", { className: "empty", colSpan: COLUMNS.length }, "No run matches."));
+  const nothing = h("tr", {}, h("td", { className: "empty", colSpan: COLUMNS.length }, nothingFound(state.filter)));
   table.body.replaceChildren(space(first), ...(runs.length ? lines : [nothing]), space(runs.length - last));
 }
 
