@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -94,9 +94,10 @@ _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense netwo
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a `results.csv` (or `.csv.gz`), ours or the authors'; columns it does not know are ignored.
 
-    A table without technique, density, ... columns holds dense networks; there a trial is its place in the recipe.
+    A table without technique, density, ... columns holds dense networks, which are numbered as trials. The authors have
+    theirs twice in it: where that is so of every network of a recipe, of three at least, each counts once.
     """
-    return _read(Row, Path(path))
+    return _numbered(_read(Row, Path(path)))
 
 
 def read_layers(path: str | Path) -> list[LayerRow]:
@@ -162,6 +163,24 @@ def _text(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
+def _numbered(rows: list[Row]) -> list[Row]:
+    """Dense rows with a number each, if nothing tells them apart; rows as they are, if something does."""
+    if not all(row.dense and row.trial == 0 and not row.key for row in rows):
+        return rows
+    times = Counter(rows)
+    different = Counter(row.recipe for row in times)
+    once = {row.recipe for row, n in times.items() if n % 2 or different[row.recipe] < 3}  # two may be equal by chance
+    seen: Counter[Row] = Counter()
+    trials: Counter[str] = Counter()
+    numbered = []
+    for row in rows:
+        seen[row] += 1
+        if row.recipe in once or seen[row] <= times[row] // 2:
+            trials[row.recipe] += 1
+            numbered.append(replace(row, trial=trials[row.recipe]))
+    return numbered
+
+
 def _read(kind: type[Kind], path: Path) -> list[Kind]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -186,7 +205,6 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
         raise InputError(
             f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}{hint}"
         )
-    trials: Counter[str] = Counter()
     columns = [(name, _PARSERS.get(name, str)) for name in _columns(kind)]
     for record in table:
         line = f"{path}, line {table.line_num}"
@@ -194,8 +212,7 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
             if None in record or None in record.values():  # how the reader marks fields too many, or too few
                 raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
             if only_dense:
-                trials[record["recipe"]] += 1
-                record |= {"iterative": "0", "density": "1", "trial": str(trials[record["recipe"]])}
+                record |= {"iterative": "0", "density": "1", "trial": "0"}
             yield kind(**{name: _value(record, name, parse) for name, parse in columns})
         except InputError as error:
             raise InputError(f"{line}: {error}") from None
