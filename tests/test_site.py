@@ -56,6 +56,13 @@ def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
     assert {f"rewound.{name}" for name in rewound.__all__} <= described
 
 
+def test_every_example_is_on_the_site_and_no_default_is_an_object_in_memory(pages: dict[Path, Page]) -> None:
+    shown = "".join(path.read_text() for path in pages)
+    for script in (ROOT / "examples").glob("*.py"):
+        assert f"python examples/{script.name}" in shown
+    assert not [path.name for path in pages if "&lt;function" in path.read_text()]
+
+
 def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
     assert len(pages) > 10
     for path, page in pages.items():
