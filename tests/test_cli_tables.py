@@ -9,7 +9,7 @@ from command_line import Rewound
 def test_report_of_a_sweep(done: Path, rewound_command: Rewound) -> None:
     code, out, err = rewound_command("report", done / "tiny.toml", "--store", done / "rewound-store", "--out", "again")
     assert (code, err) == (0, "")
-    assert "One test image is 0.14 points" in out
+    assert "One test example is 0.14 points" in out
     assert Path("again/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
 
 

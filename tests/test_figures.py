@@ -170,20 +170,20 @@ def test_ratios_that_would_read_the_same_get_more_digits() -> None:
     assert list(ratios([0.960211, 0.957369]).values()) == ["1.041×", "1.045×"]
 
 
-def printed(rows: list[Row], test_images: int | None = None) -> str:
+def printed(rows: list[Row], test_examples: int | None = None) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(summary_table(rows, test_images))
+        console.print(summary_table(rows, test_examples))
     return capture.get()
 
 
 def test_the_terminal_shows_medians_deltas_times_costs_and_conclusions() -> None:
-    shown = printed(table({"lr-rewinding": 0.05, "fine-tuning": 0.5}, (0.5, 0.25, 0.1)), test_images=360)
+    shown = printed(table({"lr-rewinding": 0.05, "fine-tuning": 0.5}, (0.5, 0.25, 0.1)), test_examples=360)
     assert re.search(r"^lr-rewinding +2.00× +94.95 +94.85 +95.05 +-0.05 +16 +16 *$", shown, re.MULTILINE)
     assert re.search(r"^fine-tuning +10.00× +90.50 +90.40 +90.60 +-4.50 +16 +16 *$", shown, re.MULTILINE)
     assert re.search(r"^lr-rewinding +2.00× +none–4.00× +16 +≥10.00× +≥10.00× +16 *$", shown, re.MULTILINE)
     assert re.search(r"^fine-tuning +none +none +– +2.00× +2.00× +16 *$", shown, re.MULTILINE)
-    assert "One test image is 0.28 points of accuracy (360 images)." in shown
+    assert "One test example is 0.28 points of accuracy (360 of them)." in shown
     assert "dense 95.00 ± 0.10 (3 runs)" in " ".join(shown.split())
     assert "failed" not in shown
 

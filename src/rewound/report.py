@@ -56,11 +56,11 @@ def show_tables(
     cards: Sequence[Card] = (),
     drawing: Drawing = DEFAULT,
     epochs: Mapping[str, float] | None = None,
-    test_images: int | None = None,
+    test_examples: int | None = None,
 ) -> list[Path]:
     """Draw the figures of tables and write their page into the folder `out`, and print a summary."""
     with figures_under_way(tables.rows, out, console, drawing, theirs, epochs) as figures:
-        console.print(summary_table(tables.rows, test_images))
+        console.print(summary_table(tables.rows, test_examples))
         page = _page(tables, out, console, origin, epochs, theirs, cards)
         return [*figures(), *page]
 

@@ -16,10 +16,10 @@ from rewound.rivals import Difference
 from rewound.trust import Reaches, reaches, weaknesses
 
 
-def summary_table(rows: Iterable[Row], test_images: int | None = None) -> RenderableType:
+def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> RenderableType:
     """Every technique and compression at its best retraining time, how far each compresses, and what is weak about it.
 
-    `test_images` is the size of the test set, for the smallest difference that an accuracy can show.
+    `test_examples` is the size of the test set, for the smallest difference that an accuracy can show.
     """
     rows = list(rows)
     dense, found, failed = baselines(rows), reaches(rows), failures(rows)
@@ -47,8 +47,8 @@ def summary_table(rows: Iterable[Row], test_images: int | None = None) -> Render
         compared = [row for row in rows if row.dense or (row.recipe, row.pruning, row.iterative) == experiment]
         if contrasted := contrast(compared, list(reached)):
             parts += [_difference_table(contrasted, shown), ""]
-    if test_images and any(baseline.metric == "accuracy" for baseline in dense.values()):
-        parts.append(f"One test image is {100 / test_images:.2g} points of accuracy ({test_images:,} images).")
+    if test_examples and any(baseline.metric == "accuracy" for baseline in dense.values()):
+        parts.append(f"One test example is {100 / test_examples:.2g} points of accuracy ({test_examples:,} of them).")
     return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in weaknesses(rows)))
 
 
