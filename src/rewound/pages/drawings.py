@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from rewound.findings import Cell, at_full_time, best_over_time, is_algorithm_1
 from rewound.pages.contrast import Contrast
-from rewound.pages.limits import SAFE_ZONE, window
+from rewound.pages.limits import SAFE_ZONE, delta_label, window
 from rewound.pages.look import looks, ratios
 from rewound.pages.subjects import Subject, setting
 from rewound.speedup import Speedup
@@ -224,6 +224,5 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
     one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit} drop"
-    unit = "Δ BLEU" if subject.baseline.metric == "BLEU" else "Δ accuracy (points)"
-    window = [round(limit, 4) for limit in limits]
-    return {"window": window, "sd": round(subject.baseline.spread, 4), "one": one, "unit": unit}
+    span, sd = [round(limit, 4) for limit in limits], round(subject.baseline.spread, 4)
+    return {"window": span, "sd": sd, "one": one, "unit": delta_label(subject.baseline)}

@@ -24,12 +24,11 @@ from rewound.findings import (
     is_algorithm_1,
     longest_times,
 )
-from rewound.pages.limits import window
+from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
-    delta_label,
     draw_outlines,
     draw_points,
     epochs_axis,

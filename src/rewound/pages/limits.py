@@ -1,4 +1,4 @@
-"""How far an axis of deltas reaches, and which retraining times are safe for rewinding."""
+"""What an axis of deltas is called and how far it reaches, and which retraining times are safe for rewinding."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable
@@ -27,3 +27,8 @@ def window(
     top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
     margin = 0.06 * (top - bottom) or 1.0
     return bottom - margin, top + margin
+
+
+def delta_label(baseline: Baseline) -> str:
+    """The name of an axis of deltas."""
+    return "Δ BLEU" if baseline.metric == "BLEU" else "Δ accuracy (points)"

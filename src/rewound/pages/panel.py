@@ -91,11 +91,6 @@ def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> N
     _grid(axes)
 
 
-def delta_label(baseline: Baseline) -> str:
-    """The name of that axis."""
-    return "Δ BLEU" if baseline.metric == "BLEU" else "Δ accuracy (points)"
-
-
 def ratio_axis(axes: Axes, points: Sequence[Point]) -> None:
     """The vertical axis of speed-ups: how many times faster, around a line at 1."""
     bottom, top = min(1.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))

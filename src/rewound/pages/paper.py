@@ -13,12 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from rewound.findings import Cell
-from rewound.pages.limits import window
+from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
-    delta_label,
     draw_outlines,
     draw_points,
     draw_published,
