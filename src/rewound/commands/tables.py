@@ -22,7 +22,7 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
         if not found:
             raise InputError(f"{path} has no rows below its first line; give a table with results")
         for row in found:
-            # The authors' dense networks have no names, and stand in their table twice each.
+            # The authors' dense networks have no names.
             place = row.key or len(rows) if row.dense else (line_of(row), row.density, row.retrain_epochs, row.trial)
             if place in rows:
                 what = "a dense run" if row.dense else f"{row.technique} at density {row.density:g}"
