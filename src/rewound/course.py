@@ -109,16 +109,15 @@ class Course:
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Whether this model can be pruned while this optimizer trains it."""
-        if any(
-            hasattr(weight, "device_mesh") for weight in prunable_weights(model).values()
-        ):  # a DTensor, made by fully_shard
+        weights = prunable_weights(model)
+        if any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor, made by fully_shard
             raise InputError(
                 "cannot prune sharded parameters (fully_shard): a rank sees only its part of the weights to rank; "
                 "use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         trained = trained_weights(model, optimizer)
-        selected = [name for name in prunable_weights(model) if self.pruner.selects(name)]
+        selected = [name for name in weights if self.pruner.selects(name)]
         if selected and not any(name in trained for name in selected):
             raise InputError(
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
