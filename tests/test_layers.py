@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipe", "training", "recipes/*", "datasets/*", "devices", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     (
-        *("history", "records", "claims", "artifact", "store", "realisation"),
+        *("history", "records", "claims", "artifact", "statefile", "store", "realisation"),
         *(
             "course",
             "progress",

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-import rewound.store
+import rewound.statefile
 from rewound.mask import Mask
 from rewound.recipe import Position
 from rewound.records import Notes, Point
@@ -125,7 +125,7 @@ def test_what_is_interrupted_leaves_nothing_to_see(store: Store, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.store, "save_file", interrupted)
+        patch.setattr(rewound.statefile, "save_file", interrupted)
         for key in (KEY, OTHER):
             with pytest.raises(KeyboardInterrupt):
                 store.save(key, a_state(2.0), None)

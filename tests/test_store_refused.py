@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 import rewound.artifact
-import rewound.store
+import rewound.statefile
 from rewound.errors import InputError
 from rewound.records import Notes
 from rewound.store import Store
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_while_writing(store: Store, monkeypatch: pytest.Mo
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.store, "save_file", half)
+        patch.setattr(rewound.statefile, "save_file", half)
         patch.setattr(rewound.artifact.os, "fsync", refusing(errno.ENOSPC))
         for attempt in (lambda: store.save(KEY, a_state(2.0), None), lambda: store.publish(KEY, RESULT)):
             with pytest.raises(InputError, match="the disk is full"):

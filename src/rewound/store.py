@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, cast
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
 
-from rewound.artifact import Damaged, digest, replacing, separate, tensor_digest, write_whole
+from rewound.artifact import Damaged, digest, replacing, write_whole
 from rewound.claims import Claim, is_abandoned, my_claim, read_claim
 from rewound.errors import InputError
 from rewound.mask import Mask
-from rewound.recipe import Position
 from rewound.records import Notes, Point, Result
+from rewound.statefile import is_to_train_from, read_state, write_state
 from rewound.training import State
 
 Say = Callable[[str], None]
@@ -96,25 +94,8 @@ class Store:
         self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True
     ) -> None:
         """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
-        tensors = {f"model/{name}": t for name, t in state.model.items()}
-        if slots:
-            tensors |= {f"slots/{name}": t for name, t in state.slots.items()}
-        shapes = {name: list(m.shape) for name, m in (mask or {}).items()}
-        tensors |= {f"mask/{name}": t for name, t in (mask.packed() if mask else {}).items()}
-        tensors = separate(tensors)
-        facts = {
-            "seed": state.seed,
-            "position": state.position,
-            "shapes": shapes,
-            "masked": mask is not None,
-            "slots": slots,
-            "draft": draft,
-        }
-        header = json.dumps(facts, sort_keys=True)
-        metadata = {"rewound": header, "checksum": tensor_digest(tensors, header)}
-        path = self._state_path(key, draft is not None)
-        with self._said(), replacing(path) as temporary:
-            save_file(tensors, temporary, metadata)
+        with self._said(), replacing(self._state_path(key, draft is not None)) as temporary:
+            write_state(temporary, state, mask, draft, slots=slots)
 
     def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
         """The state, mask and notes at `key`, or None; a damaged file is set aside and counts as absent.
@@ -125,11 +106,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):
-                raise Damaged(path)
+            kept = read_state(path)
         except FileNotFoundError:  # dropped since it was looked for
             return None
         except OSError as error:  # it cannot be read now, which says nothing about what it holds
@@ -137,32 +114,14 @@ class Store:
         except (Damaged, SafetensorError, ValueError):
             self._set_aside(path)
             return None
-        facts = json.loads(metadata["rewound"])
-        if to_train and not facts["slots"]:
-            return None
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "slots": {}, "mask": {}}
-        for name, tensor in tensors.items():
-            part, rest = name.split("/", 1)
-            parts[part][rest] = tensor
-        mask = (
-            Mask.unpacked(parts["mask"], {n: tuple(s) for n, s in facts["shapes"].items()}) if facts["masked"] else None
-        )
-        return (
-            State(parts["model"], parts["slots"], facts["seed"], Position(*facts["position"])),
-            mask,
-            _notes(facts["draft"]),
-        )
+        return None if to_train and not kept.has_slots else (kept.state, kept.mask, kept.notes)
 
     def has_state(self, key: str, *, to_train: bool = False) -> bool:
         """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
         path = self._state_path(key, False)
         if not path.exists() or not to_train:
             return path.exists()
-        try:
-            with safe_open(path, framework="pt") as file:
-                return bool(json.loads((file.metadata() or {})["rewound"])["slots"])
-        except (SafetensorError, ValueError, KeyError, OSError):
-            return True  # damaged: `load` finds out, sets it aside and says so
+        return is_to_train_from(path)
 
     def drop(self, key: str, *, draft: bool = False) -> None:
         """Remove tensors that nothing needs any more."""
@@ -292,9 +251,3 @@ def _refuse(root: Path, error: OSError) -> NoReturn:
         errno.EEXIST: "it is a file; choose a folder with --store",
     }
     raise InputError(f"cannot use store {root}: {reasons.get(error.errno or 0, error)}") from error
-
-
-def _notes(draft: Notes | None) -> Notes:
-    if draft is None:
-        return Notes(curve=[], seconds=0.0)
-    return Notes(curve=[Point(*point) for point in draft["curve"]], seconds=draft["seconds"])
