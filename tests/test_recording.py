@@ -205,6 +205,24 @@ def test_what_the_optimizer_changes_itself_is_its_state_not_the_schedule() -> No
     assert set(next(recording.replayed(0))[0]) == {"lr"}
 
 
+def test_the_rate_is_never_the_optimizers_own() -> None:
+    optimizer = SGD(nn.Linear(3, 2).parameters(), lr=0.1)
+    recording = Recording()
+    for _ in range(2):
+        recording.begin_epoch()
+        recording.observe(optimizer)
+        optimizer.param_groups[0]["lr"] /= 2  # in a hook, say
+        recording.disown(optimizer)
+    assert recording.rates() == [[0.1, 0.05]]
+
+
+@pytest.mark.parametrize("ask", [Recording.final, Recording.peaks, lambda recording: next(recording.replayed(0))])
+def test_a_rate_that_was_not_recorded_is_not_taken_for_zero(ask: Callable[[Recording], object]) -> None:
+    recording = Recording([{"lr": [[(0.1, 1)]]}, {"momentum": [[(0.9, 1)]]}], epochs=1)
+    with pytest.raises(InputError, match="no learning rate was recorded for parameter group 1"):
+        ask(recording)
+
+
 def test_a_tensor_is_filled_in_place() -> None:
     rate = torch.tensor(0.1)
     group: dict[str, object] = {"lr": rate}

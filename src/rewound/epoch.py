@@ -1,29 +1,37 @@
 """One epoch of a user's own loop, followed step by step through hooks on the optimizer.
 
 In the dense run it is recorded: what each step uses is noted, whoever has set it. In a level it replays an epoch of the
-recording: each step uses what the same step did there, whatever the loop has set.
+recording: each step uses what the same step did there, whatever the loop has set. A step uses what its closure leaves,
+or where it has none what stands before it; a learning rate that the step itself moves is refused, since nobody can tell
+which one its update has used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain, islice
 
+from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 
 from rewound.attachment import untraced
 from rewound.errors import InputError
 from rewound.progress import Progress
-from rewound.recording import Recording, Value, assign
+from rewound.recording import Recording, Value, assign, hyperparameters
 from rewound.schedulers import Scheduler
 
 Step = Callable[[Optimizer], None]
+Closed = Callable[[Optimizer, Sequence[Mapping[str, Value]]], None]
+Closure = Callable[[], object]
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
 
 
 @contextmanager
 def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Scheduler] = ()) -> Iterator[None]:
     """An epoch of the dense run: its steps go into the recording; at its end `schedulers` must have moved."""
-    before = _positions(schedulers)
-    with _counted(optimizer, progress, progress.recording.observe, progress.recording.disown):
+    before, recording = _positions(schedulers), progress.recording
+    with _counted(optimizer, progress, recording.observe, recording.amend, recording.disown):
         yield
     for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
         if was is not None and was == now:
@@ -37,28 +45,58 @@ def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Sche
 def replayed(optimizer: Optimizer, progress: Progress, recording: Recording, epoch: int) -> Iterator[None]:
     """An epoch of a level: its steps use what those of the recording's `epoch` did."""
     rest = islice(recording.replayed(epoch), progress.steps, None)
-    first = next(rest)
-    _assign(optimizer, first)  # for a loop that looks at its learning rate before it steps
-    values = chain((first,), rest)
-    with _counted(optimizer, progress, lambda optimizer: _assign(optimizer, next(values))):
+    present = next(rest)
+    _assign(optimizer, present)  # for a loop that looks at its learning rate before it steps
+    values = chain((present,), rest)
+
+    def begin(optimizer: Optimizer) -> None:
+        nonlocal present
+        present = next(values)
+        _assign(optimizer, present)
+
+    with _counted(optimizer, progress, begin, lambda optimizer, before: _assign(optimizer, present)):
         yield
 
 
 @contextmanager
-def _counted(optimizer: Optimizer, progress: Progress, before: Step, after: Step | None = None) -> Iterator[None]:
-    """Inside, `before` and `after` are called around every step; an epoch without any is an error."""
+def _counted(
+    optimizer: Optimizer, progress: Progress, begin: Step, closed: Closed, end: Step | None = None
+) -> Iterator[None]:
+    """Inside, `begin` and `end` are called around every step, `closed` after its closure; an epoch needs a step."""
+    used: list[object] | None = None
 
-    def begin_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def begin_step(optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        nonlocal used
         progress.steps += 1
-        before(optimizer)
+        begin(optimizer)
+        used = _rates(optimizer)
+        return _with_closure(args, kwargs, close)
+
+    def close(closure: Closure) -> object:
+        nonlocal used
+        before = [hyperparameters(group) for group in optimizer.param_groups]
+        loss = closure()
+        closed(optimizer, before)
+        used = _rates(optimizer)
+        return loss
 
     def end_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if after is not None:
-            after(optimizer)
+        nonlocal used
+        if used is not None and used != _rates(optimizer):
+            raise InputError(
+                f"{type(optimizer).__name__} moved its learning rate from {used} to {_rates(optimizer)} inside its own "
+                "step, where it can be neither recorded nor rewound; move it in the loop, with a scheduler say"
+            )
+        used = None  # a step inside a step, of a class that calls its parent's: the inner one has told
+        if end is not None:
+            end(optimizer)
 
     with ExitStack() as hooks:
-        hooks.callback(optimizer.register_step_pre_hook(untraced(begin_step)).remove)
-        hooks.callback(optimizer.register_step_post_hook(untraced(end_step)).remove)
+        hooks.callback(optimizer.register_step_pre_hook(untraced(begin_step)).remove)  # type: ignore[arg-type]
+        after = optimizer.register_step_post_hook(untraced(end_step))
+        hooks.callback(after.remove)
+        # First of all: a hook of the loop's own may step a scheduler.
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
         yield
     if not progress.steps:
         raise InputError(
@@ -73,3 +111,18 @@ def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
 def _assign(optimizer: Optimizer, values: Sequence[dict[str, Value]]) -> None:
     for group, mine in zip(optimizer.param_groups, values, strict=False):
         assign(group, mine)
+
+
+def _rates(optimizer: Optimizer) -> list[object]:
+    return [hyperparameters(group).get("lr") for group in optimizer.param_groups]
+
+
+def _with_closure(args: Args, kwargs: Kwargs, close: Callable[[Closure], object]) -> tuple[Args, Kwargs] | None:
+    """The arguments of a step (the first is the optimizer) with `close` around their closure, where there is one."""
+    if isinstance(args[0], LBFGS):  # it reads its learning rate before its closure
+        return None
+    if callable(closure := kwargs.get("closure")):
+        return args, {**kwargs, "closure": partial(close, closure)}
+    if len(args) > 1 and callable(closure := args[1]):
+        return (args[0], partial(close, closure), *args[2:]), kwargs
+    return None

@@ -48,22 +48,30 @@ class Recording:
                     continue
                 if name not in tracks:
                     tracks[name] = [[] for _ in range(self.epochs)]
-                runs = tracks[name][-1]
-                if runs and runs[-1][0] == value:
-                    runs[-1] = (value, runs[-1][1] + 1)
-                else:
-                    runs.append((value, 1))
+                _note(tracks[name][-1], value)
+
+    def amend(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
+        """Note instead what differs from `before`: the closure of the step under way has set it."""
+        for group, tracks, was in zip(optimizer.param_groups, self.groups, before, strict=True):
+            for name, value in hyperparameters(group).items():
+                if name in tracks and was.get(name) != value:
+                    runs = tracks[name][-1]
+                    noted, steps = runs.pop()
+                    if steps > 1:
+                        runs.append((noted, steps - 1))
+                    _note(runs, value)
 
     def disown(self, optimizer: Optimizer) -> None:
         """Forget what the step itself changed: numbers that an optimizer keeps for itself, like Prodigy's d."""
         for number, (group, tracks) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
             for name, value in hyperparameters(group).items():
-                if name in tracks and tracks[name][-1][-1][0] != value:
+                if name != "lr" and name in tracks and tracks[name][-1][-1][0] != value:
                     del tracks[name]
                     self._own.add((number, name))
 
     def replayed(self, epoch: int) -> Iterator[list[dict[str, Value]]]:
         """What to set before each step of an epoch, by group, without end: the epoch's last values hold."""
+        self._check_rates()
         groups = [{name: track for name, track in group.items() if _moves(name, track)} for group in self.groups]
         streams = [{name: _values(track, epoch) for name, track in group.items()} for group in groups]
         while True:
@@ -71,15 +79,16 @@ class Recording:
 
     def rates(self) -> list[list[float]]:
         """All learning rates that occurred, by group, the last one last."""
-        return [[_rate(value) for runs in group.get("lr", []) for value, _ in runs] for group in self.groups]
+        self._check_rates()
+        return [[_rate(value) for runs in group["lr"] for value, _ in runs] for group in self.groups]
 
     def final(self) -> list[float]:
         """The learning rate of the last step, by group."""
-        return [rates[-1] if rates else 0.0 for rates in self.rates()]
+        return [rates[-1] for rates in self.rates()]
 
     def peaks(self) -> list[float]:
         """The largest learning rate, by group."""
-        return [max(rates, default=0.0) for rates in self.rates()]
+        return [max(rates) for rates in self.rates()]
 
     def held(self, final: float) -> "Recording":
         """The same with another rate after its end: `final` for the largest group, the others in proportion."""
@@ -89,6 +98,14 @@ class Recording:
             last = {name: [*track, [next(r for r in reversed(track) if r)[-1]]] for name, track in group.items()}
             groups.append({**last, "lr": [*group["lr"], [(final * peak / max(peaks), 1)]]})
         return Recording(groups, self.epochs + 1)
+
+    def _check_rates(self) -> None:
+        for number, group in enumerate(self.groups):
+            if not any(group.get("lr", [])):
+                raise InputError(
+                    f"no learning rate was recorded for parameter group {number}, so that none can be rewound; "
+                    "train the dense run anew, with a number as the lr of every group"
+                )
 
     def state_dict(self) -> dict[str, object]:
         """The recording as plain data; what has not moved yet may still do so."""
@@ -163,6 +180,13 @@ def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recordin
     ]
     recording = Recording(groups, epochs)
     return recording if schedule.hold is None else recording.held(schedule.hold)
+
+
+def _note(runs: Runs, value: Value) -> None:
+    if runs and runs[-1][0] == value:
+        runs[-1] = (value, runs[-1][1] + 1)
+    else:
+        runs.append((value, 1))
 
 
 def _moves(name: str, track: Sequence[Runs]) -> bool:
