@@ -108,6 +108,25 @@ def test_a_scheduler_need_not_say_what_it_drives() -> None:
     rewound.epochs(T, loop.model, loop.optimizer, Unbound())
 
 
+@pytest.mark.parametrize("rate", [None, "auto"])
+@pytest.mark.parametrize("adopt", [True, False])
+def test_a_group_without_a_learning_rate_is_told_before_the_first_epoch(rate: object, adopt: bool) -> None:
+    loop = Loop()
+    loop.optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    loop.optimizer.param_groups[1]["lr"] = rate  # as optimizers do that find their own
+    with pytest.raises(InputError, match=f"parameter group 1 of SGD has lr={rate!r}, .* give each group a number"):
+        loop.run(adopt=adopt)
+
+
+def test_a_schedule_that_ends_for_good_must_be_given() -> None:
+    loop = Loop()
+    lr_scheduler.OneCycleLR(loop.optimizer, 0.1, total_steps=T * STEPS)
+    with pytest.raises(InputError, match=r"OneCycleLR moves this optimizer's rate, .* give it as the scheduler"):
+        rewound.epochs(T, loop.model, loop.optimizer)
+    schedule = rewound.Schedule.constant(T, 0.1)
+    rewound.epochs(T, loop.model, loop.optimizer, schedule, adopt=True)  # whose loop need not step the old one
+
+
 def linear(S: Schedule, T: int, t: int, facts: rewound.Facts) -> Schedule:
     return Schedule.linear(t, S.peak)
 
@@ -266,3 +285,10 @@ def test_the_schedule_of_an_adopted_network_must_be_known() -> None:
         loop.run(adopt=True)
     with pytest.raises(InputError, match="a Schedule is for adopt=True"):
         rewound.epochs(T, loop.model, loop.optimizer, Schedule.constant(T, 0.1))
+
+
+def test_a_schedule_that_follows_the_training_cannot_be_adopted() -> None:
+    loop = Loop()
+    plateau = lr_scheduler.ReduceLROnPlateau(loop.optimizer)
+    with pytest.raises(InputError, match=r"ReduceLROnPlateau .* cannot run through it; give .* rewound.Schedule"):
+        rewound.epochs(T, loop.model, loop.optimizer, plateau, adopt=True)

@@ -86,7 +86,7 @@ def test_a_rate_set_by_hand_is_rewound_where_the_step_takes_a_closure(inside: bo
 @pytest.mark.parametrize("given", [True, False])
 def test_a_scheduler_stepped_in_a_hook_of_the_optimizer_is_rewound(given: bool) -> None:
     model, optimizer = telling()
-    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2 * TOTAL + 1)
+    scheduler = lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2 * TOTAL)
     optimizer.register_step_post_hook(lambda *step: scheduler.step())
     run = rewound.epochs(T, model, optimizer, scheduler if given else None, compression=1.25, say=lambda text: None)
     train(run, model, optimizer, nothing, nothing, keyword=False)

@@ -20,9 +20,9 @@ from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loop import Epochs
 from rewound.progress import Progress
 from rewound.pruner import Pruner, as_pruner
-from rewound.recording import Recording, rehearsed, scheduled
+from rewound.recording import Recording, check_rates, rehearsed, scheduled
 from rewound.schedule import Schedule
-from rewound.schedulers import Scheduler, bare, position
+from rewound.schedulers import Scheduler, bare, check_given, position
 from rewound.snapshot import Stateful, Subjects
 from rewound.technique import technique_named
 
@@ -106,6 +106,9 @@ def epochs(
     folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
     subjects = Subjects(_bare(model), inner(optimizer), _several(scheduler), also)
     _check_kinds(subjects)
+    check_rates(subjects.optimizer)
+    if not adopt:
+        check_given(subjects.schedulers, subjects.optimizer)
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
     progress = Progress()

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 from rewound.schedule import Schedule
-from rewound.schedulers import Scheduler
+from rewound.schedulers import Scheduler, bare, needed
 
 Value = float | tuple[float, ...]
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
@@ -135,6 +135,16 @@ def hyperparameters(group: Group) -> dict[str, Value]:
     return found
 
 
+def check_rates(optimizer: Optimizer) -> None:
+    """An error for a group whose learning rate is no number, as with optimizers that find their own."""
+    for number, group in enumerate(optimizer.param_groups):
+        if not isinstance(hyperparameters(group).get("lr"), float):
+            raise InputError(
+                f"parameter group {number} of {type(optimizer).__name__} has lr={group.get('lr')!r}, which can be "
+                "neither recorded nor rewound; give each group a number, and a scheduler if it is to move"
+            )
+
+
 def assign(group: Group, values: Mapping[str, Value]) -> None:
     """Set hyperparameters of a group; a tensor is filled in place, since a compiled or captured step reads it there."""
     for name, value in values.items():
@@ -146,6 +156,11 @@ def assign(group: Group, values: Mapping[str, Value]) -> None:
 
 def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
     """What a new scheduler would do over a whole training run, found by running through it; both end as they were."""
+    if needs := needed(scheduler):
+        raise InputError(
+            f"{type(bare(scheduler)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
+            "cannot run through it; give the learning rates it took as a rewound.Schedule"
+        )
     before, groups = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
     tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
     recording = Recording()

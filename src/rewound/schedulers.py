@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Protocol
 
 from torch.optim.optimizer import Optimizer
@@ -29,6 +30,22 @@ def position(scheduler: Scheduler) -> int:
     chained: Sequence[Scheduler] = getattr(inside, "_schedulers", ())  # torch's ChainedScheduler does not count
     known = getattr(inside, "last_epoch", None)
     return max((position(link) for link in chained), default=0) if known is None else int(known)
+
+
+def needed(scheduler: Scheduler) -> str | None:
+    """What its `step` must be told, like the loss that ReduceLROnPlateau watches; None where nothing."""
+    asked = signature(bare(scheduler).step).parameters.values()
+    return next((p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD), None)
+
+
+def check_given(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> None:
+    """An error for a OneCycleLR that only the loop knows: it would not rest, and raise past its end."""
+    marks = {"initial_lr", "max_lr", "min_lr"}  # what it leaves in the groups; so does a state loaded after it
+    if not schedulers and not optimizer.state and any(marks <= group.keys() for group in optimizer.param_groups):
+        raise InputError(
+            "a OneCycleLR moves this optimizer's rate, and raises when it is stepped past its end; "
+            "give it as the scheduler, so that it rests after the dense run"
+        )
 
 
 def check_new(schedulers: Sequence[Scheduler]) -> None:
