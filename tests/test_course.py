@@ -292,3 +292,14 @@ def test_a_schedule_that_follows_the_training_cannot_be_adopted() -> None:
     plateau = lr_scheduler.ReduceLROnPlateau(loop.optimizer)
     with pytest.raises(InputError, match=r"ReduceLROnPlateau .* cannot run through it; give .* rewound.Schedule"):
         rewound.epochs(T, loop.model, loop.optimizer, plateau, adopt=True)
+
+
+def test_a_schedule_by_step_that_was_adopted_by_epoch_is_told_after_the_first_epoch() -> None:
+    loop = Loop()
+    epochs = iter(loop.run(compression=1.25, adopt=True))
+    epoch = next(epochs)
+    for step in range(STEPS):
+        one_step(loop.model, loop.optimizer, epoch, step)
+        loop.scheduler.step()
+    with pytest.raises(InputError, match=r"MultiStepLR is stepped with every batch .* give steps_per_epoch=3"):
+        next(epochs)

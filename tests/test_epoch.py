@@ -9,7 +9,7 @@ from torch.optim import LBFGS, SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 import rewound
-from loops import STEPS, T, batch, network
+from loops import STEPS, T, batch, network, one_step
 from rewound import Epochs
 from rewound.errors import InputError
 
@@ -171,3 +171,17 @@ def test_a_rate_that_is_a_tensor_is_compared_as_it_is() -> None:
     run = rewound.epochs(T, model, optimizer, compression=1.25, final=0.03, say=lambda text: None)
     train(run, model, optimizer, nothing, nothing, keyword=True)
     assert run.level == 1
+
+
+def test_a_loop_sees_the_same_rates_in_every_level_wherever_it_looks() -> None:
+    model, optimizer = telling()
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=TOTAL + 1)
+    run = rewound.epochs(T, model, optimizer, scheduler, compression=1.25, say=lambda text: None)
+    seen: dict[int, list[float]] = {0: [], 1: []}
+    for epoch in run:
+        for step in range(STEPS):
+            seen[run.level].append(scheduler.get_last_lr()[0])
+            one_step(model, optimizer, epoch, step)
+            seen[run.level].append(scheduler.get_last_lr()[0])
+            scheduler.step()
+    assert seen[1] == seen[0]

@@ -9,7 +9,7 @@ which one its update has used.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 
 from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
@@ -18,7 +18,7 @@ from rewound.attachment import untraced
 from rewound.errors import InputError
 from rewound.progress import Progress
 from rewound.recording import Recording, Value, assign, hyperparameters
-from rewound.schedulers import Scheduler
+from rewound.schedulers import Scheduler, followed
 
 Step = Callable[[Optimizer], None]
 Closed = Callable[[Optimizer, Sequence[Mapping[str, Value]]], None]
@@ -42,20 +42,35 @@ def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Sche
 
 
 @contextmanager
-def replayed(optimizer: Optimizer, progress: Progress, recording: Recording, epoch: int) -> Iterator[None]:
-    """An epoch of a level: its steps use what those of the recording's `epoch` did."""
-    rest = islice(recording.replayed(epoch), progress.steps, None)
-    present = next(rest)
-    _assign(optimizer, present)  # for a loop that looks at its learning rate before it steps
-    values = chain((present,), rest)
+def replayed(
+    optimizer: Optimizer, progress: Progress, recording: Recording, epoch: int, schedulers: Sequence[Scheduler] = ()
+) -> Iterator[None]:
+    """An epoch of a level: its steps use what those of the recording's `epoch` did, while `schedulers` rest."""
+    values = islice(recording.replayed(epoch), progress.steps, None)
+    present = coming = next(values)
+    _assign(optimizer, coming)  # for a loop that looks at its learning rate before it steps
+    moves = 0
 
     def begin(optimizer: Optimizer) -> None:
-        nonlocal present
-        present = next(values)
+        nonlocal present, coming
+        present, coming = coming, next(values)
         _assign(optimizer, present)
 
-    with _counted(optimizer, progress, begin, lambda optimizer, before: _assign(optimizer, present)):
+    def move() -> None:  # when the loop steps a scheduler, its learning rate moves on
+        nonlocal moves
+        moves += 1
+        _assign(optimizer, coming)
+
+    with (
+        followed(schedulers, move),
+        _counted(optimizer, progress, begin, lambda optimizer, before: _assign(optimizer, present)),
+    ):
         yield
+    if recording.steps(0) == 1 < progress.steps <= moves:
+        raise InputError(
+            f"{type(schedulers[0]).__name__} is stepped with every batch ({moves:,} times in epoch {progress.epoch}), "
+            f"but was run through once an epoch; give steps_per_epoch={progress.steps}"
+        )
 
 
 @contextmanager

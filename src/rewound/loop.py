@@ -119,7 +119,7 @@ class Epochs:
     def _epoch(self) -> AbstractContextManager[None]:
         optimizer, progress = self._subjects.optimizer, self._progress
         if self.level:
-            return replayed(optimizer, progress, self._recording, self.schedule_epoch)
+            return replayed(optimizer, progress, self._recording, self.schedule_epoch, self._subjects.schedulers)
         checks = self._resumes and not progress.epoch  # a trainer steps its schedulers when it likes
         return recorded(optimizer, progress, self._subjects.schedulers if checks else ())
 

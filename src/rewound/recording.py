@@ -77,6 +77,10 @@ class Recording:
         while True:
             yield [{name: next(stream) for name, stream in group.items()} for group in streams]
 
+    def steps(self, epoch: int) -> int:
+        """How many steps were recorded of an epoch."""
+        return max(sum(count for _, count in group["lr"][epoch]) for group in self.groups)
+
     def rates(self) -> list[list[float]]:
         """All learning rates that occurred, by group, the last one last."""
         self._check_rates()

@@ -1,6 +1,6 @@
 """Other people's schedulers: where one stands, and how it rests while recorded learning rates are used again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Protocol
@@ -67,16 +67,31 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
     `state_dict` saves.
     """
 
-    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None: ...
+    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
         return [group["lr"] for group in optimizer.param_groups]
 
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "get_last_lr": get_last_lr})
+        at_rest = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
+        scheduler.__class__ = type(kind.__name__, (kind,), at_rest)
     try:
         yield
     finally:
         for scheduler, kind in zip(schedulers, kinds, strict=True):
             scheduler.__class__ = kind
+
+
+@contextmanager
+def followed(schedulers: Sequence[Scheduler], on_step: Callable[[], None]) -> Iterator[None]:
+    """Inside, `on_step` is called when a loop steps one of the schedulers, which are at rest."""
+    kinds = {type(scheduler): vars(type(scheduler))["on_step"] for scheduler in schedulers}
+    for kind in kinds:
+        kind.on_step = staticmethod(on_step)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for kind, before in kinds.items():
+            kind.on_step = before  # type: ignore[attr-defined]
