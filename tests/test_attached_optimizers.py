@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
@@ -92,6 +93,55 @@ def test_a_step_that_the_scaler_skips_leaves_pruned_weights_zero() -> None:
             assert all_zero(pruned_values(model, mask))
         assert torch.equal(model[4].weight, before)  # every step overflowed
     assert scaler.get_scale() < 2.0**127
+
+
+def noise(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.add_(1.0)
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum-decay", "adamw", "rmsprop"])
+def test_weights_written_by_data_are_zero_again_after_the_next_step(name: str) -> None:
+    model = network()
+    mask = half(model)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    with mask.attached(model, optimizer):
+        for step in range(3):
+            noise(model)
+            update(model, model, optimizer, "plain", step)
+            assert all_zero(pruned_values(model, mask))
+            assert all_zero(pruned_slots(model, mask, optimizer))
+
+
+def test_weights_written_after_the_last_step_are_masked_with_a_warning() -> None:
+    model = network()
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        with mask.attached(model, optimizer):
+            update(model, model, optimizer, "plain", 0)
+            noise(model)
+
+    pruned = mask.total - mask.kept
+    with pytest.warns(UserWarning, match=f"^{pruned} pruned weights were not zero .*; call mask.apply") as caught:
+        train()
+    assert [warning.filename for warning in caught] == [__file__]
+    assert all_zero(pruned_values(model, mask))
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum-decay", "adamw"])
+def test_optimizer_state_loaded_inside_is_masked(name: str) -> None:
+    model = network()
+    mask = half(model)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    update(model, model, optimizer, "plain", 0)
+    dense = copy.deepcopy(optimizer.state_dict())
+    with mask.attached(model, optimizer):
+        optimizer.load_state_dict(dense)
+        assert all_zero(pruned_slots(model, mask, optimizer))
+        update(model, model, optimizer, "plain", 1)
+        assert all_zero(pruned_values(model, mask))
 
 
 class Sgd(Centred):

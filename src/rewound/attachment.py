@@ -1,11 +1,12 @@
 """W (.) m in anybody's training loop (law 3): the hooks that keep pruned weights at zero while others train them.
 
-Weights, gradients and optimizer slots are masked once at the start, then gradients as they arrive, before any clipping.
+Weights, gradients and optimizer slots are masked once at the start, then gradients as they arrive, before any clipping,
+slots whenever an optimizer loads its state, and weights before every step, since nothing tells of a write by `.data`.
 For optimizers that treat each element by itself, zero weight, gradient and slot stay zero; for all others the weights
-are masked again after every step.
+are masked again after every step. What was written after the last step is masked at the end, with a warning.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
+
+from rewound.errors import warn
 
 # torch's optimizers whose update of an element depends on that element alone.
 _ELEMENTWISE = (
@@ -46,6 +49,7 @@ def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizer: Optimizer 
         if optimizer is not None:
             attachment.adopt(optimizer)
         yield
+        attachment.end()
 
 
 def untraced(hook: StepHook) -> StepHook:
@@ -54,14 +58,12 @@ def untraced(hook: StepHook) -> StepHook:
 
 
 class _Weight:
-    """One weight under its mask, and how it was left."""
+    """One weight under its mask."""
 
-    __slots__ = ("gradient", "mask", "parameter", "version")
+    __slots__ = ("gradient", "mask", "parameter")
 
     def __init__(self, parameter: nn.Parameter, mask: Tensor) -> None:
         self.parameter, self.mask = parameter, mask
-        self.version = -1
-        """The parameter's version after the last step: another one was written since, by load_state_dict say."""
         self.gradient: tuple[int, int] | None = None
         """The identity and version of the gradient when it was masked; None when a step has used it up."""
 
@@ -83,12 +85,25 @@ class _Attachment:
         with torch.no_grad():
             for weight in self.weights.values():
                 zero(weight.parameter, weight.mask)
-                weight.version = weight.parameter._version
                 if weight.parameter.grad is not None:
                     zero(weight.parameter.grad, weight.mask)
         for parameter, weight in self.weights.items():
             self.hooks.callback(_hooked(parameter, partial(self.gradient_arrived, weight)).remove)
         self.hooks.callback(register_optimizer_step_pre_hook(untraced(self.before_step)).remove)
+
+    def end(self) -> None:
+        """Mask what was written after the last step, and say so: forward passes have used it."""
+        revived = sum(
+            int(weight.parameter.detach()[weight.mask == 0].count_nonzero()) for weight in self.weights.values()
+        )
+        if revived:
+            with torch.no_grad():
+                for weight in self.weights.values():
+                    zero(weight.parameter, weight.mask)
+            warn(
+                f"{revived:,} pruned weights were not zero when training under the mask ended, and are now: the loop "
+                "writes weights outside of optimizer.step(); call mask.apply(model) after whatever does"
+            )
 
     def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:
         # Gradients are masked together when the backward pass ends: on a GPU one launch instead of one each.
@@ -110,21 +125,20 @@ class _Attachment:
         if groups != len(optimizer.param_groups):
             if not groups:
                 self.hooks.callback(optimizer.register_step_post_hook(untraced(self.after_step)).remove)
+                self.hooks.callback(optimizer.register_load_state_dict_post_hook(self.state_loaded).remove)
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p in self.weights]
             weights = [self.weights[parameter] for parameter in parameters]
             self.owned[optimizer] = len(optimizer.param_groups), weights
-            for weight in weights:
-                for slot in optimizer.state.get(weight.parameter, {}).values():
-                    if isinstance(slot, Tensor) and slot.shape == weight.parameter.shape:
-                        zero(slot, weight.mask)
+            _mask_slots(optimizer, weights)
         return weights
 
+    def state_loaded(self, optimizer: Optimizer) -> None:
+        _mask_slots(optimizer, self.adopt(optimizer))
+
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        unmasked = []
-        for weight in self.adopt(optimizer):
-            if weight.version != weight.parameter._version:
-                with torch.no_grad():
-                    zero(weight.parameter, weight.mask)
+        weights, unmasked = self.adopt(optimizer), []
+        _mask_weights(weights)  # with weight decay, what was written since the last step would get into the slots
+        for weight in weights:
             # Gradients that a loop assigned itself never arrived; noise may have been added to those that did.
             grad = weight.parameter.grad
             if grad is not None and weight.gradient != (id(grad), grad._version):
@@ -135,11 +149,20 @@ class _Attachment:
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         weights = self.adopt(optimizer)
         if type(optimizer) not in _ELEMENTWISE:
-            with torch.no_grad():
-                for weight in weights:
-                    weight.parameter.mul_(weight.mask)
-        for weight in weights:
-            weight.version = weight.parameter._version
+            _mask_weights(weights)
+
+
+@torch.no_grad()
+def _mask_weights(weights: Sequence[_Weight]) -> None:
+    if weights:
+        torch._foreach_mul_([weight.parameter for weight in weights], [weight.mask for weight in weights])
+
+
+def _mask_slots(optimizer: Optimizer, weights: Iterable[_Weight]) -> None:
+    for weight in weights:
+        for slot in optimizer.state.get(weight.parameter, {}).values():
+            if isinstance(slot, Tensor) and slot.shape == weight.parameter.shape:
+                zero(slot, weight.mask)
 
 
 def _mask_gradients(weights: Iterable[_Weight]) -> None:

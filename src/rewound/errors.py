@@ -72,7 +72,8 @@ def check_kind(name: str, value: object, kinds: type | tuple[type, ...], remedy:
 def warn(text: str) -> None:
     """Warn at the line that called this package, however deep inside it the reason was found."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("rewound."):
+    own = ("rewound.", "contextlib")  # a context of this package ends inside contextlib
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(own):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
