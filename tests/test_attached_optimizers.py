@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam
+from torch.optim import LBFGS, SGD, Adam
 
 from masked_training import OPTIMIZERS, Centred, all_zero, by_product, half, pruned_slots, pruned_values, update
 from rewound import Mask
@@ -142,6 +142,37 @@ def test_optimizer_state_loaded_inside_is_masked(name: str) -> None:
         assert all_zero(pruned_slots(model, mask, optimizer))
         update(model, model, optimizer, "plain", 1)
         assert all_zero(pruned_values(model, mask))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_lbfgs_forgets_the_curvature_of_the_dense_network(loaded: bool) -> None:
+    def train(model: nn.Module, optimizer: LBFGS) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    x, y = batches(1)[0]
+    model, fresh = network(), network()
+    mask = half(model)
+    optimizer = LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    train(model, optimizer)
+    dense = copy.deepcopy(optimizer.state_dict())
+    fresh.load_state_dict(model.state_dict())
+    other = LBFGS(fresh.parameters(), lr=0.1, max_iter=3)
+    with mask.attached(model, optimizer), mask.attached(fresh, other):
+        if loaded:
+            optimizer.load_state_dict(dense)
+        for _ in range(2):
+            train(model, optimizer)
+            train(fresh, other)
+        learned = copy.deepcopy(optimizer.state_dict())
+    assert all(torch.equal(value, fresh.state_dict()[key]) for key, value in model.state_dict().items())
+    with mask.attached(model, optimizer):  # as a run that is continued does
+        assert optimizer.state_dict()["state"][0]["n_iter"] == learned["state"][0]["n_iter"] > 0
 
 
 class Sgd(Centred):

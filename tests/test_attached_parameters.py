@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
+from torch.utils.checkpoint import checkpoint
 
 from masked_training import OPTIMIZERS, all_zero, by_product, half, pruned_values, step_after, update
 from rewound import Mask
@@ -79,6 +80,31 @@ def test_sparse_gradients_are_masked() -> None:
         optimizer.step()
         assert all_zero(pruned_values(model, mask))
     assert not torch.equal(model.weight, before)
+
+
+def test_a_sparse_gradient_left_from_before_is_masked() -> None:
+    model = nn.Embedding(5, 4, sparse=True)
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1, 2, 1])).square().sum().backward()
+    with mask.attached(model, optimizer):
+        assert all_zero(model.weight.grad.to_dense()[~mask["weight"]])
+        optimizer.step()
+        assert all_zero(pruned_values(model, mask))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_checkpointed_layers_are_masked_before_clipping(reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    mask = half(model)
+    with mask.attached(model):
+        x = torch.ones(2, 4, requires_grad=True)
+        hidden = checkpoint(model[1], model[0](x), use_reentrant=reentrant)
+        model[2](hidden).square().sum().backward()
+        for name, kept in mask.items():
+            gradient = model.get_parameter(name).grad
+            assert bool(gradient.any())
+            assert all_zero(gradient[~kept])
 
 
 def test_channels_last_is_the_product_as_well() -> None:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -76,10 +77,8 @@ class _Attachment:
         self.hooks = hooks
         self.owned: WeakKeyDictionary[Optimizer, tuple[int, list[_Weight]]] = WeakKeyDictionary()
         """The weights of each adopted optimizer, and how many groups it had when they were looked up."""
-        self.arrived: list[_Weight] = []
-        """The weights whose gradients the backward pass under way has touched."""
-        self.backward = -1
-        """The number of that backward pass."""
+        self.arrived: dict[int, list[_Weight]] = {}
+        """The weights whose gradients a backward pass has touched, by its number; checkpointing nests them."""
 
     def begin(self) -> None:
         with torch.no_grad():
@@ -107,17 +106,18 @@ class _Attachment:
 
     def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:
         # Gradients are masked together when the backward pass ends: on a GPU one launch instead of one each.
-        if self.backward != (number := torch._C._current_graph_task_id()):
-            self.backward, self.arrived = number, []
-            _at_the_end_of_backward(lambda: _at_the_end_of_backward(self.gradients_complete))
-        self.arrived.append(weight)
+        if (number := torch._C._current_graph_task_id()) not in self.arrived:
+            self.arrived[number] = []
+            complete = partial(self.gradients_complete, number)
+            _at_the_end_of_backward(lambda: _at_the_end_of_backward(complete))
+        self.arrived[number].append(weight)
 
-    def gradients_complete(self) -> None:
-        _mask_gradients(self.arrived)
-        for weight in self.arrived:
+    def gradients_complete(self, number: int) -> None:
+        weights = self.arrived.pop(number, [])
+        _mask_gradients(weights)
+        for weight in weights:
             if (grad := weight.parameter.grad) is not None:
                 weight.gradient = (id(grad), grad._version)
-        self.backward, self.arrived = -1, []
 
     def adopt(self, optimizer: Optimizer) -> list[_Weight]:
         """The weights an optimizer steps; its slots are masked and its steps followed from the first time on."""
@@ -158,11 +158,24 @@ def _mask_weights(weights: Sequence[_Weight]) -> None:
         torch._foreach_mul_([weight.parameter for weight in weights], [weight.mask for weight in weights])
 
 
-def _mask_slots(optimizer: Optimizer, weights: Iterable[_Weight]) -> None:
+def _mask_slots(optimizer: Optimizer, weights: Sequence[_Weight]) -> None:
     for weight in weights:
         for slot in optimizer.state.get(weight.parameter, {}).values():
             if isinstance(slot, Tensor) and slot.shape == weight.parameter.shape:
                 zero(slot, weight.mask)
+    if isinstance(optimizer, LBFGS):
+        _forget_curvature(optimizer, {weight.parameter: weight.mask for weight in weights})
+
+
+def _forget_curvature(optimizer: LBFGS, masks: Mapping[nn.Parameter, Tensor]) -> None:
+    """Start LBFGS anew if its last gradient was the dense network's: products of its vectors cannot be masked."""
+    (group,) = optimizer.param_groups
+    state = optimizer.state.get(group["params"][0], {})
+    if (gradient := state.get("prev_flat_grad")) is None:
+        return
+    kept = [masks.get(parameter, torch.ones_like(parameter)).reshape(-1) for parameter in group["params"]]
+    if gradient[torch.cat(kept) == 0].any():
+        optimizer.state.clear()
 
 
 def _mask_gradients(weights: Iterable[_Weight]) -> None:
@@ -181,7 +194,10 @@ def _mask_gradients(weights: Iterable[_Weight]) -> None:
 
 def zero(tensor: Tensor, mask: Tensor) -> None:
     """Set what is pruned to zero; not by a product, so that NaN and infinity are zero afterwards, too."""
-    tensor.masked_fill_(mask == 0, 0)
+    if tensor.layout is torch.strided:
+        tensor.masked_fill_(mask == 0, 0)
+    else:
+        tensor.mul_(mask)  # torch fills no sparse tensor
 
 
 def _at_the_end_of_backward(function: Callable[[], None]) -> None:
