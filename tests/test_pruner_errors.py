@@ -89,3 +89,22 @@ def test_many_starved_tensors_are_counted() -> None:
     weights = {f"w{i}": torch.full((10, 10), 0.1 + (i == 7)) for i in range(8)}
     with pytest.warns(UserWarning, match=r"left in w0, w1, w2, w3, w4 and 2 more;"):
         Pruner().prune(weights, 0.12)
+
+
+def test_two_parameters_of_one_plain_name_are_an_error() -> None:
+    model = nn.Module()
+    model.add_module("module", nn.Sequential(nn.Linear(4, 3)))
+    model.add_module("0", nn.Linear(3, 2))
+    says = r"^two tensors of this model are called 0\.weight once .* are taken away; rename one of the layers$"
+    with pytest.raises(InputError, match=says):
+        Pruner()(model, 0.5)
+    with pytest.raises(InputError, match=says):
+        Mask({"0.weight": torch.ones(2, 3, dtype=torch.bool)}).apply(model)
+
+
+def test_a_lazy_layer_is_an_error_until_it_has_a_shape() -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(InputError, match=r"^0\.weight, 0\.bias have no shape yet \(lazy layers\); run a batch through"):
+        Pruner()(model, 0.5)
+    model(torch.ones(1, 6))
+    assert Pruner()(model, 0.5).total == 24

@@ -334,7 +334,7 @@ class Extra(nn.Linear):
         (nn.Linear(2, 2, device="meta"), r"cannot save weight \(torch.float32, torch.strided, on meta\)"),
         ({"w": torch.eye(2).to_sparse()}, r"cannot save w \(torch.float32, torch.sparse_coo, on cpu\)"),
         ({"w": torch.ones(2, dtype=torch.complex128)}, r"a ticket holds dense tensors of F64, F32, F16, BF16"),
-        ({"w": torch.ones(1), "module.w": torch.ones(1)}, "two tensors of this model have one name"),
+        ({"w": torch.ones(1), "module.w": torch.ones(1)}, "two tensors of this model are called w once"),
     ],
 )
 def test_what_a_ticket_cannot_hold(tmp_path: Path, state: nn.Module | dict[str, Tensor], says: str) -> None:

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from rewound.attachment import attached, zero
 from rewound.errors import InputError, check_kind, few, shown
 
+_T = TypeVar("_T")
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
@@ -93,7 +96,7 @@ class Mask(Mapping[str, Tensor]):
     def pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
         check_kind("model", model, nn.Module, "give the model itself")
-        parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+        parameters = plain_parameters(model, tied=True)
         if wrong := self._strangers(model):
             raise InputError(
                 f"this mask is for another model: no parameter of the mask's name and shape for {few(wrong)}"
@@ -105,7 +108,7 @@ class Mask(Mapping[str, Tensor]):
         return not self._strangers(model)
 
     def _strangers(self, model: nn.Module) -> list[str]:
-        shapes = {plain_name(name): p.shape for name, p in model.named_parameters(remove_duplicate=False)}
+        shapes = {name: parameter.shape for name, parameter in plain_parameters(model, tied=True).items()}
         return [name for name, mask in self.items() if shapes.get(name) != mask.shape]
 
 
@@ -123,3 +126,23 @@ def plain_name(name: str) -> str:
     while name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name.replace("._orig_mod.", ".")
+
+
+def by_plain_name(named: Mapping[str, _T]) -> dict[str, _T]:
+    """The same things by their plain names, if those tell them apart."""
+    plain: dict[str, _T] = {}
+    for name, thing in named.items():
+        if plain.setdefault(plain_name(name), thing) is not thing:
+            raise InputError(
+                f"two tensors of this model are called {plain_name(name)} once `module.` and `_orig_mod.` are taken "
+                "away; rename one of the layers"
+            )
+    return plain
+
+
+def plain_parameters(model: nn.Module, *, tied: bool) -> dict[str, nn.Parameter]:
+    """A model's parameters by plain name, tied ones once or under each of their names."""
+    parameters = by_plain_name(dict(model.named_parameters(remove_duplicate=not tied)))
+    if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
+        raise InputError(f"{few(lazy)} have no shape yet (lazy layers); run a batch through the model first")
+    return parameters

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewound.cutting import cut, kept_of
 from rewound.errors import InputError, as_number, check_kind, few, warn
-from rewound.mask import Mask, plain_name
+from rewound.mask import Mask, plain_name, plain_parameters
 from rewound.names import lookup
 from rewound.randomness import bits, fold
 
@@ -63,7 +63,8 @@ def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, _NORMALISATION)
         for p in module.parameters(recurse=False)
     }
-    return {plain_name(name): p for name, p in model.named_parameters() if is_prunable(p) and id(p) not in normalised}
+    parameters = plain_parameters(model, tied=False)
+    return {name: p for name, p in parameters.items() if is_prunable(p) and id(p) not in normalised}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rewound.artifact import write_whole
 from rewound.encoding import DTYPES, REMEDY, Content, Place, decoded, encoded
 from rewound.errors import InputError, as_path, check_kind, few, warn
-from rewound.mask import Mask, plain_name
+from rewound.mask import Mask, by_plain_name
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -39,7 +39,7 @@ class Ticket:
         """Put the weights and buffers into `model`, whatever it is wrapped in; its dtypes and devices stay."""
         check_kind("model", model, nn.Module, "give the model itself")
         own = model.state_dict()
-        names = {plain_name(name): name for name in own}
+        names = by_plain_name({name: name for name in own})
         shapes = {plain: getattr(own[name], "shape", None) for plain, name in names.items()}
         wrong = [name for name, tensor in self.state.items() if shapes.get(name) != tensor.shape]
         wrong += [name for name in names if name not in self.state]
@@ -121,9 +121,7 @@ def _filled(values: Tensor, kept: Tensor) -> Tensor:
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors by their plain names, if a file can hold them."""
-    state = {plain_name(name): tensor for name, tensor in tensors.items()}
-    if len(state) < len(tensors):
-        raise InputError("two tensors of this model have one name once `module.` and `_orig_mod.` are taken away")
+    state = by_plain_name(tensors)
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"cannot save {name}: it is a {type(tensor).__name__}, not a tensor")
