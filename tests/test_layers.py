@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mask",
         "ranking",
         "cutting",
+        "reparametrised",
         "pruner",
         "schedulers",
         "recording",

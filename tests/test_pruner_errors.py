@@ -1,10 +1,14 @@
 """What cannot be pruned, and what is left too thin: each is said with the remedy."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
-from rewound import InputError, Mask, Pruner
+from rewound import InputError, Mask, Pruner, epochs
 from rewound.cutting import kept_count
 from weights_to_prune import three_layers
 
@@ -108,3 +112,40 @@ def test_a_lazy_layer_is_an_error_until_it_has_a_shape() -> None:
         Pruner()(model, 0.5)
     model(torch.ones(1, 6))
     assert Pruner()(model, 0.5).total == 24
+
+
+class Symmetric(nn.Module):
+    def forward(self, original: Tensor) -> Tensor:
+        return original.triu() + original.triu(1).T
+
+
+def symmetric(layer: nn.Linear) -> nn.Module:
+    return register_parametrization(layer, "weight", Symmetric())
+
+
+@pytest.mark.parametrize("reparametrise", [orthogonal, symmetric])
+def test_an_original_whose_zeros_the_weight_does_not_have_is_an_error(
+    reparametrise: Callable[[nn.Linear], nn.Module],
+) -> None:
+    model = nn.Sequential(reparametrise(nn.Linear(5, 5)), nn.Linear(5, 5))
+    says = (
+        r"^cannot prune 0\.parametrizations\.weight\.original: zeros in it are none in the weight .* leave it "
+        r"whole with skip=\('0\.parametrizations\.weight\.original',\), or .* with remove_parametrizations$"
+    )
+    with pytest.raises(InputError, match=says):
+        Pruner()(model, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=says):
+        next(iter(epochs(1, model, optimizer, compression=2)))
+    assert list(Pruner(skip=("0.parametrizations.weight.original",))(model, 0.5)) == ["1.weight"]
+
+
+@pytest.mark.parametrize("reparametrise", [weight_norm, spectral_norm])
+def test_an_original_whose_zeros_the_weight_has_is_pruned(reparametrise: Callable[[nn.Linear], nn.Module]) -> None:
+    layer = reparametrise(nn.Linear(6, 6))
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    mask = Pruner(floor=0.2)(layer, 0.5)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in layer.named_buffers())
+    mask.apply(layer)
+    (kept,) = mask.values()
+    assert torch.equal(layer.weight != 0, kept)

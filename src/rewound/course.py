@@ -116,6 +116,7 @@ class Course:
                 "use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        self.pruner.check_zeros_stay(model)
         trained = trained_weights(model, optimizer)
         selected = [name for name in weights if self.pruner.selects(name)]
         if selected and not any(name in trained for name in selected):

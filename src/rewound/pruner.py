@@ -16,6 +16,7 @@ from rewound.errors import InputError, as_number, check_kind, few, warn
 from rewound.mask import Mask, plain_name, plain_parameters
 from rewound.names import lookup
 from rewound.randomness import bits, fold
+from rewound.reparametrised import dense_originals
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
 Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
@@ -104,6 +105,7 @@ class Pruner:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
         check_kind("model", model, nn.Module, "give the model itself")
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        self.check_zeros_stay(model)
         return self.prune(prunable_weights(model), density, mask, seed=seed)
 
     def check(self, parameters: Iterable[str]) -> None:
@@ -113,6 +115,15 @@ class Pruner:
             for pattern in getattr(self, field):
                 if not any(fnmatchcase(name, pattern) for name in names):
                     raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
+
+    def check_zeros_stay(self, model: nn.Module) -> None:
+        """An error if zeros in what is selected would not be zeros in what the model computes with."""
+        selected = [name for name in prunable_weights(model) if self.selects(name)]
+        if lost := dense_originals(model, selected):
+            raise InputError(
+                f"cannot prune {few(lost)}: zeros in it are none in the weight that its layer computes from it; leave "
+                f"it whole with skip=({lost[0]!r},), or make it a plain weight with remove_parametrizations"
+            )
 
     def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The same for named weights, the prunable set already chosen."""
