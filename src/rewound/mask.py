@@ -68,6 +68,9 @@ class Mask(Mapping[str, Tensor]):
     def attached(self, model: nn.Module, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
         """Inside this context any loop trains W (.) m: pruned weights are exactly zero after every step.
 
+        What a loop itself writes into weights between steps, by `.data` or load_state_dict, is masked at the next step;
+        call `apply` where a forward pass comes before that.
+
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
         >>> with Mask({"weight": torch.tensor([[True, False]])}).attached(layer, sgd):
