@@ -1,10 +1,11 @@
 """A data-parallel training script, run by `test_ranks.py` in several processes:
 
-python parallel_loop.py RANK WORLD FOLDER {ddp,fresh,apart,sharded} [DIE_IN]
+python parallel_loop.py RANK WORLD FOLDER {ddp,fresh,apart,drop,sharded,fsdp} [DIE_IN]
 
 Ranks meet over a file in FOLDER. `ddp` trains with DistributedDataParallel; so does `fresh`, by reinitialization, with
-random numbers of each rank's own; `apart` gives each rank weights of its own; `sharded` asks for fully_shard. The last
-line is a digest of the mask, and the weights are saved.
+random numbers of each rank's own, and `drop`, where rank 0 finds the second level worse and rank 1 does not; `apart`
+gives each rank weights of its own; `sharded` asks for fully_shard, `fsdp` for FullyShardedDataParallel. The last line
+is a digest of the mask, and the weights are saved.
 """
 
 import hashlib
@@ -35,12 +36,16 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
     torch.manual_seed(rank if kind in ("apart", "fresh") else 0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
     model: nn.Module = plain
-    if kind in ("ddp", "fresh") and world > 1:
+    if kind in ("ddp", "fresh", "drop") and world > 1:
         model = DistributedDataParallel(plain)
     elif kind == "sharded":
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    elif kind == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(plain, device_id=torch.device("cpu"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T)
     run = rewound.epochs(
@@ -53,6 +58,7 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
         retrain_epochs=2,
         init=lambda model: model.apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None),
         checkpoint=folder / "run",
+        max_drop=0.1 if kind == "drop" else None,
     )
     for epoch in run:
         for step in range(STEPS):
@@ -70,6 +76,10 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
             assert not plain.get_parameter(name).grad[~kept].any()
         print(f"epoch {epoch}, norm {norm:.9f}")
         scheduler.step()
+        if kind == "drop" and rank == 0:
+            run.report(0.9 if run.level < 2 else 0.5)
+        elif kind == "drop" and run.level < 2:
+            run.report(0.9 - run.level)
     assert run.mask is not None
     digest = hashlib.sha256(b"".join(kept.numpy().tobytes() for kept in run.mask.values())).hexdigest()
     torch.save(plain.state_dict(), folder / f"weights-{rank}.pt")

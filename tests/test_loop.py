@@ -362,12 +362,15 @@ def test_max_drop_without_a_report_says_what_is_missing() -> None:
     loop = Loop()
     with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) in the last epoch of every level"):
         loop.over(loop.run(compression=2, max_drop=0.01))
+    adopting = Loop().run(compression=2, max_drop=0.01, adopt=True)
+    with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) of the adopted network, before"):
+        next(iter(adopting))
 
 
-@pytest.mark.parametrize("accuracy", ["good", None, float("nan"), torch.tensor(float("nan")), torch.zeros(2)])
+@pytest.mark.parametrize("accuracy", ["good", None, float("nan"), torch.tensor(float("inf")), torch.zeros(2)])
 def test_what_is_no_number_cannot_be_reported(accuracy: object) -> None:
     run = Loop().run(compression=2)
-    with pytest.raises(InputError, match=r"run\.report takes (one|a) number, not (good|'good'|None|nan|tensor)"):
+    with pytest.raises(InputError, match=r"run\.report takes (one|a finite) number, not ('good'|None|nan|inf|tensor)"):
         run.report(accuracy)  # type: ignore[arg-type]
     run.report(torch.tensor(0.5))  # type: ignore[arg-type]
 

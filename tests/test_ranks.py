@@ -79,6 +79,16 @@ def test_ranks_that_hold_different_weights_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_rank_0_reports_counts_on_every_rank(tmp_path: Path) -> None:
+    ended = processes(2, tmp_path, "drop")
+    assert [status for status, _, _ in ended] == [0, 0], [errors for _, _, errors in ended]
+    assert "returned: level 1, the last within max_drop" in ended[0][1]
+    assert len({out.splitlines()[-1] for _, out, _ in ended}) == 1
+    for name, expected in weights(tmp_path, 0).items():
+        assert torch.equal(weights(tmp_path, 1)[name], expected)
+
+
+@pytest.mark.slow
 def test_no_rank_trains_in_the_folder_of_another_run(tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         ended = processes(2, tmp_path, "ddp")
@@ -88,10 +98,11 @@ def test_no_rank_trains_in_the_folder_of_another_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_parameters_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    for status, _, errors in processes(2, tmp_path, "sharded"):
+@pytest.mark.parametrize(("kind", "how"), [("sharded", "fully_shard"), ("fsdp", "FullyShardedDataParallel")])
+def test_sharded_parameters_are_refused_in_one_sentence(kind: str, how: str, tmp_path: Path) -> None:
+    for status, _, errors in processes(2, tmp_path, kind):
         assert status != 0
-        assert "InputError: cannot prune sharded parameters (fully_shard)" in errors
+        assert f"InputError: cannot prune sharded parameters ({how})" in errors
         assert "use DistributedDataParallel" in errors
 
 

@@ -110,9 +110,11 @@ class Course:
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Whether this model can be pruned while this optimizer trains it."""
         weights = prunable_weights(model)
-        if any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor, made by fully_shard
+        wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+        if wrapped or any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor
+            how = "FullyShardedDataParallel" if wrapped else "fully_shard"
             raise InputError(
-                "cannot prune sharded parameters (fully_shard): a rank sees only its part of the weights to rank; "
+                f"cannot prune sharded parameters ({how}): a rank sees only its part of the weights to rank; "
                 "use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))

@@ -138,8 +138,11 @@ class Epochs:
 
     def _end_level(self) -> None:
         progress, max_drop = self._progress, self._course.max_drop
+        progress.agree()
         if max_drop is not None and progress.accuracy is None:
-            raise InputError("max_drop needs run.report(accuracy=...) in the last epoch of every level; report it")
+            adopted = self._course.adopt and not self.level
+            when = "of the adopted network, before the loop" if adopted else "in the last epoch of every level"
+            raise InputError(f"max_drop needs run.report(accuracy=...) {when}; report it, on rank 0 at least")
         progress.reached.append(Reached(self.level, self.density, progress.epoch, progress.accuracy))
         self._folder.write(level_name(self.level), self._subjects, progress)
         # A larger compression goes on from the level before a last, smaller step, or from the dense run.
@@ -200,7 +203,7 @@ class Epochs:
 
     @property
     def is_in_last_epoch(self) -> bool:
-        """Whether the run ends with the present epoch, by what has been reported in it so far."""
+        """Whether the run ends with the present epoch, by what this process has reported in it so far."""
         progress = self._progress
         if progress.done + 1 < self._levels[self.level].length:
             return False
@@ -210,7 +213,8 @@ class Epochs:
     def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
         """Tell how good the network is now; what is told in a level's last epoch counts for the level.
 
-        `metric` is what it is called: "accuracy", or "loss" where lower is better.
+        `metric` is what it is called: "accuracy", or "loss" where lower is better. Of several processes rank 0's word
+        counts, and the others need not report.
         """
         self._progress.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 

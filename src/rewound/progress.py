@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
+from rewound import ranks
 from rewound.algorithm import has_dropped, returned
 from rewound.errors import InputError
 from rewound.mask import Mask
@@ -54,14 +55,14 @@ class Progress:
     metric: str = "accuracy"
 
     def report(self, accuracy: object, higher_is_better: bool, metric: str) -> None:
-        """Note how good the network is; NaN would be neither within `max_drop` nor beyond it."""
+        """Note how good the network is; what is not finite would be neither within `max_drop` nor beyond it."""
         try:
             value = float(accuracy)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"run.report takes one number, not {accuracy!r}") from error
-        if math.isnan(value):
+        if not math.isfinite(value):
             raise InputError(
-                "run.report takes a number, not nan: the network has diverged, or was evaluated on nothing"
+                f"run.report takes a finite number, not {value}: the network has diverged, or was evaluated on nothing"
             )
         known = any(score is not None for score in (*self._scores, self.accuracy))
         if known and higher_is_better != self.higher_is_better:
@@ -70,6 +71,11 @@ class Progress:
                 "compared with; report one metric throughout"
             )
         self.accuracy, self.higher_is_better, self.metric = value, higher_is_better, metric
+
+    def agree(self) -> None:
+        """What rank 0 reported counts on every rank; others may have seen other data, or not have looked."""
+        reported = (self.accuracy, self.higher_is_better, self.metric)
+        self.accuracy, self.higher_is_better, self.metric = ranks.from_first(reported)
 
     def end_epoch(self) -> None:
         """The present epoch is done."""

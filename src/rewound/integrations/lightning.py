@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from rewound import ranks
 from rewound.algorithm import RATE
 from rewound.course import Init
 from rewound.errors import InputError
@@ -132,7 +133,7 @@ class Rewind(Callback):
         metrics = trainer.callback_metrics
         if self._monitor not in metrics:
             raise InputError(f"validation logs no {self._monitor!r}; give monitor= one of {', '.join(metrics)}")
-        value = float(metrics[self._monitor])
+        value = ranks.from_first(float(metrics[self._monitor]))  # without sync_dist each rank has its own
         self.run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
