@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer, lr_scheduler
@@ -323,7 +329,7 @@ def test_a_training_stopped_by_somebody_else_is_left_where_it_is(tmp_path: Path)
     [
         ({"max_steps": 7}, {}, {}, "counted in epochs, not in max_steps=7; give max_epochs"),
         ({"max_epochs": -1}, {}, {"interval": "epoch"}, "training takes at least 1 epoch, not max_epochs=-1"),
-        ({}, {}, {"optimizers": 2, "manual": True}, "one optimizer can be rewound, not 2"),
+        ({}, {}, {"optimizers": 2, "manual": True}, "one optimizer can be rewound, not 2; return one from .*, with a"),
         ({}, {"monitor": "val_acc"}, {}, "validation logs no 'val_acc'; give monitor= one of val_loss"),
         ({}, {"retrain_epochs": 4}, {}, "cannot rewind 4 epochs: the original run trains for 3"),
     ],
@@ -340,6 +346,12 @@ def test_early_stopping_is_refused(tmp_path: Path) -> None:
     given = trainer(tmp_path, rewinding(), EarlyStopping("val_loss"))
     with pytest.raises(InputError, match="EarlyStopping would end the run in the middle of a level; leave it out"):
         fit(given, Module())
+
+
+@pytest.mark.parametrize("averaging", [WeightAveraging(), EMAWeightAveraging(), StochasticWeightAveraging(swa_lrs=0.1)])
+def test_an_average_over_denser_networks_is_refused(averaging: Callback, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Averaging would end with an average over denser networks; leave it out, and"):
+        fit(trainer(tmp_path, averaging, rewinding()), Module("epoch"))
 
 
 def test_one_callback_prunes_a_module(tmp_path: Path) -> None:

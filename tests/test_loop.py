@@ -176,7 +176,7 @@ def test_tied_weights_are_pruned_once_and_stay_tied() -> None:
     assert model[1].weight is model[0].weight
 
 
-FROZEN = "not trained, and so not pruned unless that changes before the first pruning: 0.weight"
+FROZEN = "not trained by this optimizer, and so not pruned unless that changes before the first pruning: 0.weight"
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -250,6 +250,44 @@ def test_a_compiled_optimizer_step_is_the_same_run() -> None:
     assert plain.rates == compiled.rates
     # SGD's own: with and without momenta, and a graph for each learning rate. The hooks would add one for every step.
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
+
+
+class Lookahead(SGD):
+    """Pulls the weights back towards slow ones every other step, as optimizers around optimizers do."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        super().__init__(optimizer.param_groups)
+        self.optimizer, self.taken, self.slow = optimizer, 0, dict[nn.Parameter, Tensor]()
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+        self.taken += 1
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            slow = self.slow.setdefault(parameter, parameter.data.clone())
+            if self.taken % 2 == 0:
+                parameter.data.copy_(slow.lerp_(parameter.data, 0.5))
+
+
+def test_an_optimizer_around_an_optimizer_takes_its_own_steps_under_the_mask() -> None:
+    model = network()
+    within = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loop = Loop(model, Lookahead(within), lr_scheduler.MultiStepLR(within, [2, 4]))
+    run = loop.over(loop.run(compression=2, retrain_epochs=2))
+    assert run.mask is not None
+    for parameter, kept in run.mask.pairs(model):
+        assert not parameter[~kept].any()
+    assert loop.rates[T : T + 2] == loop.rates[3:T]
+
+
+def test_an_optimizer_whose_steps_cannot_be_followed_is_refused() -> None:
+    class Unhooked(SGD):
+        def __init__(self, optimizer: SGD) -> None:
+            self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+
+    loop = Loop()
+    loop.optimizer = Unhooked(loop.optimizer)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"the steps of Unhooked cannot be followed, since it does not call"):
+        loop.run(compression=2)
 
 
 # Leaving

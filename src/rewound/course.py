@@ -132,7 +132,7 @@ class Course:
         """One line about weights that would be pruned if they were trained; nothing where there are none."""
         trained = trained_weights(model, optimizer)
         names = [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
-        why = "not trained, and so not pruned unless that changes before the first pruning"
+        why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
         return f"{why}: {few(names)}" if names else ""
 
 

@@ -144,9 +144,15 @@ def _check_kinds(subjects: Subjects) -> None:
     order = "the order is epochs(training_epochs, model, optimizer, scheduler)"
     check_kind("model", subjects.model, nn.Module, order)
     check_kind("optimizer", subjects.optimizer, Optimizer, order)
+    if not hasattr(subjects.optimizer, "_optimizer_step_pre_hooks"):
+        raise InputError(
+            f"the steps of {type(subjects.optimizer).__name__} cannot be followed, since it does not call "
+            "Optimizer.__init__; give an optimizer that does"
+        )
+    groups = {id(group) for group in subjects.optimizer.param_groups}
     for scheduler in subjects.schedulers:
         moved = getattr(bare(scheduler), "optimizer", None)
-        if isinstance(moved, Optimizer) and inner(moved) is not subjects.optimizer:
+        if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, inner(moved).param_groups)):
             raise InputError(
                 f"{type(bare(scheduler)).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the "
                 "one given, whose rate would never move; give the scheduler made for this optimizer"
@@ -165,10 +171,18 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def inner(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, inside what Accelerate or Lightning put around it."""
-    while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
+    """The optimizer itself, inside what Accelerate or Lightning put around it.
+
+    Another one that holds an optimizer, like Lookahead, takes steps of its own: it is used as it is.
+    """
+    while _delegates(optimizer) and isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = within
     return optimizer
+
+
+def _delegates(optimizer: object) -> bool:
+    libraries = {base.__module__.partition(".")[0] for base in type(optimizer).__mro__}
+    return not libraries.isdisjoint({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
 
 
 def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:

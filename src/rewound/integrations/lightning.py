@@ -154,6 +154,9 @@ class Rewind(Callback):
             self._epochs.close()
 
 
+_AVERAGES = ("WeightAveraging", "StochasticWeightAveraging")  # by name: older versions of Lightning have one of them
+
+
 def _scheduler_steps(trainer: Trainer, training_epochs: int) -> int:
     """How often the trainer moves its schedule in an epoch, for a network whose dense run nobody saw."""
     if all(config.interval == "epoch" for config in trainer.lr_scheduler_configs):
@@ -173,6 +176,12 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
             "EarlyStopping would end the run in the middle of a level; leave it out, and give max_drop= to stop before "
             "accuracy falls"
         )
+    for callback in callbacks:
+        if any(base.__name__ in _AVERAGES for base in type(callback).__mro__):
+            raise InputError(
+                f"{type(callback).__name__} would end with an average over denser networks; leave it out, and name an "
+                "average that the module keeps itself in Rewind(also=[...])"
+            )
     if max_drop is not None and not trainer.enable_validation:
         raise InputError(
             "max_drop needs the accuracy of every level, but nothing is validated; give trainer.fit a validation "
@@ -189,8 +198,8 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
         raise InputError(f"training takes at least 1 epoch, not max_epochs={trainer.max_epochs}")
     if len(trainer.optimizers) != 1:
         raise InputError(
-            f"one optimizer can be rewound, not {len(trainer.optimizers)}; return one from configure_optimizers, or "
-            "write the loop yourself, over rewound.epochs"
+            f"one optimizer can be rewound, not {len(trainer.optimizers)}; return one from configure_optimizers, "
+            "with a parameter group for each setting"
         )
     if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy):
         raise InputError(f"cannot prune parameters sharded by {type(trainer.strategy).__name__}; use strategy='ddp'")
