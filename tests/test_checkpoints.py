@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,83 @@ def test_only_what_may_be_needed_is_kept_on_disk(technique: str, tmp_path: Path)
     last = len(run.levels) - 1
     assert names == {"level-00.pt", f"level-{last - 1:02d}.pt", f"level-{last:02d}.pt"} | back.get(technique, set())
     assert most <= 5  # and `latest`
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, set[str]()),
+        ({"technique": "weight-rewinding"}, {"rewind-0003.pt"}),
+        ({"max_drop": 0.1}, {"level-00.pt", "level-01.pt"}),  # the levels in turn; later ones are worse
+    ],
+)
+def test_without_a_folder_only_what_the_run_itself_goes_back_to_is_written(
+    options: dict[str, object], most: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    loop, seen = Loop(), set[str]()
+    run = loop.run(compression=2, retrain_epochs=2, **options)
+    for epoch in run:
+        now = {path.name for path in tmp_path.rglob("*.pt")}
+        assert len(now) <= 1
+        seen |= now
+        for step in range(STEPS):
+            one_step(loop.model, loop.optimizer, epoch, step)
+        loop.scheduler.step()
+        run.report(0.9 if run.level < 2 else 0.5)
+    assert seen == most
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(0.8 if "max_drop" in options else 0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos")])
+def test_a_full_disk_is_one_sentence(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(content: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    loop = Loop()
+    run = iter(loop.run(compression=2, checkpoint=tmp_path))
+    next(run)
+    for step in range(STEPS):
+        one_step(loop.model, loop.optimizer, 0, step)
+    loop.scheduler.step()
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(
+        InputError, match=r"cannot write .*latest\.pt: (No space left|the file ends too soon).*; make room"
+    ):
+        next(run)
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["rewound", "resumed"])
+def test_a_group_that_joins_on_the_way_is_told_when_it_cannot_be_rewound(resumed: bool, tmp_path: Path) -> None:
+    def made() -> tuple[Loop, Epochs]:
+        loop = Loop(model := network(), SGD(model[0].parameters(), lr=0.1))
+        options = {"technique": "lr-rewinding" if resumed else "weight-rewinding", "retrain_epochs": 3}
+        return loop, loop.run(compression=2, checkpoint=tmp_path, **options)
+
+    def over(loop: Loop, run: Epochs, until: int) -> None:
+        for epoch in run:
+            if epoch == 3:
+                loop.optimizer.add_param_group({"params": [*loop.model[3].parameters()]})  # type: ignore[index]
+            for step in range(STEPS):
+                one_step(loop.model, loop.optimizer, epoch, step)
+            loop.scheduler.step()
+            if epoch == until:
+                break
+
+    if resumed:
+        over(*made(), until=T)
+        with pytest.raises(
+            InputError, match=r"made with 2 \+ 2 parameters in the optimizer's groups, not 2; give the same"
+        ):
+            over(*made(), until=T)
+    else:
+        with pytest.raises(
+            InputError, match=r"cannot rewind the optimizer from 2 \+ 2 parameters in its groups to 2: "
+        ):
+            over(*made(), until=T)
 
 
 def test_a_finished_run_yields_nothing_more_and_returns_its_network(tmp_path: Path) -> None:

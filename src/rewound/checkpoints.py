@@ -72,10 +72,19 @@ class Folder:
     def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
         """Keep a snapshot of the run; afterwards every rank may read it."""
         content = {**subjects.taken(), "progress": progress.state_dict()}
-        if ranks.rank() == 0:
+        if failed := ranks.from_first(self._failure(name, content) if ranks.rank() == 0 else None):
+            raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
+
+    def _failure(self, name: str, content: Content) -> str | None:
+        """Write a snapshot; why it could not be, said on every rank instead of keeping the others waiting."""
+        try:
             with replacing(self._file(name)) as temporary:
                 torch.save(content, temporary)
-        ranks.from_first(None)  # wait for the file
+        except OSError as error:
+            return error.strerror or str(error)
+        except RuntimeError as error:  # of torch's writer, which knows only that fewer bytes arrived than it sent
+            return f"the file ends too soon, as on a full disk ({error})"
+        return None
 
     def read(self, name: str) -> Content | None:
         """A snapshot with its tensors on the CPU, or None."""

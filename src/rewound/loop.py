@@ -64,8 +64,7 @@ class Epochs:
                     self._prune()
                     yield from self._train()
             except GeneratorExit:
-                resumable = self._path is not None and self._resumes
-                self._say(self._progress.told_when_left(len(self._levels) - 1, len(self), resumable))
+                self._say(self._progress.told_when_left(len(self._levels) - 1, len(self), self._is_resumable))
                 raise
             self._give_back()
 
@@ -132,7 +131,7 @@ class Epochs:
     def _end_epoch(self) -> None:
         self._progress.end_epoch()
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
-        if self._resumes and overdue and self._progress.done < self._levels[self.level].length:
+        if self._is_resumable and overdue and self._progress.done < self._levels[self.level].length:
             self._folder.write("latest", self._subjects, self._progress)
             self._saved_at = time.monotonic()
 
@@ -144,11 +143,24 @@ class Epochs:
             when = "of the adopted network, before the loop" if adopted else "in the last epoch of every level"
             raise InputError(f"max_drop needs run.report(accuracy=...) {when}; report it, on rank 0 at least")
         progress.reached.append(Reached(self.level, self.density, progress.epoch, progress.accuracy))
-        self._folder.write(level_name(self.level), self._subjects, progress)
-        # A larger compression goes on from the level before a last, smaller step, or from the dense run.
-        self._folder.keep({0, self.level - 1, self.level, progress.returned(max_drop)})
+        self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
         self._say(progress.reached[-1].told(len(self._levels) - 1, len(self), progress.metric))
+
+    def _keep_level(self, returned: int) -> None:
+        """Write the end of the level, for whoever may come back to it, and remove what nobody will."""
+        if self._path is not None:
+            # A larger compression goes on from the level before a last, smaller step, or from the dense run.
+            kept = {0, self.level - 1, self.level, returned}
+        else:  # the folder ends with the run
+            kept = set() if self._course.max_drop is None else {returned}
+        if self.level in kept:
+            self._folder.write(level_name(self.level), self._subjects, self._progress)
+        self._folder.keep(kept)
+
+    @property
+    def _is_resumable(self) -> bool:
+        return self._resumes and self._path is not None
 
     def _give_back(self) -> None:
         """Leave the model at the returned level."""

@@ -58,10 +58,16 @@ class Subjects:
 
     def rewind_optimizer(self, content: Content) -> None:
         """Put back the optimizer; hyperparameters that are tensors stay the same tensors."""
+        groups = cast(dict[str, list[dict[str, list[object]]]], content["optimizer"])["param_groups"]
+        if (before := _sizes(groups)) != (now := _sizes(self.optimizer.param_groups)):
+            raise InputError(
+                f"cannot rewind the optimizer from {now} parameters in its groups to {before}: groups that join or "
+                "grow on the way were not there; give it all of them before the first epoch"
+            )
         tensors = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(cast(Content, content["optimizer"]))
-        for group, before in zip(self.optimizer.param_groups, tensors, strict=True):
-            for name, held in before.items():
+        for group, old in zip(self.optimizer.param_groups, tensors, strict=True):
+            for name, held in old.items():
                 if isinstance(held, Tensor):
                     group[name] = held.copy_(torch.as_tensor(group[name]))
 
