@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import rewound
-from command_line import Rewound
+from command_line import Rewound, command, environment
 from rewound.commands.console import console
 from rewound.mask import Mask
 from rewound.recipes.digits import Digits
@@ -215,6 +216,17 @@ def test_inspect_shows_no_codes_of_a_file_to_the_terminal(rewound_command: Rewou
     assert r"a\x1b[31m" in out
     assert r"\x1b]0;title\x07[red]\ud800\n" in out
     assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_inspect_prints_to_what_is_no_terminal(tmp_path: Path) -> None:
+    name, weight = "encoder." * 30 + "weight", torch.ones(2, 2)
+    rewound.save({name: weight}, Mask({name: weight > 0}), tmp_path / "t.safetensors", {"by": "Zoë"})
+    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    words = command("inspect", str(tmp_path / "t.safetensors"))
+    done = subprocess.run(words, capture_output=True, text=True, env=ascii_only, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [name, "2x2", "4", "4", "1"] in [line.split() for line in done.stdout.splitlines()], "as grep wants it"
+    assert "Zo?" in done.stdout
 
 
 def test_inspect_what_is_no_ticket(rewound_command: Rewound) -> None:

@@ -1,8 +1,11 @@
 """Commands on one network: `prune`, level by level, and `inspect` for the ticket that it wrote."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import typer
+from rich.console import Console
 from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say
@@ -13,6 +16,9 @@ from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
 from rewound.planning import Plan
 from rewound.ticket import load
+
+WIDE = 10_000
+"""Columns where there is no terminal: each layer on a line of its own, however long its name."""
 
 
 def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
@@ -36,7 +42,21 @@ def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Pat
 def inspect_ticket(file: Path, recipe: str | None) -> None:
     """Print what a ticket holds."""
     ticket = load(file)
-    console.print(ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe)))
+    page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe))
+    if console.is_terminal and console.encoding.startswith("utf"):
+        console.print(page)
+        return
+    text = io.StringIO()
+    Console(file=text, width=console.width if console.is_terminal else WIDE, emoji=False).print(page)
+    for line in text.getvalue().splitlines():
+        typer.echo(_written(line.rstrip(), console.encoding))
+
+
+def _written(text: str, encoding: str) -> str:
+    """The text in characters that the encoding has."""
+    if not encoding.startswith("utf"):
+        text = text.translate({ord("×"): "x", ord("–"): "-", ord("─"): "-"})
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
