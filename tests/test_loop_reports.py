@@ -1,0 +1,113 @@
+"""What a loop reports to `rewound.epochs`, and what it is told: levels, metrics, and the end by `max_drop`."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from loops import STEPS, Loop, one_step, same
+from rewound import Epochs, InputError
+
+
+def scripted(values: dict[int, float]) -> Callable[[Epochs], float]:
+    return lambda run: values[run.level]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "returned", "trained"),
+    [
+        ({0: 0.9, 1: 0.91, 2: 0.90, 3: 0.9, 4: 0.9}, 4, 4),
+        ({0: 0.9, 1: 0.9, 2: 0.8, 3: 0.9, 4: 0.9}, 4, 4),  # one bad level is chance
+        ({0: 0.9, 1: 0.9, 2: 0.8, 3: 0.8}, 1, 3),  # two are not
+        ({0: 0.9, 1: 0.8, 2: 0.8}, 0, 2),
+        ({0: 0.9, 1: 0.9, 2: 0.9, 3: 0.9, 4: 0.8}, 3, 4),
+    ],
+)
+def test_max_drop_waits_one_more_level_and_returns_the_last_good_one(
+    accuracies: dict[int, float], returned: int, trained: int
+) -> None:
+    loop = Loop()
+    ends: dict[int, dict[str, Tensor]] = {}
+
+    def accuracy(run: Epochs) -> float:
+        ends[run.level] = copy.deepcopy(loop.model.state_dict())
+        return accuracies[run.level]
+
+    run = loop.over(loop.run(compression=2, retrain_epochs=1, max_drop=0.02), accuracy=accuracy)
+    assert max(level for _, level, _ in loop.seen) == trained
+    assert [reached.accuracy for reached in run.levels] == list(accuracies.values())
+    assert same(loop.model.state_dict(), ends[returned])
+    assert (run.mask is None) == (returned == 0)
+    if run.mask is not None:
+        assert run.mask.density == pytest.approx(run.levels[returned].density, abs=0.01)
+
+
+def test_lower_may_be_better() -> None:
+    loop = Loop()
+    run = loop.run(compression=2, retrain_epochs=1, max_drop=0.5)
+    for epoch in run:
+        for step in range(STEPS):
+            one_step(loop.model, loop.optimizer, epoch, step)
+        loop.scheduler.step()
+        run.report(accuracy=10.0 + (run.level >= 2), higher_is_better=False)  # a perplexity
+    assert len(run.levels) == 4
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(0.8, abs=0.01)
+
+
+def test_max_drop_without_a_report_says_what_is_missing() -> None:
+    loop = Loop()
+    with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) in the last epoch of every level"):
+        loop.over(loop.run(compression=2, max_drop=0.01))
+    adopting = Loop().run(compression=2, max_drop=0.01, adopt=True)
+    with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) of the adopted network, before"):
+        next(iter(adopting))
+
+
+@pytest.mark.parametrize("accuracy", ["good", None, float("nan"), torch.tensor(float("inf")), torch.zeros(2)])
+def test_what_is_no_number_cannot_be_reported(accuracy: object) -> None:
+    run = Loop().run(compression=2)
+    with pytest.raises(InputError, match=r"run\.report takes (one|a finite) number, not ('good'|None|nan|inf|tensor)"):
+        run.report(accuracy)  # type: ignore[arg-type]
+    run.report(torch.tensor(0.5))  # type: ignore[arg-type]
+
+
+def test_a_run_is_shown_in_one_line() -> None:
+    loop = Loop()
+    run = loop.run(compression=1.5)
+    assert repr(run) == "Epochs(0 of 15 epochs done, level 0 of 2, density 1)"
+    loop.over(run)
+    assert repr(run) == "Epochs(15 of 15 epochs done, level 2 of 2, density 0.6667)"
+
+
+def test_levels_are_told_as_they_end() -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=1.25, retrain_epochs=1), accuracy=scripted({0: 0.9, 1: 0.85}))
+    assert loop.said == [
+        "rewound: 5 dense epochs, then 1 level of 1 epoch by lr-rewinding to 1.25x: 6 epochs",
+        "dense, epoch 5 of 6, accuracy 0.9",
+        "level 1 of 1: 1.25x (density 0.8), epoch 6 of 6, accuracy 0.85",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "metric"), [({"higher_is_better": False}, "loss"), ({"metric": "BLEU"}, "BLEU"), ({}, "accuracy")]
+)
+def test_what_is_reported_is_told_by_its_name(how: dict[str, object], metric: str) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25)
+    for epoch in run:
+        one_step(loop.model, loop.optimizer, epoch, 0)
+        loop.scheduler.step()
+        run.report(1.5, **how)  # type: ignore[arg-type]
+    assert loop.said[-1].endswith(f"epoch 10 of 10, {metric} 1.5")
+
+
+def test_reports_that_cannot_be_compared_are_refused() -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25, adopt=True)
+    run.report(0.9)
+    with pytest.raises(InputError, match=r"higher_is_better was True in earlier reports, .*; report one metric"):
+        run.report(0.1, higher_is_better=False)
