@@ -8,6 +8,7 @@ from rewound.findings import Baseline, Cell
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
 _FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits
+_LITTLE: Final = 1.2  # times such a limit
 
 
 def window(
@@ -15,14 +16,15 @@ def window(
 ) -> tuple[float, float]:
     """Limits that show everything down to the paper's floor, below it only the best technique at each x.
 
-    They follow the best one to `deepest` times the floor.
+    They follow the best one to `deepest` times the floor; what ends a little below the floor is shown whole.
     """
     cells = list(cells)
     best: dict[Hashable, float] = {}
     for cell in cells:
         best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
-    floor = _FLOORS[baseline.metric]
     lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
+    floor = _FLOORS[baseline.metric]
+    floor = lowest if _LITTLE * floor <= lowest < floor else floor
     bottom = max(lowest, deepest * floor, min(floor, *best.values()))
     top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
     margin = 0.06 * (top - bottom) or 1.0
