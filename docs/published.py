@@ -14,7 +14,8 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rewound.findings import Cell, baselines, cells
+from rewound.baseline import baselines
+from rewound.cell import Cell, cells
 from rewound.pages.figures import draw
 from rewound.results import Row, read_rows
 

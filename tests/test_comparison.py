@@ -14,10 +14,10 @@ from statistics import fmean, stdev
 import pytest
 from rich.console import Console
 
+from rewound.cell import Cell, cells
 from rewound.comparison import compare, matched, overlay, write_comparison
 from rewound.conformance import Card
 from rewound.errors import InputError
-from rewound.findings import Cell, cells
 from rewound.intervals import pooled
 from rewound.pages.card import conformance_card
 from rewound.pages.criteria import note, remarks

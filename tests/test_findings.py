@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, Line, cells, failures
 from rewound.errors import InputError
-from rewound.findings import (
-    Baseline,
-    Cell,
-    Line,
-    at_full_time,
-    baselines,
-    best_over_time,
-    cells,
-    failures,
-    isotonic,
-    largest_compression,
-    verdicts,
-)
+from rewound.findings import at_full_time, best_over_time, isotonic, largest_compression, verdicts
 from rewound.results import Row
 
 LINE = Line("digits", "unstructured", False, "fine-tuning")
@@ -69,7 +59,7 @@ def test_missing_dense_runs_are_named() -> None:
     with pytest.raises(InputError, match="no finished dense run of digits"):
         baselines([row(0.5, 4, 1, 0.9, 0.9)])
     with pytest.raises(InputError, match=r"every dense run of digits diverged, .* lower the learning rate"):
-        verdicts([row(0.5, 4, 1, 0.9, 0.9), replace(dense(0.9)[0], val=None, test=None)])
+        baselines([row(0.5, 4, 1, 0.9, 0.9), replace(dense(0.9)[0], val=None, test=None)])
 
 
 VALUES = st.lists(st.floats(-50, 50), min_size=1, max_size=12)
@@ -105,15 +95,14 @@ def test_one_lucky_compression_does_not_extend_the_claim() -> None:
 
 
 def test_verdicts_use_the_dense_spread_and_one_point_and_leave_out_the_control() -> None:
-    found = verdicts(
-        [
-            *dense(0.898, 0.902),
-            row(1.0, 4, 1, 0.5, 0.5),
-            row(0.5, 4, 1, 0.9, 0.8999),
-            row(0.25, 4, 1, 0.9, 0.892),
-            row(0.125, 4, 1, 0.9, 0.88),
-        ]
-    )
+    rows = [
+        *dense(0.898, 0.902),
+        row(1.0, 4, 1, 0.5, 0.5),
+        row(0.5, 4, 1, 0.9, 0.8999),
+        row(0.25, 4, 1, 0.9, 0.892),
+        row(0.125, 4, 1, 0.9, 0.88),
+    ]
+    found = verdicts(cells(rows), baselines(rows))
     assert (found[LINE].no_drop, found[LINE].one_percent, found[LINE].tried) == (2, 4, 8)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.findings import Cell, Line
+from rewound.cell import Cell, Line
 from rewound.pages.headlines import headlines, priced
 from rewound.results import Row
 

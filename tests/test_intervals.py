@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from rewound.findings import Cell, Line
+from rewound.cell import Cell, Line
 from rewound.intervals import neighbours, pooled, spreads, t_quantile
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")

@@ -70,7 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "collection",
             "packing",
         ),
-        *("units", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
+        *("units", "cell", "baseline", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
         *("speedup", "literature", "panels", "paper", "points"),
     ),
     # 4: where it runs, how it is shown, who calls it

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.findings import Line, verdicts
+from rewound.baseline import baselines
+from rewound.cell import Line, cells
+from rewound.findings import verdicts
 from rewound.results import Row
 from rewound.trust import reaches, weaknesses
 
@@ -31,7 +33,7 @@ def test_a_verdict_has_a_range_and_a_cost() -> None:
 
 def test_the_compressions_are_those_of_the_verdicts() -> None:
     rows = table()
-    (verdict,), (found,) = verdicts(rows).values(), reaches(rows).values()
+    (verdict,), (found,) = verdicts(cells(rows), baselines(rows)).values(), reaches(rows).values()
     assert (found.no_drop.compression, found.one_percent.compression) == (verdict.no_drop, verdict.one_percent)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, TypeAlias
 
+from rewound.baseline import baselines
+from rewound.cell import Cell, Line, cells, line_of
 from rewound.conformance import LEAST_SIGMA, Card, Compared, Curve, Lead
 from rewound.errors import InputError
-from rewound.findings import Cell, Line, at_full_time, baselines, cells, line_of
+from rewound.findings import at_full_time
 from rewound.intervals import Pooled, pooled
 from rewound.results import Row, write_table
 from rewound.units import scales

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from rewound.findings import Line
+from rewound.cell import Line
 
 STANDARD_ERRORS: Final = 2.5
 LEAST_SIGMA: Final = 0.15

@@ -20,8 +20,9 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.progress import track
 
+from rewound.cell import cells
 from rewound.errors import InputError
-from rewound.findings import cells, longest_times
+from rewound.findings import longest_times
 from rewound.panels import experiments
 from rewound.paper import FIGURES, PaperFigure, panels
 from rewound.points import write_points

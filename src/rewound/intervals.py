@@ -12,7 +12,7 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from rewound.findings import Cell, Line
+from rewound.cell import Cell, Line
 
 COVERAGE: Final = 0.95
 

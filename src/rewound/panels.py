@@ -16,20 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, Line, cells, failures
 from rewound.comparison import overlay
-from rewound.findings import (
-    ONE_POINT,
-    Baseline,
-    Cell,
-    Line,
-    at_full_time,
-    baselines,
-    best_over_time,
-    cells,
-    failures,
-    largest_compression,
-    longest_times,
-)
+from rewound.findings import at_full_time, best_over_time, longest_times, verdicts
 from rewound.literature import Published
 from rewound.results import Row
 from rewound.speedup import Speedup, over_dense, over_fine_tuning
@@ -186,12 +176,8 @@ def every_time(experiment: Experiment) -> Iterator[Panel]:
 
 def drops(experiment: Experiment) -> Iterator[Panel]:
     """Accuracy against retraining time at the largest compressions without a drop, and at one of 1% or 1 BLEU."""
-    curves: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for cell in best_over_time(experiment.cells):
-        curves[cell.line.technique].append((cell.compression, experiment.baseline.delta(cell.median)))
-    tolerances = (experiment.baseline.spread, ONE_POINT)
-    reached = [[largest_compression(points, drop) or 0 for points in curves.values()] for drop in tolerances]
-    largest = {max(ratios) for ratios in reached}
+    found = verdicts(experiment.cells, {experiment.recipe: experiment.baseline}).values()
+    largest = {max(each.no_drop or 0 for each in found), max(each.one_percent or 0 for each in found)}
     for density in experiment.densities:
         if 1 / density in largest:
             yield from _against_time(experiment, density)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple, TypeAlias
 
-from rewound.findings import Cell, Line, best_over_time, cells, line_of
+from rewound.cell import Cell, Line, cells, line_of
+from rewound.findings import best_over_time
 from rewound.intervals import Pooled, neighbours, pooled, spreads, t_quantile
 from rewound.results import Row
 from rewound.units import scales

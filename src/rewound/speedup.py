@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from rewound.findings import Line, best_over_time, cells, line_of
+from rewound.cell import Line, cells, line_of
+from rewound.findings import best_over_time
 from rewound.results import Row
 
 

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from rewound.findings import ONE_POINT, Cell, Line, baselines, best_over_time, cells, largest_compression, verdicts
+from rewound.baseline import baselines
+from rewound.cell import Cell, Line, cells
+from rewound.findings import ONE_POINT, best_over_time, largest_compression, verdicts
 from rewound.intervals import spreads
 from rewound.results import Row
 
@@ -69,7 +71,7 @@ def reaches(rows: Iterable[Row]) -> dict[Line, Reaches]:
             reach(line, verdict.one_percent, ONE_POINT),
             verdict.tried,
         )
-        for line, verdict in verdicts(rows).items()
+        for line, verdict in verdicts(made, dense).items()
     }
 
 

@@ -7,7 +7,8 @@ A figure without data has no choices.
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from rewound.findings import Cell, at_full_time, best_over_time, is_algorithm_1
+from rewound.cell import Cell
+from rewound.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.pages.contrast import Contrast
 from rewound.pages.limits import SAFE_ZONE, delta_label, window
 from rewound.pages.look import looks, ratios

@@ -11,19 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, cells, failures
 from rewound.comparison import overlay
 from rewound.errors import InputError
-from rewound.findings import (
-    Baseline,
-    Cell,
-    at_full_time,
-    baselines,
-    best_over_time,
-    cells,
-    failures,
-    is_algorithm_1,
-    longest_times,
-)
+from rewound.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (

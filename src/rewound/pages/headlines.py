@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rewound.findings import ABLATIONS, Baseline, Cell, Line, baselines, best_over_time, cells, longest_times
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, Line, cells
+from rewound.findings import ABLATIONS, best_over_time, longest_times
 from rewound.pages.look import LOOKS, looks, ratios
 from rewound.results import Row
 from rewound.trust import Reach, Reaches, reaches

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
-from rewound.findings import Baseline, Cell
+from rewound.baseline import Baseline
+from rewound.cell import Cell
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
 _FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits

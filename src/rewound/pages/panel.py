@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from rewound.findings import Baseline
+from rewound.baseline import Baseline
 from rewound.literature import Published
 from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rewound.findings import Cell
+from rewound.cell import Cell
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from rewound.cell import Line
 from rewound.conformance import Card
-from rewound.findings import Line
 from rewound.pages.charts import charts
 from rewound.pages.compared import told_card
 from rewound.pages.details import details

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, Line, cells, line_of
 from rewound.comparison import overlay
-from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, line_of
+from rewound.findings import best_over_time
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.headlines import headlines, priced
 from rewound.pages.look import looks

@@ -7,8 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rewound.baseline import Baseline, baselines
+from rewound.cell import Cell, Line, cells, failures
 from rewound.errors import InputError
-from rewound.findings import Baseline, Cell, Line, baselines, best_over_time, cells, failures
+from rewound.findings import best_over_time
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, ratios
 from rewound.results import Row
