@@ -65,6 +65,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "execution",
             "declaration",
             "sweep",
+            "csvfiles",
+            "columns",
             "results",
             "tables",
             "collection",

@@ -16,10 +16,11 @@ from typing import Final, TypeAlias
 from rewound.baseline import baselines
 from rewound.cell import Cell, Line, cells, line_of
 from rewound.conformance import LEAST_SIGMA, Card, Compared, Curve, Lead
+from rewound.csvfiles import write_table
 from rewound.errors import InputError
 from rewound.findings import at_full_time
 from rewound.intervals import Pooled, pooled
-from rewound.results import Row, write_table
+from rewound.results import Row
 from rewound.units import scales
 
 SAME_DENSITY: Final = 0.000051  # half of the fourth decimal: 0.8**5 = 0.32768 is 0.3277 in a one-shot row

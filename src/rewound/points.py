@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from rewound.csvfiles import write_table
 from rewound.panels import Panel
-from rewound.results import write_table
 
 COLUMNS: Final = (
     *("figure", "recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),

@@ -5,16 +5,14 @@ A dense row has an empty technique and density 1; a failed run has empty `val` a
 """
 
 import csv
-import gzip
-import io
-import math
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from rewound.columns import value_in
+from rewound.csvfiles import reading, text_of, write_table
 from rewound.errors import InputError
 
 
@@ -128,23 +126,6 @@ def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
     write_table(_columns(CurveRow), map(_values, ordered), path)
 
 
-def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: str | Path) -> None:
-    """Write any table as these are: empty for None, 0 or 1 for a bool, ten significant digits; all of it or nothing."""
-    path = Path(path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_text(value) for value in line] for line in lines)
-    data = text.getvalue().encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        draft.replace(path)  # a reader sees the old table or the new one, never half of it
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
     return tuple(vars(row).values())  # dataclasses.astuple copies deeply, which takes seconds for the authors' rows
 
@@ -152,15 +133,7 @@ def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
 def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int], list[str]]:
     line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
     # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
-    return line, (-row.density, row.retrain_epochs or 0, row.trial), [_text(value) for value in _values(row)]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    return str(int(value) if isinstance(value, bool) else value)
+    return line, (-row.density, row.retrain_epochs or 0, row.trial), [text_of(value) for value in _values(row)]
 
 
 def _numbered(rows: list[Row]) -> list[Row]:
@@ -182,30 +155,21 @@ def _numbered(rows: list[Row]) -> list[Row]:
 
 
 def _read(kind: type[Kind], path: Path) -> list[Kind]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return list(_parse(kind, csv.DictReader(file), path))
-    except FileNotFoundError:
-        raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {path} as a CSV table: it is not text") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise InputError(f"cannot read {path} as a CSV table: {getattr(error, 'strerror', None) or error}") from error
+    with reading(path) as table:
+        return list(_parse(kind, table, path))
 
 
 def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterator[Kind]:
-    header = set(table.fieldnames or ())
+    header, columns = set(table.fieldnames or ()), _columns(kind)
     if not header:
-        raise InputError(f"{path} is empty; a table starts with the line {','.join(_columns(kind))}")
+        raise InputError(f"{path} is empty; a table starts with the line {','.join(columns)}")
     only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
-    required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else _columns(kind)
+    required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else columns
     if missing := [name for name in required if name not in header]:
         hint = " (separate them by commas)" if len(header) == 1 else ""
         raise InputError(
             f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}{hint}"
         )
-    columns = [(name, _PARSERS.get(name, str)) for name in _columns(kind)]
     for record in table:
         line = f"{path}, line {table.line_num}"
         try:
@@ -213,56 +177,6 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
                 raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
             if only_dense:
                 record |= {"iterative": "0", "density": "1", "trial": "0"}
-            yield kind(**{name: _value(record, name, parse) for name, parse in columns})
+            yield kind(**{name: value_in(record, name) for name in columns})
         except InputError as error:
             raise InputError(f"{line}: {error}") from None
-
-
-def _value(record: Mapping[str, str], column: str, parse: Callable[[str], Any]) -> Any:
-    text = (record.get(column) or "").strip()
-    try:
-        return parse(text)
-    except ValueError:
-        raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)  # a run that diverged has an empty field, not nan
-    return value
-
-
-def _whole(text: str) -> int:
-    value = _number(text)  # the authors write 35083708.0
-    if not value.is_integer():
-        raise ValueError(text)
-    return int(value)
-
-
-def _maybe(parse: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda text: parse(text) if text else None
-
-
-_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "iterative": lambda text: ("0", "1").index(text) == 1,
-    "density": _number,
-    "retrain_epochs": _maybe(_number),
-    "trial": _whole,
-    "val": _maybe(_number),
-    "test": _maybe(_number),
-    "flops": _maybe(_whole),
-    "search_epochs": _maybe(_number),
-    "seconds": _maybe(_number),
-    "kept": _whole,
-    "total": _whole,
-    "step": _whole,
-    "lr": _number,
-    "loss": float,  # nan where a run diverged
-}
-_EXPECTED: Final = {
-    "iterative": "0 or 1",
-    "val": "a number (of a failed run it is empty)",
-    "test": "a number (of a failed run it is empty)",
-    **dict.fromkeys(("trial", "flops", "kept", "total", "step"), "a whole number"),
-}
