@@ -1,38 +1,29 @@
-"""Workers on this machine: one process or several, sharing nothing but the store.
-
-Each worker walks the plan, takes the first node that is ready and unclaimed, and does it. Any number of them, started
-by one command or by several at once, share the work; no node is done twice.
-"""
+"""Workers on this machine: one process or several, sharing nothing but the store."""
 
 import math
-import multiprocessing
-import os
-import signal
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from rewound.devices import device_named
 from rewound.errors import InputError
-from rewound.execution import Paused, Worker, execute
+from rewound.execution import Paused, Worker
+from rewound.executors.processes import run_processes
+from rewound.executors.walking import walk
 from rewound.executors.watch import Progress, Watch
-from rewound.faults import Fault, fault_of
-from rewound.fleet import Fleet
-from rewound.planning import Node, Plan
+from rewound.planning import Plan
 from rewound.realisation import recomputing
 from rewound.recipe import Recipe
 from rewound.remaining import tidy
 from rewound.store import Say, Store, is_store
 
-_POLL = 0.1  # seconds between looks at what others do
-_TELL = 0.5  # and between updates of the progress bar
+_TELL = 0.5  # seconds between updates of the progress bar
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ def run(
     plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
-    device = device_named(options.device)
+    device_named(options.device)
     watch, told = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)
@@ -76,12 +67,11 @@ def run(
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
+    work, warn = partial(_work, plan, store, options), _once(say)
     if options.jobs == 1:
-        worker = Worker(store, device, options.keep_all, say, alive, options.until, options.plain)
-        with _one_thread(), _warnings_said(_once(say)), suppress(Paused):
-            _work(plan, worker)
+        work(say, warn, alive)
     else:
-        _run_processes(plan, store, options, say, alive)
+        run_processes(options.jobs, work, say, warn, alive)
     tick(watch.progress())
     if not options.keep_all:
         tidy(plan, store)
@@ -107,118 +97,12 @@ def keeps_all(keep: str) -> bool:
     return keep == "all"
 
 
-def _work(plan: Plan, worker: Worker) -> None:
-    """Take ready nodes until none is left."""
-    watch = Watch(plan, worker.store)
-    watch.look()
-    fleets: dict[Recipe, Fleet] = {}
-    while len(watch.status) < len(plan.nodes):
-        if time.monotonic() > worker.until:
-            raise Paused
-        if (node := _take(watch, worker.store, None)) is None:
-            time.sleep(_POLL)
-        else:
-            if node.recipe not in fleets:
-                fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
-            execute(_handing_out(node, watch, worker.store), plan, worker, fleets[node.recipe])
-        worker.alive()
-        watch.look()
-
-
-def _handing_out(first: Node, watch: Watch, store: Store) -> Callable[[], Node | None]:
-    """`first`, then whatever else of its recipe is ready, claimed as it is taken."""
-    waiting = [first]
-    return lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
-
-
-def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
-    """Claim the first node that is open and ready."""
-    watch.look()
-    for node in watch.plan.nodes:
-        if node.key in watch.status or recipe not in (None, node.recipe):
-            continue
-        if all(watch.status.get(key) for key in node.needs) and store.claim(node.key):
-            watch.look()
-            if node.key not in watch.status:
-                return node
-            store.release(node.key)  # somebody finished it just before the claim
-    return None
-
-
-def _run_processes(plan: Plan, store: Store, options: Options, say: Say, tick: Callable[[], None]) -> None:
-    context = multiprocessing.get_context("spawn")
-    messages = context.SimpleQueue()
-    workers: list[BaseProcess] = [
-        context.Process(target=_worker_process, args=(plan, store.root, options, messages, os.getpid()), daemon=True)
-        for _ in range(options.jobs)
-    ]
-    errors: list[Exception] = []
-    heard = {"say": say, "warning": _once(say)}
-
-    def listen() -> None:
-        while not messages.empty():
-            kind, *what = messages.get()
-            if kind in heard:
-                heard[kind](*what)
-            else:
-                errors.append(InputError(*what) if kind == "error" else Fault(*what))
-
-    try:
-        with _interrupts_held():
-            for worker in workers:
-                worker.start()
-        while any(worker.is_alive() for worker in workers) and not errors:
-            listen()
-            tick()
-            time.sleep(_POLL)
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-        for worker in workers:
-            worker.join()
-    listen()
-    if errors:
-        raise errors[0]
-    if crashed := [worker for worker in workers if worker.exitcode]:
-        raise RuntimeError(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
-
-
-def _worker_process(plan: Plan, root: Path, options: Options, messages, parent: int) -> None:  # type: ignore[no-untyped-def]  # SimpleQueue has no public type
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, lambda *_: _stop())
-
-    def alive() -> None:
-        if os.getppid() != parent:
-            _stop()
-
-    def tell(kind: str) -> Say:
-        return lambda text: messages.put((kind, text))
-
-    try:
-        with _one_thread(), _warnings_said(_once(tell("warning"))), suppress(Paused):
-            device = device_named(options.device)
-            worker = Worker(Store(root), device, options.keep_all, tell("say"), alive, options.until, options.plain)
-            _work(plan, worker)
-    except InputError as error:
-        tell("error")(str(error))
-    except Exception as error:
-        fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
-        messages.put(("fault", str(fault), fault.where))
-
-
-def _stop() -> None:
-    raise SystemExit(0)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _work(plan: Plan, store: Store, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
+    """Be one worker, here or in a process of its own."""
+    device = device_named(options.device)
+    worker = Worker(store, device, options.keep_all, say, alive, options.until, options.plain)
+    with _one_thread(), _warnings_said(warn), suppress(Paused):
+        walk(plan, worker)
 
 
 @contextmanager
@@ -235,10 +119,11 @@ def _one_thread() -> Iterator[None]:
 @contextmanager
 def _warnings_said(say: Say) -> Iterator[None]:
     """Warnings as lines among the others."""
+    first = _once(say)
     more = "(more such warnings are not shown; layers.csv has every layer)"
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: say(f"warning: {message} {more}")
+        warnings.showwarning = lambda message, *_: first(f"warning: {message} {more}")
         yield
 
 

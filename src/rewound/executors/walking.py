@@ -1,0 +1,54 @@
+"""How a worker walks the plan: it takes the first node that is ready and unclaimed, and does it.
+
+Any number of workers, started by one command or by several at once, share the work; no node is done twice.
+"""
+
+import time
+from collections.abc import Callable
+
+from rewound.execution import Paused, Worker, execute
+from rewound.executors.watch import Watch
+from rewound.fleet import Fleet
+from rewound.planning import Node, Plan
+from rewound.recipe import Recipe
+from rewound.store import Store
+
+POLL = 0.1  # seconds between looks at what others do
+
+
+def walk(plan: Plan, worker: Worker) -> None:
+    """Take ready nodes until none is left; `Paused` when the worker's time is up."""
+    watch = Watch(plan, worker.store)
+    watch.look()
+    fleets: dict[Recipe, Fleet] = {}
+    while len(watch.status) < len(plan.nodes):
+        if time.monotonic() > worker.until:
+            raise Paused
+        if (node := _take(watch, worker.store, None)) is None:
+            time.sleep(POLL)
+        else:
+            if node.recipe not in fleets:
+                fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
+            execute(_handing_out(node, watch, worker.store), plan, worker, fleets[node.recipe])
+        worker.alive()
+        watch.look()
+
+
+def _handing_out(first: Node, watch: Watch, store: Store) -> Callable[[], Node | None]:
+    """`first`, then whatever else of its recipe is ready, claimed as it is taken."""
+    waiting = [first]
+    return lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
+
+
+def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
+    """Claim the first node that is open and ready."""
+    watch.look()
+    for node in watch.plan.nodes:
+        if node.key in watch.status or recipe not in (None, node.recipe):
+            continue
+        if all(watch.status.get(key) for key in node.needs) and store.claim(node.key):
+            watch.look()
+            if node.key not in watch.status:
+                return node
+            store.release(node.key)  # somebody finished it just before the claim
+    return None
