@@ -1,0 +1,78 @@
+"""What of the data a chart shows by place, by colour, by dash and by shape: Vega-Lite's encoding channels."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from rewound.pages.look import Look
+from rewound.pages.marks import dash, outline
+
+Spec: TypeAlias = dict[str, object]
+
+PLAIN: Final = "format(datum.value, '.4~r')"
+SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"
+SAYS: Final[Spec] = {"field": "says", "type": "nominal"}
+SIZE: Final[Spec] = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+
+
+def _axis(title: str, label: str) -> Spec:
+    places: Spec = {"values": {"expr": "places"}, "labelOverlap": "greedy", "labelSeparation": 7}
+    return {"title": title, "labelExpr": label, **places}
+
+
+COMPRESSION: Final[Spec] = {
+    "field": "compression",
+    "type": "quantitative",
+    "scale": {"type": "log", "domain": {"expr": "across"}, "nice": False},
+    "axis": _axis("Compression ratio", "format(datum.value, digits) + '×'"),
+}
+TIME: Final[Spec] = {
+    "field": "t",
+    "type": "quantitative",
+    "scale": {"domain": {"expr": "across"}, "nice": False, "zero": False},
+    "axis": _axis("Retraining epochs", PLAIN),
+}
+
+
+def value(label: str, ticks: object = 5) -> Spec:
+    """The vertical place of what is shown."""
+    return {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
+        "axis": {"labelExpr": label, "tickCount": ticks, "grid": True},
+    }
+
+
+def at(place: object) -> Spec:
+    """A place that no data decide."""
+    return {"datum": place, "type": "quantitative"}
+
+
+def colours(looks: Mapping[str, Look]) -> Spec:
+    """The colours of techniques."""
+    return _by_technique(looks, lambda look: look.colour)
+
+
+def edges(looks: Mapping[str, Look]) -> Spec:
+    """What parts the marks of techniques from one another."""
+
+    # A white edge has to be dark on a dark page. One in a technique's own colour would fill the gaps of its dashes.
+    def edge(look: Look) -> object:
+        return {"expr": "paper"} if look.edge in ("white", look.colour) else look.edge
+
+    return _by_technique(looks, edge)
+
+
+def dashes(looks: Mapping[str, Look]) -> Spec:
+    """The dashes of their lines."""
+    return _by_technique(looks, dash)
+
+
+def markers(looks: Mapping[str, Look]) -> Spec:
+    """The shapes of their markers."""
+    return _by_technique(looks, outline)
+
+
+def _by_technique(looks: Mapping[str, Look], shown: Callable[[Look], object]) -> Spec:
+    scale = {"domain": list(looks), "range": [shown(look) for look in looks.values()]}
+    return {"field": "technique", "type": "nominal", "scale": scale, "legend": None}
