@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "schedulers",
         "recording",
         "ranks",
+        "costs",
         "flops",
         "foreign",
         "durations",
