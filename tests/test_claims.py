@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import rewound.claims
-import rewound.store
 from rewound.claims import STALE, Claim
 from rewound.store import Store
 from stored import KEY, OTHER
@@ -93,15 +92,14 @@ def test_an_unreadable_claim_is_nobodys(store: Store, content: str) -> None:
 
 def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_claim(store, "elsewhere", 1, "123", 5)
-    read = rewound.claims.read_claim
+    read = rewound.claims._read
 
     def read_then_released(path: Path) -> Claim | None:
         claim = read(path)
         store.release(KEY)
         return claim
 
-    for module in (rewound.claims, rewound.store):
-        monkeypatch.setattr(module, "read_claim", read_then_released)
+    monkeypatch.setattr(rewound.claims, "_read", read_then_released)
     assert store.claims() == {}
     write_claim(store, "elsewhere", 1, "123", 5)
     assert store.claim(KEY)

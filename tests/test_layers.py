@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipe", "training", "recipes/*", "datasets/*", "devices", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     (
-        *("history", "records", "claims", "artifact", "statefile", "store", "realisation"),
+        *("history", "records", "claims", "artifact", "statefile", "refusals", "store", "realisation"),
         *(
             "course",
             "progress",

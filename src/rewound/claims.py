@@ -3,12 +3,15 @@
 A claim whose local owner is dead is free at once; another host's when its heartbeat has stopped for two minutes.
 """
 
+import fcntl
 import json
 import os
 import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from rewound.artifact import write_whole
 
 HEARTBEAT = 2.0
 """Seconds between two signs of life."""
@@ -26,13 +29,30 @@ class Claim(NamedTuple):
     steps: int
 
 
-def my_claim(steps: int) -> Claim:
-    """The claim of this process, `steps` steps into the work."""
+def take(path: Path) -> bool:
+    """Claim the work that this file stands for, unless somebody alive has it."""
+    with (path.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists() and not _is_abandoned(path):
+            return False
+        beat(path, 0)
+        return True
+
+
+def beat(path: Path, steps: int) -> None:
+    """Say that this process is at the work, and how many steps it has done."""
     pid = os.getpid()
-    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
+    claim = Claim(socket.gethostname(), pid, _process_start(pid), steps)
+    write_whole(path, json.dumps(claim).encode(), durable=False)
 
 
-def read_claim(path: Path) -> Claim | None:
+def under_way(folder: Path) -> dict[str, Claim]:
+    """The claims of a folder that somebody alive holds, by key."""
+    found = ((path, _read(path)) for path in folder.glob("*.json"))
+    return {path.stem: claim for path, claim in found if claim is not None and not _is_abandoned(path)}
+
+
+def _read(path: Path) -> Claim | None:
     """The claim in a file; None: it is not there, or makes no sense."""
     try:
         return Claim(*json.loads(path.read_text()))
@@ -40,9 +60,9 @@ def read_claim(path: Path) -> Claim | None:
         return None
 
 
-def is_abandoned(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether nobody alive holds the claim in a file."""
-    owner = read_claim(path)
+    owner = _read(path)
     if owner is None:
         return True
     if owner.host == socket.gethostname():

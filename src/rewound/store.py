@@ -11,24 +11,23 @@ claimed before it is worked on; a claim whose local owner is dead is taken over 
 heartbeat stops. Nothing is ever unpickled.
 """
 
-import errno
-import fcntl
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, cast
+from typing import Literal, cast
 
 from safetensors import SafetensorError
 
 from rewound.artifact import Damaged, digest, replacing, write_whole
-from rewound.claims import Claim, is_abandoned, my_claim, read_claim
+from rewound.claims import Claim, beat, take, under_way
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.records import Notes, Point, Result
+from rewound.refusals import refusal, said_of
 from rewound.statefile import is_to_train_from, read_state, write_state
 from rewound.training import State
 
@@ -46,7 +45,7 @@ class Store:
     root: Path
 
     def __post_init__(self) -> None:
-        with self._said():
+        with said_of(self.root):
             for part in ("results", "states", "drafts", "claims", "damaged"):
                 (self.root / part).mkdir(parents=True, exist_ok=True)
             version = self.root / "version"
@@ -94,7 +93,7 @@ class Store:
         self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True
     ) -> None:
         """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
-        with self._said(), replacing(self._state_path(key, draft is not None)) as temporary:
+        with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
             write_state(temporary, state, mask, draft, slots=slots)
 
     def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
@@ -110,7 +109,7 @@ class Store:
         except FileNotFoundError:  # dropped since it was looked for
             return None
         except OSError as error:  # it cannot be read now, which says nothing about what it holds
-            _refuse(self.root, error)
+            raise refusal(self.root, error) from error
         except (Damaged, SafetensorError, ValueError):
             self._set_aside(path)
             return None
@@ -164,16 +163,13 @@ class Store:
 
     def claim(self, key: str) -> bool:
         """Take the work on `key`, unless somebody alive has it."""
-        path = self._claim_path(key)
-        with self._said(), self._claims_locked():
-            if path.exists() and not is_abandoned(path):
-                return False
-            self._write(path, json.dumps(my_claim(0)).encode(), durable=False)
-            return True
+        with said_of(self.root):
+            return take(self._claim_path(key))
 
     def beat(self, key: str, steps: int) -> None:
         """Say that the owner of the claim is alive, and how many steps it has done."""
-        self._write(self._claim_path(key), json.dumps(my_claim(steps)).encode(), durable=False)
+        with said_of(self.root):
+            beat(self._claim_path(key), steps)
 
     def release(self, key: str) -> None:
         """Give the claim up."""
@@ -181,17 +177,7 @@ class Store:
 
     def claims(self) -> dict[str, Claim]:
         """The work under way, by key."""
-        out = {}
-        for path in self.root.glob("claims/*.json"):
-            if (claim := read_claim(path)) is not None and not is_abandoned(path):
-                out[path.stem] = claim
-        return out
-
-    @contextmanager
-    def _claims_locked(self) -> Iterator[None]:
-        with (self.root / "claims" / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return under_way(self.root / "claims")
 
     # Files
 
@@ -206,27 +192,15 @@ class Store:
     def _claim_path(self, key: str) -> Path:
         return self.root / "claims" / f"{_checked(key)}.json"
 
-    def _write(self, path: Path, content: bytes, *, durable: bool = True) -> None:
-        with self._said():
-            write_whole(path, content, durable=durable)
+    def _write(self, path: Path, content: bytes) -> None:
+        with said_of(self.root):
+            write_whole(path, content)
 
     def _set_aside(self, path: Path) -> None:
         target = self.root / "damaged" / path.name
-        with self._said(), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
+        with said_of(self.root), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
             path.replace(target)
         print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
-
-    @contextmanager
-    def _said(self) -> Iterator[None]:
-        """Turns what the file system refuses into a sentence."""
-        try:
-            yield
-        except OSError as error:
-            _refuse(self.root, error)
-        except SafetensorError as error:  # save_file wraps what the system said
-            if "No space" in str(error) or "os error 28" in str(error):
-                _refuse(self.root, OSError(errno.ENOSPC, "no space"))
-            raise
 
 
 def is_store(root: Path) -> bool:
@@ -238,16 +212,3 @@ def _checked(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
     return key
-
-
-def _refuse(root: Path, error: OSError) -> NoReturn:
-    reasons = {
-        errno.ENOSPC: "the disk is full; free some space and run the same command again, nothing stored is lost",
-        errno.EDQUOT: "the disk quota is used up; free some and run the same command again, nothing stored is lost",
-        errno.EACCES: "it is not writable; choose another with --store",
-        errno.EPERM: "it is not writable; choose another with --store",
-        errno.EROFS: "it is on a read-only file system; choose another with --store",
-        errno.ENOTDIR: "it is a file, or lies below one; choose a folder with --store",
-        errno.EEXIST: "it is a file; choose a folder with --store",
-    }
-    raise InputError(f"cannot use store {root}: {reasons.get(error.errno or 0, error)}") from error
