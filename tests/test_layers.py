@@ -55,7 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "loop",
             "preparation",
         ),
-        *("encoding", "ticket"),
+        *("huffman", "encoding", "decoding", "ticket"),
     ),
     # 3: from a declared experiment to tables, and from tables to conclusions
     (

@@ -1,6 +1,6 @@
 """A pruned network in one small file: `save` writes what the mask keeps, `load` gives it back bit for bit.
 
-What the file looks like, and why reading it needs no trust, is in `encoding`.
+What the file looks like is in `encoding`, why reading it needs no trust in `decoding`.
 """
 
 import json
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rewound.artifact import write_whole
-from rewound.encoding import DTYPES, REMEDY, Content, Place, decoded, encoded
+from rewound.decoding import REMEDY, decoded
+from rewound.encoding import DTYPES, Content, Place, encoded
 from rewound.errors import InputError, as_path, check_kind, few, warn
 from rewound.mask import Mask, by_plain_name
 
