@@ -11,7 +11,9 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
-from rewound.recording import Recording, Value, assign, hyperparameters, rehearsed, scheduled
+from rewound.groups import Value, assign, hyperparameters
+from rewound.recording import Recording
+from rewound.rehearsal import rehearsed, scheduled
 from rewound.schedule import Schedule
 from rewound.schedulers import check_new, resting
 

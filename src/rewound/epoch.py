@@ -16,8 +16,9 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.attachment import untraced
 from rewound.errors import InputError
+from rewound.groups import Value, assign, hyperparameters
 from rewound.progress import Progress
-from rewound.recording import Recording, Value, assign, hyperparameters
+from rewound.recording import Recording
 from rewound.schedulers import Scheduler, followed
 
 Step = Callable[[Optimizer], None]

@@ -17,12 +17,13 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import RATE, longest_time
 from rewound.course import Course, Init
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
+from rewound.groups import check_rates
 from rewound.loop import Epochs
 from rewound.progress import Progress
 from rewound.pruner import Pruner, as_pruner
-from rewound.recording import Recording, check_rates, rehearsed, scheduled
+from rewound.rehearsal import adopted
 from rewound.schedule import Schedule
-from rewound.schedulers import Scheduler, bare, check_given, position
+from rewound.schedulers import Scheduler, bare, check_given
 from rewound.snapshot import Stateful, Subjects
 from rewound.technique import technique_named
 
@@ -115,28 +116,9 @@ def epochs(
     if schedule is not None and final is not None:
         schedule = replace(schedule, hold=None)  # `final` says what holds after its end
     if adopt:
-        progress.recording = _adopted(
-            subjects.optimizer, schedule or subjects.schedulers, training_epochs, steps_per_epoch
-        )
+        schedules = schedule or subjects.schedulers
+        progress.recording = adopted(subjects.optimizer, schedules, training_epochs, steps_per_epoch)
     return Epochs(course, subjects, progress, folder, resume, say)
-
-
-def _adopted(
-    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
-) -> Recording:
-    """The recording of a training run that happened elsewhere."""
-    if isinstance(scheduler, Schedule):
-        return scheduled(optimizer, scheduler, epochs)
-    if len(scheduler) != 1:
-        raise InputError(
-            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
-            f"not {len(scheduler)} schedulers"
-        )
-    if (steps := position(scheduler[0])) > 0:
-        raise InputError(
-            f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its start"
-        )
-    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
 
 
 def _check_kinds(subjects: Subjects) -> None:

@@ -6,27 +6,22 @@ betas), its value at each step, by (epoch, step in the epoch). Reading it from a
 learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
-from rewound.schedule import Schedule
-from rewound.schedulers import Scheduler, bare, needed
+from rewound.groups import Value, hyperparameters, rate_of
 
-Value = float | tuple[float, ...]
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
-Group = dict[str, object]
 
 
 class Recording:
     """The hyperparameters of every step of a training run: `groups[i][name][epoch]` are runs of equal values."""
 
     def __init__(self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0) -> None:
-        self.groups = [{name: [list(runs) for runs in track] for name, track in group.items()} for group in groups]
+        self.groups = _copied(groups)
         self.epochs = epochs
         self._own: set[tuple[int, str]] = set()
 
@@ -84,7 +79,7 @@ class Recording:
     def rates(self) -> list[list[float]]:
         """All learning rates that occurred, by group, the last one last."""
         self._check_rates()
-        return [[_rate(value) for runs in group["lr"] for value, _ in runs] for group in self.groups]
+        return [[rate_of(value) for runs in group["lr"] for value, _ in runs] for group in self.groups]
 
     def final(self) -> list[float]:
         """The learning rate of the last step, by group."""
@@ -113,8 +108,7 @@ class Recording:
 
     def state_dict(self) -> dict[str, object]:
         """The recording as plain data; what has not moved yet may still do so."""
-        groups = [{name: [list(runs) for runs in track] for name, track in group.items()} for group in self.groups]
-        return {"epochs": self.epochs, "groups": groups}
+        return {"epochs": self.epochs, "groups": _copied(self.groups)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":
@@ -122,83 +116,8 @@ class Recording:
         return cls(state["groups"], state["epochs"])  # type: ignore[arg-type]  # what `state_dict` wrote
 
 
-def hyperparameters(group: Group) -> dict[str, Value]:
-    """The numbers of a parameter group; tensors become numbers, names and switches are left out.
-
-    >>> hyperparameters({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "nesterov": True, "dampening": 0})
-    {'lr': 0.1, 'betas': (0.9, 0.99), 'dampening': 0.0}
-    """
-    found: dict[str, Value] = {}
-    for name, value in group.items():
-        if (isinstance(value, Tensor) and value.ndim == 0) or (
-            isinstance(value, int | float) and not isinstance(value, bool)
-        ):
-            found[name] = float(value)
-        elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
-            found[name] = tuple(map(float, value))
-    return found
-
-
-def check_rates(optimizer: Optimizer) -> None:
-    """An error for a group whose learning rate is no number, as with optimizers that find their own."""
-    for number, group in enumerate(optimizer.param_groups):
-        if not isinstance(hyperparameters(group).get("lr"), float):
-            raise InputError(
-                f"parameter group {number} of {type(optimizer).__name__} has lr={group.get('lr')!r}, which can be "
-                "neither recorded nor rewound; give each group a number, and a scheduler if it is to move"
-            )
-
-
-def assign(group: Group, values: Mapping[str, Value]) -> None:
-    """Set hyperparameters of a group; a tensor is filled in place, since a compiled or captured step reads it there."""
-    for name, value in values.items():
-        if isinstance(held := group.get(name), Tensor):
-            held.fill_(_rate(value))
-        else:
-            group[name] = value
-
-
-def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
-    """What a new scheduler would do over a whole training run, found by running through it; both end as they were."""
-    if needs := needed(scheduler):
-        raise InputError(
-            f"{type(bare(scheduler)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
-            "cannot run through it; give the learning rates it took as a rewound.Schedule"
-        )
-    before, groups = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
-    tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
-    recording = Recording()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
-        for _ in range(epochs):
-            recording.begin_epoch()
-            for _ in range(steps_per_epoch):
-                recording.observe(optimizer)
-                scheduler.step()
-    scheduler.load_state_dict(before)
-    for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
-        group.update(held)
-        for name, copy in copies.items():
-            held[name].copy_(copy)
-    return recording
-
-
-def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recording:
-    """The recording of a schedule whose steps are epochs, or so many steps to each epoch; groups keep their ratios."""
-    steps, rest = divmod(schedule.steps, epochs)
-    if rest:
-        raise InputError(
-            f"a schedule of {schedule.steps:,} steps does not divide into {epochs} epochs; "
-            "give it one step per epoch, or the same number in each"
-        )
-    rates = [_rate(hyperparameters(group)["lr"]) for group in optimizer.param_groups]
-    ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
-    cuts = [schedule.segments(epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
-    groups: list[dict[str, list[Runs]]] = [
-        {"lr": [[(rate * ratio, count) for rate, count in cut] for cut in cuts]} for ratio in ratios
-    ]
-    recording = Recording(groups, epochs)
-    return recording if schedule.hold is None else recording.held(schedule.hold)
+def _copied(groups: Sequence[Mapping[str, Sequence[Runs]]]) -> list[dict[str, list[Runs]]]:
+    return [{name: [list(runs) for runs in track] for name, track in group.items()} for group in groups]
 
 
 def _note(runs: Runs, value: Value) -> None:
@@ -220,9 +139,3 @@ def _values(track: Sequence[Runs], epoch: int) -> Iterator[Value]:
         earlier = [r for r in track[:epoch] if r]
         return repeat(earlier[-1][-1][0] if earlier else next(r for r in track if r)[0][0])
     return chain(chain.from_iterable(repeat(value, steps) for value, steps in runs), repeat(runs[-1][0]))
-
-
-def _rate(value: Value) -> float:
-    if isinstance(value, tuple):
-        raise TypeError(f"a learning rate is one number, not {value}")
-    return value

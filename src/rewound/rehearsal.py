@@ -1,0 +1,74 @@
+"""The recording of a training run that happened elsewhere, from the schedule it followed."""
+
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from rewound.errors import InputError
+from rewound.groups import hyperparameters, rate_of
+from rewound.recording import Recording, Runs
+from rewound.schedule import Schedule
+from rewound.schedulers import Scheduler, bare, needed, position
+
+
+def adopted(
+    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
+) -> Recording:
+    """The recording of a run that followed this schedule, or these schedulers."""
+    if isinstance(scheduler, Schedule):
+        return scheduled(optimizer, scheduler, epochs)
+    if len(scheduler) != 1:
+        raise InputError(
+            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
+            f"not {len(scheduler)} schedulers"
+        )
+    if (steps := position(scheduler[0])) > 0:
+        raise InputError(
+            f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its start"
+        )
+    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
+
+
+def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
+    """What a new scheduler would do over a whole training run, found by running through it; both end as they were."""
+    if needs := needed(scheduler):
+        raise InputError(
+            f"{type(bare(scheduler)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
+            "cannot run through it; give the learning rates it took as a rewound.Schedule"
+        )
+    before, groups = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
+    tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
+    recording = Recording()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
+        for _ in range(epochs):
+            recording.begin_epoch()
+            for _ in range(steps_per_epoch):
+                recording.observe(optimizer)
+                scheduler.step()
+    scheduler.load_state_dict(before)
+    for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
+        group.update(held)
+        for name, copy in copies.items():
+            held[name].copy_(copy)
+    return recording
+
+
+def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recording:
+    """The recording of a schedule whose steps are epochs, or so many steps to each epoch; groups keep their ratios."""
+    steps, rest = divmod(schedule.steps, epochs)
+    if rest:
+        raise InputError(
+            f"a schedule of {schedule.steps:,} steps does not divide into {epochs} epochs; "
+            "give it one step per epoch, or the same number in each"
+        )
+    rates = [rate_of(hyperparameters(group)["lr"]) for group in optimizer.param_groups]
+    ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
+    cuts = [schedule.segments(epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
+    groups: list[dict[str, list[Runs]]] = [
+        {"lr": [[(rate * ratio, count) for rate, count in cut] for cut in cuts]} for ratio in ratios
+    ]
+    recording = Recording(groups, epochs)
+    return recording if schedule.hold is None else recording.held(schedule.hold)
