@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from rewound.panels import Experiment, Panel
+from rewound.experiment import Experiment
+from rewound.panels import Panel
 from rewound.paper import FIGURES, panels
 
 R20, R56, R110 = "cifar10-resnet20", "cifar10-resnet56", "cifar10-resnet110"

@@ -76,7 +76,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "packing",
         ),
         *("units", "cell", "baseline", "findings", "intervals", "rivals", "trust", "conformance", "comparison"),
-        *("speedup", "literature", "panels", "paper", "points"),
+        *("speedup", "experiment", "literature", "panels", "paper", "points"),
     ),
     # 4: where it runs, how it is shown, who calls it
     (

@@ -14,8 +14,8 @@ from rich.console import Console
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
 from rewound.drawing import Drawing, draw_figures
 from rewound.errors import InputError
+from rewound.experiment import experiments
 from rewound.pages.paper import Sheet, draw_sheet, sheets
-from rewound.panels import experiments
 from rewound.paper import FIGURES
 from rewound.results import Row
 

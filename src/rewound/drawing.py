@@ -22,8 +22,8 @@ from rich.progress import track
 
 from rewound.cell import cells
 from rewound.errors import InputError
+from rewound.experiment import experiments
 from rewound.findings import longest_times
-from rewound.panels import experiments
 from rewound.paper import FIGURES, PaperFigure, panels
 from rewound.points import write_points
 from rewound.results import Row

@@ -11,18 +11,16 @@
 | `speedup_on_finetuning` | compression | FLOPs of fine-tuned / others | the one that validates best              |
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, Line, cells, failures
-from rewound.comparison import overlay
-from rewound.findings import at_full_time, best_over_time, longest_times, verdicts
+from rewound.cell import Cell
+from rewound.experiment import Experiment
+from rewound.findings import at_full_time, best_over_time, verdicts
 from rewound.literature import Published
-from rewound.results import Row
-from rewound.speedup import Speedup, over_dense, over_fine_tuning
+from rewound.speedup import Speedup
 
 X: TypeAlias = Literal["compression", "time"]
 Y: TypeAlias = Literal["delta", "speed-up"]
@@ -51,45 +49,6 @@ def curves_of(shown: Iterable[Cell | Speedup], x: X, value: Callable[[float], fl
         spread = (value(each.median), value(each.low), value(each.high))
         curves[each.line.technique].append(Point(at, *spread, each.density, each.retrain_epochs, each.trials))
     return dict(curves)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """All that was measured of one recipe, way of pruning and mode; dense controls are left out."""
-
-    recipe: str
-    pruning: str
-    iterative: bool
-    epochs: float  # T: the longest retraining time of the recipe
-    baseline: Baseline
-    cells: tuple[Cell, ...]
-    over_dense: tuple[Speedup, ...]
-    over_fine_tuning: tuple[Speedup, ...]
-    failed: Counter[tuple[Line, float]]
-    theirs: "Experiment | None" = None  # what a compared table has of it, moved to our baseline
-    left_out: int = 0  # densities that were measured and are not to be shown
-
-    @property
-    def densities(self) -> list[float]:
-        """The densities that were reached, mildest pruning first."""
-        return sorted({cell.density for cell in self.cells}, reverse=True)
-
-    def only(self, keep: Callable[[str, float], bool]) -> "Experiment":
-        """The experiment without techniques and densities that are not to be shown."""
-
-        def kept(each: Cell | Speedup) -> bool:
-            return keep(each.line.technique, each.density)
-
-        cells = tuple(filter(kept, self.cells))
-        return replace(
-            self,
-            cells=cells,
-            over_dense=tuple(filter(kept, self.over_dense)),
-            over_fine_tuning=tuple(filter(kept, self.over_fine_tuning)),
-            failed=Counter({place: n for place, n in self.failed.items() if keep(place[0].technique, place[1])}),
-            theirs=self.theirs and self.theirs.only(keep),
-            left_out=len({cell.density for cell in self.cells} - {cell.density for cell in cells}),
-        )
 
 
 @dataclass(frozen=True)
@@ -125,29 +84,6 @@ class Panel:
         """How many runs of the panel's settings failed."""
         counts = self.experiment.failed.items()
         return sum(n for (_, density), n in counts if self.density in (None, density))
-
-
-def experiments(rows: Iterable[Row], compare: Sequence[Row] = ()) -> list[Experiment]:
-    """Everything a table holds, by recipe, pruning and mode, and what a table to `compare` with has of the same."""
-    rows = list(rows)
-    other = experiments(overlay(rows, compare)) if compare else []
-    theirs = {(each.recipe, each.pruning, each.iterative): each for each in other}
-    dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
-    faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
-    longest = longest_times(made)
-    return [
-        Experiment(
-            *setting,
-            longest[setting[0]],
-            dense[setting[0]],
-            tuple(cell for cell in made if cell.line[:3] == setting),
-            tuple(each for each in faster if each.line[:3] == setting and each.density < 1),
-            tuple(each for each in faster_yet if each.line[:3] == setting and each.density < 1),
-            Counter({place: n for place, n in failed.items() if place[0][:3] == setting}),
-            theirs.get(setting),
-        )
-        for setting in dict.fromkeys(cell.line[:3] for cell in made)
-    ]
 
 
 _Shown: TypeAlias = Callable[[Experiment], Iterable[Cell | Speedup]]  # the same choice from whichever table

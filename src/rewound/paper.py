@@ -10,19 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rewound.experiment import Experiment
 from rewound.findings import ABLATIONS
 from rewound.literature import AGAINST_COMPRESSION, AGAINST_TIME, Published
-from rewound.panels import (
-    Experiment,
-    Panel,
-    best,
-    drops,
-    ends,
-    every_time,
-    full_time,
-    speedup,
-    speedup_on_finetuning,
-)
+from rewound.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
 
 Limits = Mapping[str, tuple[float, float]]
 

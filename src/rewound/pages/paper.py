@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from rewound.cell import Cell
+from rewound.experiment import Experiment, experiments
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
@@ -27,7 +28,7 @@ from rewound.pages.panel import (
     ratio_axis,
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.panels import Curves, Experiment, Panel, experiments
+from rewound.panels import Curves, Panel
 from rewound.paper import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
 from rewound.results import Row
 
