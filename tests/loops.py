@@ -58,6 +58,11 @@ class Loop:
         objects = (self.model, self.optimizer, self.scheduler)
         return rewound.epochs(T, *objects, say=self.said.append, **options)  # type: ignore[arg-type]
 
+    def train(self, epoch: int) -> None:
+        for step in range(STEPS):
+            one_step(self.model, self.optimizer, epoch, step)
+        self.scheduler.step()
+
     def over(self, run: Epochs, until: int | None = None, accuracy: Callable[[Epochs], float] | None = None) -> Epochs:
         for epoch in run:
             self.seen.append((epoch, run.level, run.schedule_epoch))

@@ -24,12 +24,9 @@ T, BATCHES = 3, 4  # epochs, and batches in each
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Equal runs are equal bit for bit with one thread; Accelerate's state is the process's."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _alone(one_thread: None) -> Iterator[None]:
+    """Accelerate's state is the process's."""
     yield
-    torch.set_num_threads(threads)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 

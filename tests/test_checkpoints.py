@@ -53,9 +53,7 @@ def test_only_what_may_be_needed_is_kept_on_disk(technique: str, tmp_path: Path)
     run = loop.run(compression=2.5, technique=technique, retrain_epochs=2, checkpoint=tmp_path, init=redraw)
     most = 0
     for epoch in run:
-        for step in range(STEPS):
-            one_step(loop.model, loop.optimizer, epoch, step)
-        loop.scheduler.step()
+        loop.train(epoch)
         most = max(most, len(list(tmp_path.glob("*.pt"))))
     back = {"weight-rewinding": {"rewind-0003.pt"}, "low-lr-weight-rewinding": {"rewind-0003.pt"}}
     back["reinitialization"] = {"rewind-0000.pt"}
@@ -83,9 +81,7 @@ def test_without_a_folder_only_what_the_run_itself_goes_back_to_is_written(
         now = {path.name for path in tmp_path.rglob("*.pt")}
         assert len(now) <= 1
         seen |= now
-        for step in range(STEPS):
-            one_step(loop.model, loop.optimizer, epoch, step)
-        loop.scheduler.step()
+        loop.train(epoch)
         run.report(0.9 if run.level < 2 else 0.5)
     assert seen == most
     assert run.mask is not None
@@ -123,9 +119,7 @@ def test_a_group_that_joins_on_the_way_is_told_when_it_cannot_be_rewound(resumed
         for epoch in run:
             if epoch == 3:
                 loop.optimizer.add_param_group({"params": [*loop.model[3].parameters()]})  # type: ignore[index]
-            for step in range(STEPS):
-                one_step(loop.model, loop.optimizer, epoch, step)
-            loop.scheduler.step()
+            loop.train(epoch)
             if epoch == until:
                 break
 

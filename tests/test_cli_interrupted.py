@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def stopped(process: subprocess.Popen[str], ready: Callable[[], bool], after: float = 0.0) -> tuple[str, str]:
+    """What a command prints that gets Ctrl-C when it is ready, or so many seconds later, and ends by it."""
+    try:
+        limit = time.monotonic() + 120
+        while not ready():
+            assert time.monotonic() < limit, "it was not ready in two minutes"
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(after)
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the whole group
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    return out, err
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: Path) -> None:
     # Enough work that the first result is far from the last, however long Ctrl-C takes on a busy machine.
@@ -57,17 +75,7 @@ def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: P
     )
     (tmp_path / "x.toml").write_text(long)
     process = started(tmp_path, "run", "x.toml", "--jobs", "2", "--out", "report")
-    try:
-        limit = time.monotonic() + 120
-        while not list(tmp_path.glob("rewound-store/results/*/*.json")):
-            assert time.monotonic() < limit, "nothing was done in two minutes"
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the whole group
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 1
+    out, err = stopped(process, lambda: any(tmp_path.glob("rewound-store/results/*/*.json")))
     assert "stopped; nothing finished is lost, continue with: rewound run x.toml --jobs 2 --out report\n" in out
     assert err == ""
     store = Store(tmp_path / "rewound-store")
@@ -89,17 +97,7 @@ def test_ctrl_c_stops_workers_cleanly_and_the_same_command_continues(tmp_path: P
 def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(SWEEP)
     process = started(tmp_path, "run", "x.toml", "--jobs", "2")
-    try:
-        limit = time.monotonic() + 120
-        while not (tmp_path / "rewound-store" / "version").exists():
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-        time.sleep(0.5)  # the workers are importing
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 1
+    out, err = stopped(process, (tmp_path / "rewound-store" / "version").exists, after=0.5)  # the workers are importing
     assert "continue with: rewound run x.toml" in out
     assert err == ""
 

@@ -202,9 +202,7 @@ def test_a_network_that_diverged_is_not_pruned_and_its_folder_stays(tmp_path: Pa
 
     def spoiled() -> Iterator[None]:
         for epoch in run:
-            for step in range(STEPS):
-                one_step(loop.model, loop.optimizer, epoch, step)
-            loop.scheduler.step()
+            loop.train(epoch)
             if epoch == T - 1:
                 nn.init.constant_(loop.model.get_parameter("0.weight"), float("nan"))
             yield

@@ -35,14 +35,10 @@ def test_the_shipped_sweep_compares_what_it_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_dense_networks_reach_97_percent() -> None:
     recipe = Digits()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        rates = recipe.schedule.segments(0, recipe.schedule.steps)
-        ends = (next(train(recipe, begin(recipe, seed), lr=rates)) for seed in range(1, 6))
-        tests = [evaluate(recipe, state).test for state in ends]
-    finally:
-        torch.set_num_threads(threads)
+    rates = recipe.schedule.segments(0, recipe.schedule.steps)
+    ends = (next(train(recipe, begin(recipe, seed), lr=rates)) for seed in range(1, 6))
+    tests = [evaluate(recipe, state).test for state in ends]
     assert statistics.median(tests) >= 0.97

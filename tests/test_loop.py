@@ -206,9 +206,7 @@ def test_what_is_unfrozen_in_the_dense_run_is_pruned() -> None:
     run = loop.run(compression=2, retrain_epochs=1)
     for epoch in run:
         loop.model[0].requires_grad_(epoch > 1)  # type: ignore[index]
-        for step in range(STEPS):
-            one_step(loop.model, loop.optimizer, epoch, step)
-        loop.scheduler.step()
+        loop.train(epoch)
     assert run.mask is not None
     assert list(run.mask) == ["0.weight", "3.weight"]
 
@@ -308,9 +306,7 @@ def test_leaving_early_leaves_no_hook(how: str, at: int) -> None:
     run = loop.run(compression=2)
     try:
         for epoch in run:
-            for step in range(STEPS):
-                one_step(loop.model, loop.optimizer, epoch, step)
-            loop.scheduler.step()
+            loop.train(epoch)
             assert hooks(loop)
             if epoch == at:
                 if how == "break":
