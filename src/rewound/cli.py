@@ -1,7 +1,6 @@
 """The command line: the functions users import, with words for arguments.
 
 What a command does is in `commands/*`, imported when it runs: help, tables and misspelt sweeps need no torch.
-Exit codes: 0 done, 1 interrupted or something outside the request failed, 2 the request cannot be honoured as given.
 """
 
 import os
@@ -11,16 +10,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rewound import __version__
 from rewound.algorithm import RATE
 from rewound.commands.console import console
+from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.declaration import declared
 from rewound.drawing import Drawing
 from rewound.errors import InputError
-from rewound.faults import Fault, fault_of
 from rewound.records import DEFAULT_STORE
 
 app = typer.Typer(
@@ -36,7 +34,6 @@ SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a sh
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
-
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
 
@@ -245,26 +242,5 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 def main() -> None:
     """The `rewound` command."""
     sys.path.append(str(Path.cwd()))  # where `mine:Technique` is looked for, as python -m does
-    try:
+    with exits():
         app()
-    except InputError as error:
-        _tell(f"error: {error}")
-        sys.exit(2)
-    except Exception as error:
-        fault = error if isinstance(error, Fault) else fault_of(error)
-        if fault is None and not isinstance(error, RuntimeError | OSError):
-            raise
-        if fault is not None:
-            _tell(fault.where.rstrip())
-        _tell(f"failed: {fault or _reason(error)}")
-        sys.exit(1)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"cannot use {error.filename}: {error.strerror}"
-    return str(error)
-
-
-def _tell(text: str) -> None:
-    Console(stderr=True, emoji=False).print(text, style="red", soft_wrap=True, highlight=False, markup=False)
