@@ -67,6 +67,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "remaining",
             "execution",
             "declaration",
+            "entries",
             "sweep",
             "csvfiles",
             "columns",

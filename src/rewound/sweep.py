@@ -15,8 +15,7 @@ density = [0.2, 0.1]                    # one-shot; or, iterative:
 pruner = { score = "magnitude", scope = "global" }
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cached_property
@@ -25,8 +24,8 @@ from pathlib import Path
 
 from rewound.algorithm import KEEP, check_densities, densities
 from rewound.declaration import Table, declared
-from rewound.errors import InputError, as_number
-from rewound.names import unknown
+from rewound.entries import as_count, as_finite, axis_in, check_keys, table_in, text_in
+from rewound.errors import InputError
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
@@ -99,8 +98,8 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 
 
 def _parsed(table: Table, name: str) -> Sweep:
-    _known("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
-    recipe = recipe_named(_text(table, "recipe")).with_fields(_table(table, "recipe-fields"))
+    check_keys("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
+    recipe = recipe_named(text_in(table, "recipe")).with_fields(table_in(table, "recipe-fields"))
     trials = _trials(table)
     randomness = table.get("randomness", "shared")
     if randomness not in ("shared", "independent"):
@@ -112,7 +111,7 @@ def _parsed(table: Table, name: str) -> Sweep:
 
 
 def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
-    _known("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
+    check_keys("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
     chosen = _trials(table) if "trials" in table else None
     if chosen and (strange := set(chosen) - set(trials)):
         raise InputError(
@@ -123,15 +122,15 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
     one_shot = "density" in table
     chains: list[tuple[float, ...]]
     if one_shot:
-        chains = [(_number("density", value),) for value in _axis(table, "density")]
+        chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
     else:
-        chains = [_levels(value) for value in _axis(table, "levels")]
+        chains = [_levels(value) for value in axis_in(table, "levels")]
     for chain in chains:
         check_densities(chain)
-    pruners = tuple(_pruner(value) for value in _axis(table, "pruner")) if "pruner" in table else (Pruner(),)
+    pruners = tuple(_pruner(value) for value in axis_in(table, "pruner")) if "pruner" in table else (Pruner(),)
     return Experiment(
-        tuple(_text({"technique": value}, "technique") for value in _axis(table, "technique")),
-        tuple(_number("retrain-epochs", value) for value in _axis(table, "retrain-epochs")),
+        tuple(text_in({"technique": value}, "technique") for value in axis_in(table, "technique")),
+        tuple(as_finite("retrain-epochs", value) for value in axis_in(table, "retrain-epochs")),
         tuple(chains),
         iterative=not one_shot,
         pruners=pruners,
@@ -142,20 +141,20 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
 def _trials(table: Table) -> tuple[int, ...]:
     if isinstance(number := table.get("trials"), int):
         raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
-    return tuple(_whole("trials", value) for value in _axis(table, "trials"))
+    return tuple(as_count("trials", value) for value in axis_in(table, "trials"))
 
 
 def _levels(value: object) -> tuple[float, ...]:
     if isinstance(value, Mapping):
-        _known("key of levels", value, ("keep", "count", "compression"))
-        keep = _number("keep", value.get("keep", KEEP))
+        check_keys("key of levels", value, ("keep", "count", "compression"))
+        keep = as_finite("keep", value.get("keep", KEEP))
         if ("count" in value) == ("compression" in value):
             raise InputError("levels has either count or compression")
         if not 0 < keep < 1:
             raise InputError(f"keep must be between 0 and 1, not {keep:g}")
         if "compression" in value:
-            return tuple(densities(_number("compression", value["compression"]), keep))
-        count = _whole("count", value["count"])
+            return tuple(densities(as_finite("compression", value["compression"]), keep))
+        count = as_count("count", value["count"])
         if count < 1:
             raise InputError(f"count must be at least 1, not {count}")
         return tuple(keep**i for i in range(1, count + 1))
@@ -165,7 +164,7 @@ def _levels(value: object) -> tuple[float, ...]:
 def _pruner(value: object) -> Pruner:
     if not isinstance(value, Mapping):
         raise InputError(f'pruner is a table such as {{ score = "magnitude" }}, not {value!r}')
-    _known("key of pruner", value, [f.name for f in fields_of(Pruner)])
+    check_keys("key of pruner", value, [f.name for f in fields_of(Pruner)])
     words = {key: tuple(given) if isinstance(given, list) else given for key, given in value.items()}
     for key, given in words.items():
         default = getattr(Pruner, key)
@@ -174,48 +173,3 @@ def _pruner(value: object) -> Pruner:
         if not isinstance(given, int | float if key == "floor" else type(default)):
             raise InputError(f"{key} of pruner must be like {default!r}, not {given!r}")
     return Pruner(**words)  # type: ignore[arg-type]  # each checked against its default just above
-
-
-def _known(kind: str, table: Table, names: Iterable[str]) -> None:
-    for key in table:
-        if key not in names:
-            raise InputError(unknown(kind, key, names))
-
-
-def _axis(table: Table, key: str) -> list[object]:
-    if key not in table:
-        raise InputError(_missing(key))
-    value = table[key]
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise InputError(f"{key} is an empty list")
-    return values
-
-
-def _missing(key: str) -> str:
-    examples = {"recipe": '"digits"', "trials": "[1, 2, 3]", "technique": '["lr-rewinding"]', "retrain-epochs": "[16]"}
-    return f"the key {key} is missing; give it, for example {key} = {examples[key]}"
-
-
-def _text(table: Table, key: str) -> str:
-    if not isinstance(value := table.get(key), str):
-        raise InputError(_missing(key) if value is None else f"{key} must be a text, not {value!r}")
-    return value
-
-
-def _table(table: Table, key: str) -> Table:
-    if not isinstance(value := table.get(key, {}), Mapping):
-        raise InputError(f"{key} must be a table, not {value!r}")
-    return value
-
-
-def _number(name: str, value: object) -> float:
-    if not math.isfinite(found := as_number(name, value)):
-        raise InputError(f"{name} must be a finite number, not {value}")
-    return found
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be whole numbers, not {value!r}")
-    return value

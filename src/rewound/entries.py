@@ -1,0 +1,59 @@
+"""What stands under the keys of a sweep's TOML tables, each of the kind it should be; else one sentence."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from rewound.declaration import Table
+from rewound.errors import InputError, as_number
+from rewound.names import unknown
+
+
+def check_keys(kind: str, table: Table, names: Iterable[str]) -> None:
+    """An error for a key that is not among these names."""
+    for key in table:
+        if key not in names:
+            raise InputError(unknown(kind, key, names))
+
+
+def axis_in(table: Table, key: str) -> list[object]:
+    """The values of an axis of the grid: a list, or a single one."""
+    if key not in table:
+        raise InputError(_missing(key))
+    value = table[key]
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise InputError(f"{key} is an empty list")
+    return values
+
+
+def text_in(table: Table, key: str) -> str:
+    """A text, which has to be there."""
+    if not isinstance(value := table.get(key), str):
+        raise InputError(_missing(key) if value is None else f"{key} must be a text, not {value!r}")
+    return value
+
+
+def table_in(table: Table, key: str) -> Table:
+    """A table, which may be missing."""
+    if not isinstance(value := table.get(key, {}), Mapping):
+        raise InputError(f"{key} must be a table, not {value!r}")
+    return value
+
+
+def as_finite(name: str, value: object) -> float:
+    """What was given for `name`, if it is a finite number."""
+    if not math.isfinite(found := as_number(name, value)):
+        raise InputError(f"{name} must be a finite number, not {value}")
+    return found
+
+
+def as_count(name: str, value: object) -> int:
+    """What was given for `name`, if it is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} must be whole numbers, not {value!r}")
+    return value
+
+
+def _missing(key: str) -> str:
+    examples = {"recipe": '"digits"', "trials": "[1, 2, 3]", "technique": '["lr-rewinding"]', "retrain-epochs": "[16]"}
+    return f"the key {key} is missing; give it, for example {key} = {examples[key]}"
