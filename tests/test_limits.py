@@ -2,7 +2,8 @@
 
 import pytest
 
-from rewound.findings import Baseline, Cell, Line
+from rewound.baseline import Baseline
+from rewound.cell import Cell, Line
 from rewound.pages.limits import window
 
 
