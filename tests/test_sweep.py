@@ -8,6 +8,7 @@ import pytest
 
 from rewound.declaration import shipped_sweeps
 from rewound.errors import InputError
+from rewound.paper import pruning_order
 from rewound.planning import plan
 from rewound.pruner import Pruner
 from rewound.recipes import RECIPES
@@ -112,6 +113,14 @@ def test_the_same_row_asked_for_twice_counts_once() -> None:
     assert len(swept(with_lines(density="[0.5, 0.5]", trials="[1, 1]")).targets) == 2
     assert len(swept(with_lines() + EXPERIMENT).targets) == 2
     assert len(swept(with_lines(density="0.25") + EXPERIMENT).targets) == 3
+
+
+def test_rows_of_different_pruners_are_told_apart() -> None:
+    pruner = '[{}, { score = "random" }, { scope = "layer", skip = ["stem.*", "dense.*"] }]'
+    kinds = [target.pruning for target in swept(with_lines(pruner=pruner)).targets[1:]]
+    assert kinds == ["unstructured", "unstructured random", "unstructured layer skip=stem.*,dense.*"]
+    assert not any(structured for structured, _ in map(pruning_order, kinds)), "single weights, whatever ranks them"
+    assert pruning_order("filters")[0]
 
 
 def test_the_density_1_control_and_more_epochs_than_training_for_fine_tuning() -> None:
@@ -254,6 +263,10 @@ BAD = {
     "levels with two ends": (with_lines(levels="{ count = 3, compression = 2 }"), "either count or compression"),
     "compression of 1": (with_lines(levels="{ compression = 1 }"), "compression must be above 1, not 1"),
     "levels as a list": (with_lines(levels="[0.5, 0.25]"), "levels is a table such as { keep = 0.8, count = 10 }"),
+    "levels that meet": (
+        with_lines(levels="[{ keep = 0.5, count = 2 }, { keep = 0.25, count = 1 }]"),
+        "two ways to density 0.25 for fine-tuning would be one row of the tables",
+    ),
     "half a level": (with_lines(levels="{ count = 1.5 }"), "count must be whole numbers, not 1.5"),
     "density and levels": (with_lines(density="0.5", levels="{ count = 1 }"), "either density (one-shot) or levels"),
     "neither density nor levels": (with_lines(density=""), "either density (one-shot) or levels"),

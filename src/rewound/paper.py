@@ -191,8 +191,8 @@ FIGURES: Final = {figure.name: figure for figure in _ROWS}
 
 
 def pruning_order(pruning: str) -> tuple[bool, str]:
-    """Sorts unstructured pruning first, the others by name."""
-    return pruning != "unstructured", pruning
+    """Sorts unstructured pruning first, by whatever score, the others by name."""
+    return pruning.split()[:1] != ["unstructured"], pruning
 
 
 def panels(figure: PaperFigure, experiments: Iterable[Experiment]) -> list[Panel]:

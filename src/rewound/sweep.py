@@ -59,7 +59,14 @@ class Sweep:
     @cached_property
     def targets(self) -> tuple[Target, ...]:
         """Every row that the sweep asks for, dense runs first; the same row asked for twice counts once."""
-        return tuple({_label(target): target for target in self._targets()}.values())
+        rows: dict[tuple[object, ...], Target] = {}
+        for target in self._targets():
+            if rows.setdefault(_label(target), target).state.key != target.state.key:
+                raise InputError(
+                    f"two ways to density {target.density:g} for {target.technique} would be one row of the tables; "
+                    "declare levels that share a density in sweeps of their own"
+                )
+        return tuple(rows.values())
 
     def _targets(self) -> Iterator[Target]:
         yield from (dense(self.recipe, trial) for trial in self.trials)
@@ -80,7 +87,9 @@ class Sweep:
 
 
 def _label(target: Target) -> tuple[object, ...]:
-    return target.iterative, target.technique, target.density, target.retrain_epochs, target.trial, target.state.key
+    """What tells one row of the tables from another."""
+    density = f"{target.density:.10g}"
+    return target.pruning, target.iterative, target.technique, density, target.retrain_epochs, target.trial
 
 
 def load_sweep(name: str | Path) -> Sweep:

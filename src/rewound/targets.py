@@ -16,7 +16,7 @@ from rewound.recipe import Recipe
 from rewound.schedule import Segment
 from rewound.technique import technique_named
 
-_PRUNING = {"weight": "unstructured"}  # pattern -> the word in the `pruning` column; other patterns keep their name
+_PATTERNS = {"weight": "unstructured"}  # the paper's word; other patterns keep their name
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,20 @@ class Target:
     trial: int
     search_epochs: float
     state: Trained
+
+
+def kind_of(pruner: Pruner) -> str:
+    """What the `pruning` column says of a pruner: what goes as one, and all that is not as in the paper.
+
+    >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
+    ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')
+    """
+    words = [_PATTERNS.get(pruner.pattern, pruner.pattern)]
+    for name, value in vars(pruner).items():
+        if name != "pattern" and value != getattr(Pruner, name):
+            text = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if name == "floor" else value
+            words.append(text if name in ("score", "scope") else f"{name}={text}")
+    return " ".join(words)
 
 
 @lru_cache(maxsize=1024)
@@ -79,7 +93,7 @@ def retrained(
             previous = trained(root, _segments(recipe, level.schedule_from or 0, level.length))
         yield Target(
             recipe,
-            _PRUNING.get(pruner.pattern, pruner.pattern),
+            kind_of(pruner),
             iterative,
             technique,
             level.density,
