@@ -1,5 +1,7 @@
 """Runs that diverge: each fails alone, what builds on it is skipped, and both stay so until told otherwise."""
 
+from pathlib import Path
+
 import pytest
 
 import rewound.execution
@@ -9,6 +11,7 @@ from rewound.executors.local import Options
 from rewound.executors.watch import Progress
 from rewound.planning import Plan, plan
 from rewound.records import Result
+from rewound.results import read_rows
 from rewound.store import Store
 from rewound.sweep import Sweep
 from tiny import ENTERED, POISON
@@ -52,6 +55,16 @@ def test_a_run_that_turns_nan_fails_alone(store: Store) -> None:
     assert all(row.test is None and row.flops is None for row in lost)
     kept = {row.key for row in tables.rows if row.val is not None}
     assert {layer.key for layer in tables.layers} == {point.key for point in tables.curves} == kept
+
+
+def test_a_metric_that_is_no_number_is_a_failed_row(store: Store, tmp_path: Path) -> None:
+    sweep = sweep_of({"technique": "fine-tuning", "retrain-epochs": [1, 2], "density": [0.8, 0.5]}, recipe="Unmeasured")
+    run(sweep, store)
+    tables = collected(sweep.targets, store)
+    assert {row.density for row in tables.rows if row.test is not None} == {1.0, 0.8}
+    assert all(row.val is None and row.flops is None for row in tables.rows if row.density == 0.5)
+    tables.write(tmp_path)
+    assert read_rows(tmp_path / "results.csv"), "what is written can be read"
 
 
 def test_what_failed_is_not_tried_again_until_told(store: Store) -> None:

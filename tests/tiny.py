@@ -1,14 +1,16 @@
 """Digits in a fraction of a second: a tiny recipe, one that tells what is done with it, and some that go wrong."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from rewound.recipe import Batch, Position, Scores
+from rewound.recipe import Batch, Metric, Position, Scores
 from rewound.recipes.digits import Digits
 from rewound.schedule import Schedule
 
@@ -45,6 +47,27 @@ class Exploding(Tiny):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         return 1e6 * super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Unmeasured(Tiny):
+    """A metric that is no number where half of the weights or more are pruned."""
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        scores, weights = super().evaluate(model), self.prunable(model).values()
+        kept = sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
+        return Scores(scores.val, math.nan) if kept <= 0.55 else scores
+
+
+@dataclass(frozen=True)
+class Wrong(Tiny):
+    """How often it is wrong: less is better."""
+
+    metric: ClassVar[Metric] = Metric("error", "fraction", higher_is_better=False)
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        val, test = super().evaluate(model)
+        return Scores(1 - val, 1 - test)
 
 
 @dataclass(frozen=True)

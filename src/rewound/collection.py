@@ -1,5 +1,7 @@
 """From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
 
+import math
+
 from rewound.history import Pruned, lineage
 from rewound.planning import plan
 from rewound.records import Result
@@ -16,7 +18,7 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     missing, seen, lost = 0, set[str](), _lost(targets, reader)
     for target in targets:
         result = reader.result(target.state.key)
-        failed = target.state.key in lost
+        failed = target.state.key in lost or not _is_measured(result)
         if not failed and (result is None or "val" not in result):
             missing += 1
             continue
@@ -26,6 +28,11 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
             out.layers.extend(_layers(target.state.key, result))
             out.curves.extend(reader.curve(target.state.key))
     return Tables(out.rows, out.layers, out.curves, missing)
+
+
+def _is_measured(result: Result | None) -> bool:
+    """Whether its metric, if it has been evaluated, is a number; what continues the run may still have one."""
+    return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
 
 
 def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
