@@ -50,6 +50,15 @@ def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
     assert Path("rewound-report/dense/results.csv").exists()
 
 
+def test_no_conclusions_are_drawn_where_less_is_better(rewound_command: Rewound) -> None:
+    Path("wrong.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Wrong"))
+    code, out, err = rewound_command("run", "wrong.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "only tables: less error is better" in out
+    assert "no drop" not in out
+    assert {path.name for path in Path("rewound-report/wrong").iterdir()} == {"results.csv", "layers.csv", "curves.csv"}
+
+
 def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("failing.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Watched"))
     monkeypatch.setitem(POISON, (1, 1), 15)  # in the second epoch

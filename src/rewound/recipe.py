@@ -27,7 +27,10 @@ Batch: TypeAlias = tuple[Tensor, ...]
 
 
 class Metric(NamedTuple):
-    """What `evaluate` returns: its name, its unit ("fraction" is shown in points), and which way is better."""
+    """What `evaluate` returns: its name, its unit ("fraction" is shown in points), and which way is better.
+
+    Of a sweep whose metric is better when lower, tables are written and no conclusions drawn.
+    """
 
     name: str = "accuracy"
     unit: str = "fraction"

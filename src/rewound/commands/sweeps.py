@@ -128,6 +128,12 @@ def _report(
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if all(row.dense for row in tables.rows):
         console.print("only dense networks so far: there are no techniques to compare yet")
+    elif not (metric := sweep.recipe.metric).higher_is_better:
+        console.print(
+            f"only tables: less {metric.name} is better, and a report takes the highest value for the best; for one, "
+            "let evaluate return a metric that grows, as accuracy does",
+            markup=False,
+        )
     else:
         origin = written_to(paths[0], of_sweep(declared, store, tables))
         epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
