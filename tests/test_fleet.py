@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rewound.captured import Program, capturable
 from rewound.errors import Diverged, InputError
@@ -16,7 +17,7 @@ from rewound.fleet import Event, Fleet, Run
 from rewound.mask import Mask
 from rewound.place import Place
 from rewound.recipe import Position, Recipe
-from rewound.recipes.cifar10 import ResNet20
+from rewound.recipes.cifar10 import ResNet20, ResNet56
 from rewound.recipes.digits import Digits
 from rewound.recipes.images import ImageClassification, Images
 from rewound.schedule import Segment
@@ -67,6 +68,46 @@ class OwnBatches(Digits):
 
     def batches(self, seed, position, device):  # type: ignore[no-untyped-def]
         return super().batches(seed, position, device)
+
+
+@dataclass(frozen=True)
+class HeadAlone(Digits):
+    """A recipe that trains its last layer only."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(model.get_submodule("dense").parameters(), self.learning_rate, self.momentum)
+
+
+class Strange(nn.Sequential):
+    """Digits' network, and after it something that one graph cannot repeat as `train` has it."""
+
+    def __init__(self, network: nn.Module, what: str) -> None:
+        super().__init__(network)
+        self.what = what
+        if what == "unused":
+            self.unused = nn.Parameter(torch.zeros(3))
+        if what == "frozen":
+            next(network.parameters()).requires_grad_(False)
+        if what == "buffer":
+            self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self[0](x)
+        if self.what == "buffer":
+            self.seen = self.seen + 1
+        if self.what == "noise":
+            return x + torch.randn_like(x)
+        return F.dropout(x, 0.5, self.training) if self.what == "dropout" else x
+
+
+@dataclass(frozen=True)
+class Strangers(Digits):
+    """A recipe whose network is one of those."""
+
+    what: str = ""
+
+    def model(self, seed: int) -> nn.Module:
+        return Strange(super().model(seed), self.what)
 
 
 def sparse(recipe: Recipe) -> Mask:
@@ -180,7 +221,12 @@ def test_what_cannot_be_started() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "can"), [(Digits(), True), (Noise(), True), (Noise(batch_size=61), False), (OwnBatches(), False)]
+    ("recipe", "can"),
+    [
+        *((Digits(), True), (Noise(), True), (ResNet56(precision="bfloat16"), True), (Strangers(), True)),
+        *((Noise(batch_size=61), False), (OwnBatches(), False), (HeadAlone(), False)),
+        *((Strangers(what=what), False) for what in ("dropout", "noise", "unused", "frozen", "buffer")),
+    ],
 )
 def test_capturable(recipe: Recipe, can: bool) -> None:
     assert capturable(recipe) is can

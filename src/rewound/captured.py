@@ -7,6 +7,7 @@
 Weights, momenta, gradients and mask are flat buffers, of which the parameters are views: the update is one kernel.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,19 +28,36 @@ _ALIGN = 4  # floats, 16 bytes: inductor copies an input that is aligned less
 
 
 def capturable(recipe: Recipe) -> TypeGuard[ImageClassification]:
-    """Whether a step of the recipe is what `Place` does: resident images, momentum SGD, no draws of the model's own."""
+    """Whether a step of the recipe is what `Place` does: resident images, momentum SGD of all weights, no own draws."""
     if not isinstance(recipe, ImageClassification) or type(recipe).batches is not ImageClassification.batches:
         return False
+    parameters = list(recipe.skeleton.parameters())
     sgd = recipe.optimizer(recipe.skeleton)
     return (
         type(sgd) is torch.optim.SGD
         and len(sgd.param_groups) == 1
+        and {id(parameter) for parameter in sgd.param_groups[0]["params"]}
+        == {id(parameter) for parameter in parameters}
         and not sgd.param_groups[0]["dampening"]
         and not sgd.param_groups[0]["maximize"]
         and recipe.batch_size <= recipe.train_size
-        and all(parameter.dtype == torch.float32 for parameter in recipe.skeleton.parameters())
+        and all(parameter.dtype == torch.float32 for parameter in parameters)
         and not any(isinstance(module, _DropoutNd) for module in recipe.skeleton.modules())
+        and _repeats(recipe)
     )
+
+
+def _repeats(recipe: ImageClassification) -> bool:
+    """Whether a loss draws nothing, reaches every weight and keeps its buffers where they are: tried on two images."""
+    model = copy.deepcopy(recipe.skeleton).train()
+    buffers = dict(model.named_buffers())
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        loss = recipe.loss(model, (torch.cat(recipe.example() * 2), torch.zeros(2, dtype=torch.int64)))
+        drew = not torch.equal(before, torch.get_rng_state())
+    loss.backward()  # type: ignore[no-untyped-call]
+    reached = all(parameter.grad is not None for parameter in model.parameters())
+    return not drew and reached and all(buffer is buffers[name] for name, buffer in model.named_buffers())
 
 
 class Span(NamedTuple):
