@@ -3,18 +3,22 @@
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
+import rewound.claims
 from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.planning import plan
+from rewound.recipe import Batch
 from rewound.store import Store
-from tiny import logged
+from tiny import Tiny, logged
 from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
 
 
@@ -29,6 +33,23 @@ def test_two_jobs_give_the_bits_of_one(store: Store, whole: Store) -> None:
     run(sweep, store, keep_all=True, jobs=2)
     assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, whole))
     assert_same_tensors(store, whole)
+    assert store.claims() == {}
+
+
+def test_the_claim_of_a_long_epoch_does_not_grow_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host would take the work over."""
+    monkeypatch.setattr(rewound.claims, "STALE", 1.0)
+    loss, ages = Tiny.loss, list[float]()
+
+    def slowly(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        time.sleep(0.15)
+        (claim,) = store.root.glob("claims/*.json")
+        ages.append(time.time() - claim.stat().st_mtime)
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(Tiny, "loss", slowly)
+    run(sweep_of(), store)
+    assert max(ages) < 1.0
     assert store.claims() == {}
 
 

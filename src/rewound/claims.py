@@ -7,14 +7,17 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rewound.artifact import write_whole
 
 HEARTBEAT = 2.0
-"""Seconds between two signs of life."""
+"""Seconds between two signs of how far the work is."""
 STALE = 120.0
 """Seconds without one after which another host's claim is taken over."""
 
@@ -41,15 +44,39 @@ def take(path: Path) -> bool:
 
 def beat(path: Path, steps: int) -> None:
     """Say that this process is at the work, and how many steps it has done."""
-    pid = os.getpid()
-    claim = Claim(socket.gethostname(), pid, _process_start(pid), steps)
-    write_whole(path, json.dumps(claim).encode(), durable=False)
+    write_whole(path, json.dumps(_mine(steps)).encode(), durable=False)
+
+
+@contextmanager
+def heart(folder: Path) -> Iterator[None]:
+    """Inside, this process's claims in a folder do not grow old, however long an epoch or a recomputation takes."""
+    mine, stop = _mine(0)[:3], threading.Event()
+
+    def beats() -> None:
+        while not stop.wait(STALE / 4):
+            for path in folder.glob("*.json"):
+                if (owner := _read(path)) is not None and owner[:3] == mine:
+                    with suppress(OSError):  # given up since it was read
+                        os.utime(path)
+
+    thread = threading.Thread(target=beats, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def under_way(folder: Path) -> dict[str, Claim]:
     """The claims of a folder that somebody alive holds, by key."""
     found = ((path, _read(path)) for path in folder.glob("*.json"))
     return {path.stem: claim for path, claim in found if claim is not None and not _is_abandoned(path)}
+
+
+def _mine(steps: int) -> Claim:
+    pid = os.getpid()
+    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
 
 
 def _read(path: Path) -> Claim | None:

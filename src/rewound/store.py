@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -23,7 +23,7 @@ from typing import Literal, cast
 from safetensors import SafetensorError
 
 from rewound.artifact import Damaged, digest, replacing, write_whole
-from rewound.claims import Claim, beat, take, under_way
+from rewound.claims import Claim, beat, heart, take, under_way
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.records import Notes, Point, Result
@@ -170,6 +170,10 @@ class Store:
         """Say that the owner of the claim is alive, and how many steps it has done."""
         with said_of(self.root):
             beat(self._claim_path(key), steps)
+
+    def alive(self) -> AbstractContextManager[None]:
+        """Inside, the claims of this process stay its own on every host, whatever it is busy with."""
+        return heart(self.root / "claims")
 
     def release(self, key: str) -> None:
         """Give the claim up."""

@@ -101,7 +101,7 @@ def _work(plan: Plan, store: Store, options: Options, say: Say, warn: Say, alive
     """Be one worker, here or in a process of its own."""
     device = device_named(options.device)
     worker = Worker(store, device, options.keep_all, say, alive, options.until, options.plain)
-    with _one_thread(), _warnings_said(warn), suppress(Paused):
+    with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)
 
 
