@@ -16,7 +16,7 @@ from rewound.planning import plan
 from rewound.recipe import Position
 from rewound.store import Store
 from tiny import ENTERED
-from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless
+from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless, values
 
 
 class Interrupted(Exception):
@@ -53,6 +53,25 @@ def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatc
     run(sweep, other, keep_all=True)
     assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, other))
     assert_same_tensors(store, other)
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_draft_of_a_run_that_is_cut_anew(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first cut, or beyond it: the curve has every point once."""
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    whole = sweep_of(FINE_TUNING | {"retrain-epochs": 3}, recipe="Watched")
+    grown = sweep_of(FINE_TUNING | {"retrain-epochs": [1, 3]}, recipe="Watched")
+    with pytest.raises(Interrupted):
+        local.run(plan(whole.targets), store, Options(), say=lambda text: None, tick=interrupting(after + 1))
+    (draft,) = store.root.glob("drafts/*")
+    assert draft.stem == whole.targets[-1].state.key
+    run(grown, store)
+    other = Store(store.root.with_name("other"))
+    run(grown, other)
+    resumed, straight = collected(grown.targets, store), collected(grown.targets, other)
+    assert values(resumed) == values(straight)
+    assert [(point.key, point.step) for point in resumed.curves] == [(p.key, p.step) for p in straight.curves]
 
 
 def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(

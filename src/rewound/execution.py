@@ -104,12 +104,14 @@ class Job:
         self.beaten = self.saved = time.perf_counter()
         notes = Notes(curve=[], seconds=0.0)
         store, source = worker.store, (worker.store, worker.device, worker.say)
-        if (draft := store.load(node.key, draft=True)) is not None:
+        begin = node.after.steps if node.after else 0
+        # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
+        if (draft := store.load(node.key, draft=True)) is not None and draft[0].position.steps > begin:
             state, self.mask, notes = draft
         else:
             state, self.mask = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, *source)
-        self.curve, self.seconds = notes["curve"], notes["seconds"]
+        self.curve, self.seconds = [point for point in notes["curve"] if point.step > begin], notes["seconds"]
         done = state.position.steps
         self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))
 
