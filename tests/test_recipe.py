@@ -21,6 +21,7 @@ from rewound.recipes import recipe_named
 from rewound.recipes.cifar10 import ResNet20, ResNet56, ResNet110
 from rewound.recipes.digits import Digits
 from rewound.recipes.images import ImageClassification, shifted, split
+from rewound.targets import retrained
 
 CPU = torch.device("cpu")
 CIFAR = [(ResNet20, 271_152), (ResNet56, 851_760), (ResNet110, 1_722_672)]
@@ -326,6 +327,14 @@ def test_the_cifar_schedule_at_its_boundaries(step: int, rate: float) -> None:
     schedule = ResNet56().schedule
     assert schedule.at(step) == rate
     assert (schedule.steps, schedule.final) == (71_108, 0.001)
+
+
+@pytest.mark.parametrize("fields", [{"epochs": 8.0}, {"batch-size": 256}, {"steps": 10_000}])
+def test_epochs_and_steps_of_cifar_belong_together(fields: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"epochs of batches of \d+ are .* steps, not .*; give steps"):
+        list(retrained(ResNet20.with_fields(fields), 1, "lr-rewinding", 8, [0.5], iterative=False))
+    short = ResNet20.with_fields({"epochs": 8, "steps": 3125, "drops": [1563, 2344]})
+    assert short.steps_of(8.0) == 3125
 
 
 def test_the_cifar_optimizer_decays_every_parameter() -> None:

@@ -61,6 +61,12 @@ class CIFAR10(ImageClassification):
     @cached_property
     def schedule(self) -> Schedule:
         """Tenfold drops; the paper's `S[T]` is 0.001, which holds for ever."""
+        nominal = self.epochs * self.steps_per_epoch  # the authors' 182 epochs are 14 steps longer
+        if abs(self.steps - nominal) >= self.steps_per_epoch:
+            raise InputError(
+                f"{self.epochs:g} epochs of batches of {self.batch_size} are {nominal:,.0f} steps, not {self.steps:,}; "
+                "give steps, and the drops among them, together with epochs and batch-size"
+            )
         return Schedule.piecewise(self.steps, [self.learning_rate * scale for scale in (1, 0.1, 0.01)], self.drops)
 
     def model(self, seed: int) -> nn.Module:
