@@ -363,9 +363,17 @@ def test_max_drop_needs_validation(tmp_path: Path) -> None:
     given = trainer(tmp_path, rewinding(max_drop=0.1, monitor="val_loss"))
     with pytest.raises(InputError, match=r"but nothing is validated; give trainer\.fit a validation loader"):
         given.fit(Module(), loader())
-    given = trainer(tmp_path, rewinding(max_drop=0.1, monitor="val_loss"), check_val_every_n_epoch=2)
-    with pytest.raises(InputError, match="check_val_every_n_epoch=2 does not divide max_epochs=3; give 1"):
+
+
+@pytest.mark.parametrize(("max_epochs", "retrain_epochs", "missed"), [(3, None, 3), (4, 3, 7)])
+def test_max_drop_needs_a_validation_of_every_level(
+    max_epochs: int, retrain_epochs: int | None, missed: int, tmp_path: Path
+) -> None:
+    callback = rewinding(max_drop=0.1, monitor="val_loss", retrain_epochs=retrain_epochs)
+    given = trainer(tmp_path, callback, check_val_every_n_epoch=2, max_epochs=max_epochs)
+    with pytest.raises(InputError, match=f"check_val_every_n_epoch=2 does not divide {missed}, .*; give 1"):
         fit(given, Module())
+    assert given.global_step == 0, "it is told before training"
 
 
 def test_max_drop_needs_a_metric() -> None:

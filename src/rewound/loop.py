@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from rewound import ranks
@@ -187,6 +188,11 @@ class Epochs:
     def __len__(self) -> int:
         """All epochs, those already done included; `max_drop` may end the run sooner."""
         return self._course.epochs
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """How many epochs are done when each level ends, the dense run first."""
+        return tuple(accumulate(level.length for level in self._levels))
 
     @property
     def level(self) -> int:

@@ -112,6 +112,8 @@ class Rewind(Callback):
         )
         if self._saved is not None:
             run.load_state_dict(self._saved)
+        if self._make.keywords["max_drop"] is not None:
+            _check_validations(trainer, run.ends)
         trainer.fit_loop.max_epochs = len(run)  # now that `configure_optimizers` has seen T
         self._run, self._epochs = run, iter(run)
 
@@ -154,6 +156,16 @@ class Rewind(Callback):
             self._epochs.close()
 
 
+def _check_validations(trainer: Trainer, ends: Sequence[int]) -> None:
+    """An error if a level would end without a validation."""
+    every = trainer.check_val_every_n_epoch or 1
+    if missed := [end for end in ends if end % every]:
+        raise InputError(
+            f"max_drop needs a validation at the end of every level, but check_val_every_n_epoch={every} does not "
+            f"divide {missed[0]}, the epochs after which one ends; give 1"
+        )
+
+
 _AVERAGES = ("WeightAveraging", "StochasticWeightAveraging")  # by name: older versions of Lightning have one of them
 
 
@@ -186,11 +198,6 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
         raise InputError(
             "max_drop needs the accuracy of every level, but nothing is validated; give trainer.fit a validation "
             "loader, and the module a validation_step"
-        )
-    if max_drop is not None and (trainer.max_epochs or 0) % (every := trainer.check_val_every_n_epoch or 1):
-        raise InputError(
-            f"max_drop needs a validation at the end of every level, but check_val_every_n_epoch={every} does not "
-            f"divide max_epochs={trainer.max_epochs}; give 1"
         )
     if trainer.max_steps != -1:
         raise InputError(f"a run is counted in epochs, not in max_steps={trainer.max_steps}; give max_epochs")
