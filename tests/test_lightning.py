@@ -183,6 +183,22 @@ def test_a_trained_module_is_adopted(interval: str, tmp_path: Path) -> None:
     assert_sparse(module.state_dict(), callback.run.mask)
 
 
+def test_the_accuracy_of_an_adopted_module_is_validated_before(tmp_path: Path) -> None:
+    module = Module()
+    fit(trainer(tmp_path / "before"), module)
+    given = {"adopt": True, "max_drop": 9.0, "monitor": "val_loss", "mode": "min"}
+    with pytest.raises(InputError, match=r"accuracy of the adopted module; call trainer\.validate with this trainer"):
+        fit(trainer(tmp_path / "untold", rewinding(**given)), module)
+    callback = rewinding(**given)
+    mine = trainer(tmp_path / "told", callback)
+    (validated,) = mine.validate(module, loader(32), verbose=False)
+    fit(mine, module)
+    assert [reached.density for reached in callback.run.levels] == [1.0, *densities(1.5)]
+    assert callback.run.levels[0].accuracy == pytest.approx(validated["val_loss"])
+    mine.validate(module, loader(32), verbose=False)  # of the pruned module, afterwards: told to nobody
+    assert callback.run.levels[0].accuracy == pytest.approx(validated["val_loss"])
+
+
 class Endless(IterableDataset[tuple[Tensor, Tensor]]):
     """Data that nobody has counted."""
 

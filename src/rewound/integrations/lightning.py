@@ -33,7 +33,8 @@ class Rewind(Callback):
     The arguments are those of `rewound.epochs`, with T = `max_epochs`. `checkpoint` is the folder of what the run goes
     back to, by default `rewound` below the trainer's `default_root_dir`. A level's accuracy is the metric `monitor` as
     validated in its last epoch; `mode="min"` if less is better. With `adopt` the module was trained before, along the
-    schedule that `configure_optimizers` returns: its pruning begins at once. The run itself is `callback.run`.
+    schedule that `configure_optimizers` returns: its pruning begins at once, and for `max_drop` its accuracy is what
+    `trainer.validate` finds before. The run itself is `callback.run`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Rewind(Callback):
         )
         self._folder, self._adopts, self._monitor, self._more_is_better = checkpoint, adopt, monitor, mode == "max"
         self._saved: dict[str, object] | None = None
+        self._validated: float | None = None  # before the fit: what an adopted module reached
         self._run: Epochs | None = None
         self._in_epoch = False
 
@@ -112,8 +114,15 @@ class Rewind(Callback):
         )
         if self._saved is not None:
             run.load_state_dict(self._saved)
+        elif self._adopts and self._validated is not None:
+            self._report(run, self._validated)
         if self._make.keywords["max_drop"] is not None:
             _check_validations(trainer, run.ends)
+            if self._adopts and self._saved is None and self._validated is None:
+                raise InputError(
+                    "max_drop needs the accuracy of the adopted module; call trainer.validate with this trainer "
+                    "before trainer.fit"
+                )
         trainer.fit_loop.max_epochs = len(run)  # now that `configure_optimizers` has seen T
         self._run, self._epochs = run, iter(run)
 
@@ -130,13 +139,20 @@ class Rewind(Callback):
             self.on_train_epoch_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._monitor is None or trainer.state.fn != "fit" or trainer.sanity_checking:
+        before = self._adopts and self._run is None
+        if self._monitor is None or trainer.sanity_checking or not (before or trainer.state.fn == "fit"):
             return
         metrics = trainer.callback_metrics
         if self._monitor not in metrics:
             raise InputError(f"validation logs no {self._monitor!r}; give monitor= one of {', '.join(metrics)}")
         value = ranks.from_first(float(metrics[self._monitor]))  # without sync_dist each rank has its own
-        self.run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)
+        if before:
+            self._validated = value
+        else:
+            self._report(self.run, value)
+
+    def _report(self, run: Epochs, value: float) -> None:
+        run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._in_epoch = False
