@@ -53,6 +53,18 @@ def test_a_recipe_of_ones_own_stands_in_every_figure_it_fits() -> None:
     assert numbers(table() + table(iterative=True)) == [1, 2, 3, 5, 6, 7, 8, 9, 11, 12]
 
 
+def test_nothing_is_called_retrained_in_full_that_was_not(tmp_path: Path) -> None:
+    rows, algorithm_1 = table(iterative=True), Drawing(NAMES[5])
+    for epochs, full in ((8.0, {8.0}), (16.0, {16.0}), (32.0, set())):
+        found = experiments(rows, epochs={"digits": epochs})
+        points = [point for panel in shown(5, found) for point in panel.points]
+        assert {point.retrain_epochs for point in points} == full
+    draw_figures(rows, tmp_path, Console(quiet=True), algorithm_1, epochs={"digits": 8.0})
+    assert "lr-rewinding,0.5,8," in (tmp_path / "paper" / "points.csv").read_text()
+    with pytest.raises(InputError, match="nothing to draw"):
+        draw_figures(rows, tmp_path, Console(quiet=True), algorithm_1, epochs={"digits": 32.0})
+
+
 def test_a_network_of_the_appendix_stands_in_the_main_figures_where_they_would_be_empty() -> None:
     assert numbers(table(R20)) == [1, 3, 7, 9]
     found = experiments(table(R20) + table(R56))

@@ -54,10 +54,10 @@ class Drawing:
         """The paper's figures that are asked for, by name."""
         return FIGURES if self.figures == "paper" else {n: f for n, f in FIGURES.items() if n == self.figures}
 
-    def check(self, rows: Sequence[Row]) -> None:
+    def check(self, rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> None:
         """An error if the paper's figures are asked for and the rows have no data for any of them."""
         asked = self.of_the_paper
-        found = experiments(rows) if asked else []
+        found = experiments(rows, epochs=epochs) if asked else []
         if asked and not any(panels(figure, found) for figure in asked.values()):
             which = "the paper's figures" if len(asked) > 1 else self.figures
             raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")
@@ -79,7 +79,7 @@ def draw_figures(
         return []
     if drawing.figures == "default":
         return _told(console, lambda: _default_figures(rows, out, drawing.formats, epochs or {}, theirs))
-    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing, theirs))
+    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing, theirs, epochs))
 
 
 @contextmanager
@@ -136,12 +136,19 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
     return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished]
 
 
-def _of_the_paper(rows: list[Row], out: Path, console: Console, drawing: Drawing, theirs: Sequence[Row]) -> list[Path]:
+def _of_the_paper(
+    rows: list[Row],
+    out: Path,
+    console: Console,
+    drawing: Drawing,
+    theirs: Sequence[Row],
+    epochs: Mapping[str, float] | None,
+) -> list[Path]:
     from rewound.pages.paper import save_sheet, sheets
 
-    drawing.check(rows)
+    drawing.check(rows, epochs)
     wanted = drawing.of_the_paper
-    drawn = list(sheets(rows, wanted.values(), theirs))
+    drawn = list(sheets(rows, wanted.values(), theirs, epochs))
     if missing := [name for name in wanted if name not in {sheet.figure.name for sheet in drawn}]:
         numbers = ", ".join(name.split("-")[1] for name in missing)
         console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")

@@ -1,7 +1,7 @@
 """All that a table has of one recipe, way of pruning and mode (one-shot or iterative): what a figure is drawn from."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rewound.baseline import Baseline, baselines
@@ -19,7 +19,7 @@ class Experiment:
     recipe: str
     pruning: str
     iterative: bool
-    epochs: float  # T: the longest retraining time of the recipe
+    epochs: float  # T
     baseline: Baseline
     cells: tuple[Cell, ...]
     over_dense: tuple[Speedup, ...]
@@ -51,14 +51,19 @@ class Experiment:
         )
 
 
-def experiments(rows: Iterable[Row], compare: Sequence[Row] = ()) -> list[Experiment]:
-    """Everything a table holds, by recipe, pruning and mode, and what a table to `compare` with has of the same."""
+def experiments(
+    rows: Iterable[Row], compare: Sequence[Row] = (), epochs: Mapping[str, float] | None = None
+) -> list[Experiment]:
+    """Everything a table holds, by recipe, pruning and mode, and what a table to `compare` with has of the same.
+
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
+    """
     rows = list(rows)
     other = experiments(overlay(rows, compare)) if compare else []
     theirs = {(each.recipe, each.pruning, each.iterative): each for each in other}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
-    longest = longest_times(made)
+    longest = longest_times(made) | dict(epochs or {})
     return [
         Experiment(
             *setting,

@@ -121,7 +121,8 @@ def _report(
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise _not_run(declared, store.root)
-    drawing.check(tables.rows)
+    epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
+    drawing.check(tables.rows, epochs)
     cards = compare(tables.rows, theirs) if theirs else []
     paths = tables.write(out)
     if tables.missing:
@@ -136,7 +137,6 @@ def _report(
         )
     else:
         origin = written_to(paths[0], of_sweep(declared, store, tables))
-        epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
         images = sweep.recipe.test_size
         paths += show_tables(tables, out, console, origin, theirs, cards, drawing, epochs, images)
     say_files([*paths, *show_comparison(cards, tables.rows, out, console)])

@@ -1,6 +1,6 @@
 """The paper's figures as files: every figure a sheet of panels, and every panel a file of its own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -62,13 +62,16 @@ class Sheet:
 
 
 def sheets(
-    rows: Iterable[Row], figures: Iterable[PaperFigure] = tuple(FIGURES.values()), compare: Sequence[Row] = ()
+    rows: Iterable[Row],
+    figures: Iterable[PaperFigure] = tuple(FIGURES.values()),
+    compare: Sequence[Row] = (),
+    epochs: Mapping[str, float] | None = None,
 ) -> Iterator[Sheet]:
     """Every figure there are data for, each followed by its panels alone where it has several.
 
-    The rows of `compare` are drawn over ours, hollow, where both tables have the cell.
+    The rows of `compare` are drawn over ours, hollow, where both tables have the cell. `epochs` gives T by recipe.
     """
-    found = experiments(rows, compare)
+    found = experiments(rows, compare, epochs)
     for figure in figures:
         made = panels(figure, found)
         number = figure.name.split("-")[1]
