@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rewound.captured import Program, capturable
 from rewound.errors import Diverged, InputError
@@ -171,6 +172,18 @@ def test_events_come_in_turn_and_say_the_end() -> None:
         fleet.start(Run(begin(DIGITS, seed), None, [Segment(0.1, 3)], [1, 7]))
     seen = [(m, state.position.steps, ended) for m, state, ended in fleet.events() if isinstance(state, State)]
     assert seen == [(0, 1, False), (1, 1, False), (0, 3, True), (1, 3, True)]
+
+
+def test_runs_that_have_ended_leave_no_hooks_behind() -> None:
+    fleet = Fleet(DIGITS, "cpu", capacity=2)
+    bad = [Segment(1e30, 5), Segment(0.1, 12)]
+    for seed, rates in ((1, RATES), (2, bad)):
+        fleet.start(Run(begin(DIGITS, seed), sparse(DIGITS), rates, [5]))
+    for member, outcome, ended in fleet.events():
+        if ended and isinstance(outcome, State):
+            assert fleet.evaluate(member) == evaluate(DIGITS, outcome)
+    assert not _global_optimizer_pre_hooks
+    assert fleet.free == 2
 
 
 def test_a_run_that_diverges_stops_alone() -> None:

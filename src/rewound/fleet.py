@@ -195,7 +195,9 @@ class _Plain:
         except Diverged as failure:
             self._state = None
             return failure, True
-        return self._state, self._state.position.steps == self._end
+        if ended := self._state.position.steps == self._end:
+            next(self._states, None)  # its hooks end with it, whoever keeps the fleet
+        return self._state, ended
 
     def resume(self) -> None:
         pass
