@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "reparametrised",
         "pruner",
         "schedulers",
+        "joint",
         "groups",
         "recording",
         "rehearsal",

@@ -237,7 +237,7 @@ def test_a_tensor_is_filled_in_place() -> None:
 def test_a_rehearsal_is_what_training_would_do_and_leaves_no_trace(name: str, by_step: bool) -> None:
     optimizer, scheduler = made("two groups", name, by_step)
     groups, state = copy.deepcopy(optimizer.param_groups), copy.deepcopy(scheduler.state_dict())  # type: ignore[attr-defined]
-    rehearsal = rehearsed(optimizer, scheduler, EPOCHS, STEPS if by_step else 1)  # type: ignore[arg-type]
+    rehearsal = rehearsed(optimizer, [scheduler], EPOCHS, STEPS if by_step else 1)  # type: ignore[arg-type]
     assert [hyperparameters(g) for g in optimizer.param_groups] == [hyperparameters(g) for g in groups]
     assert str(scheduler.state_dict()) == str(state)  # type: ignore[attr-defined]
     recording = Recording()

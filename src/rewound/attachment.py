@@ -38,7 +38,7 @@ StepHook = Callable[[Optimizer, Any, Any], None]
 
 
 @contextmanager
-def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizer: Optimizer | None) -> Iterator[None]:
+def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Inside, every parameter is zero where its mask is False, after any optimizer's step."""
     masks: dict[nn.Parameter, Tensor] = {}
     for parameter, mask in pairs:
@@ -47,7 +47,7 @@ def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizer: Optimizer 
     with ExitStack() as hooks:
         attachment = _Attachment(masks, hooks)
         attachment.begin()
-        if optimizer is not None:
+        for optimizer in optimizers:
             attachment.adopt(optimizer)
         yield
         attachment.end()

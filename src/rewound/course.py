@@ -9,6 +9,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, few, shown
+from rewound.joint import called
 from rewound.pruner import Pruner, prunable_weights
 from rewound.technique import Technique, technique_named
 
@@ -103,7 +104,7 @@ class Course:
         return {
             **{name: getattr(self, name) for name in plain},
             "pruner": pruner,
-            "optimizer": type(optimizer).__name__,
+            "optimizer": called(optimizer),
             "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
         }
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.attachment import untraced
 from rewound.errors import InputError
 from rewound.groups import Value, assign, hyperparameters
+from rewound.joint import members
 from rewound.progress import Progress
 from rewound.recording import Recording
 from rewound.schedulers import Scheduler, followed
@@ -67,10 +68,11 @@ def replayed(
         _counted(optimizer, progress, begin, lambda optimizer, before: _assign(optimizer, present)),
     ):
         yield
-    if recording.steps(0) == 1 < progress.steps <= moves:
+    taken = len(members(optimizer))  # steps with every batch
+    if recording.steps(0) == taken < progress.steps <= moves:
         raise InputError(
-            f"{type(schedulers[0]).__name__} is stepped with every batch ({moves:,} times in epoch {progress.epoch}), "
-            f"but was run through once an epoch; give steps_per_epoch={progress.steps}"
+            f"{type(schedulers[0]).__name__} is stepped with every batch ({moves // taken:,} times in epoch "
+            f"{progress.epoch}), but was run through once an epoch; give steps_per_epoch={progress.steps // taken}"
         )
 
 
@@ -81,7 +83,7 @@ def _counted(
     """Inside, `begin` and `end` are called around every step, `closed` after its closure; an epoch needs a step."""
     used: list[object] | None = None
 
-    def begin_step(optimizer: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+    def begin_step(member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         nonlocal used
         progress.steps += 1
         begin(optimizer)
@@ -96,11 +98,11 @@ def _counted(
         used = _rates(optimizer)
         return loss
 
-    def end_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def end_step(member: Optimizer, args: object, kwargs: object) -> None:
         nonlocal used
         if used is not None and used != _rates(optimizer):
             raise InputError(
-                f"{type(optimizer).__name__} moved its learning rate from {used} to {_rates(optimizer)} inside its own "
+                f"{type(member).__name__} moved its learning rate from {used} to {_rates(optimizer)} inside its own "
                 "step, where it can be neither recorded nor rewound; move it in the loop, with a scheduler say"
             )
         used = None  # a step inside a step, of a class that calls its parent's: the inner one has told
@@ -108,11 +110,12 @@ def _counted(
             end(optimizer)
 
     with ExitStack() as hooks:
-        hooks.callback(optimizer.register_step_pre_hook(untraced(begin_step)).remove)  # type: ignore[arg-type]
-        after = optimizer.register_step_post_hook(untraced(end_step))
-        hooks.callback(after.remove)
-        # First of all: a hook of the loop's own may step a scheduler.
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+        for member in members(optimizer):
+            hooks.callback(member.register_step_pre_hook(untraced(begin_step)).remove)  # type: ignore[arg-type]
+            after = member.register_step_post_hook(untraced(end_step))
+            hooks.callback(after.remove)
+            # First of all: a hook of the loop's own may step a scheduler.
+            member._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
         yield
     if not progress.steps:
         raise InputError(

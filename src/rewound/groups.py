@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
+from rewound.joint import called
 
 Value = float | tuple[float, ...]
 Group = dict[str, object]
@@ -33,7 +34,7 @@ def check_rates(optimizer: Optimizer) -> None:
     for number, group in enumerate(optimizer.param_groups):
         if not isinstance(hyperparameters(group).get("lr"), float):
             raise InputError(
-                f"parameter group {number} of {type(optimizer).__name__} has lr={group.get('lr')!r}, which can be "
+                f"parameter group {number} of {called(optimizer)} has lr={group.get('lr')!r}, which can be "
                 "neither recorded nor rewound; give each group a number, and a scheduler if it is to move"
             )
 

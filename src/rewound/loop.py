@@ -18,6 +18,7 @@ from rewound.checkpoints import level_name, opened, progress_in, rewind_name
 from rewound.course import Course
 from rewound.epoch import recorded, replayed
 from rewound.errors import InputError
+from rewound.joint import members
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
 from rewound.recording import Recording
@@ -74,7 +75,7 @@ class Epochs:
         progress, subjects = self._progress, self._subjects
         with ExitStack() as level:
             if progress.mask is not None:
-                level.enter_context(progress.mask.attached(subjects.model, subjects.optimizer))
+                level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
                 level.enter_context(resting(subjects.schedulers, subjects.optimizer))
             while progress.done < self._levels[self.level].length:
                 if not progress.steps:  # else it is resumed in its middle

@@ -1,6 +1,6 @@
 """Which weights are kept: a mapping from parameter names to boolean tensors, beside the model and never inside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -65,7 +65,9 @@ class Mask(Mapping[str, Tensor]):
             for parameter, mask in self.pairs(model):
                 zero(parameter, mask)
 
-    def attached(self, model: nn.Module, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
+    def attached(
+        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None
+    ) -> AbstractContextManager[None]:
         """Inside this context any loop trains W (.) m: pruned weights are exactly zero after every step.
 
         What a loop itself writes into weights between steps, by `.data` or load_state_dict, is masked at the next step;
@@ -80,7 +82,8 @@ class Mask(Mapping[str, Tensor]):
         >>> layer.weight[0, 1].item()
         0.0
         """
-        return attached(self.pairs(model), optimizer)
+        several = optimizer if isinstance(optimizer, Sequence) else () if optimizer is None else (optimizer,)
+        return attached(self.pairs(model), several)
 
     def packed(self) -> dict[str, Tensor]:
         """Eight weights to a byte, in index order; `unpacked` needs the shapes back."""

@@ -9,6 +9,7 @@ for epoch in run:  # was: for epoch in range(90)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -18,6 +19,7 @@ from rewound.algorithm import RATE, longest_time
 from rewound.course import Course, Init
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.groups import check_rates
+from rewound.joint import joint
 from rewound.loop import Epochs
 from rewound.progress import Progress
 from rewound.pruner import Pruner, as_pruner
@@ -27,11 +29,14 @@ from rewound.schedulers import Scheduler, bare, check_given
 from rewound.snapshot import Stateful, Subjects
 from rewound.technique import technique_named
 
+Thing = TypeVar("Thing")
+_ORDER = "the order is epochs(training_epochs, model, optimizer, scheduler)"
+
 
 def epochs(
     training_epochs: int,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
     *,
     compression: float = 10.0,
@@ -56,6 +61,7 @@ def epochs(
     the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`. A level
     takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
 
+    `optimizer` may be several in a list (Muon for matrices, AdamW for the rest), which the loop steps in one order.
     `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
     them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too; with other arguments
     (all from `training_epochs` to `pruner`, `final` and `adopt`; a larger `compression` goes on), another kind of
@@ -105,8 +111,10 @@ def epochs(
     if not callable(say):
         raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
     folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
-    subjects = Subjects(_bare(model), inner(optimizer), _several(scheduler), also)
-    _check_kinds(subjects)
+    optimizers = [inner(each) for each in _listed(optimizer)]
+    _check_kinds(model, optimizers)
+    subjects = Subjects(_bare(model), joint(optimizers), _several(scheduler), also)
+    _check_schedulers(subjects)
     check_rates(subjects.optimizer)
     if not adopt:
         check_given(subjects.schedulers, subjects.optimizer)
@@ -121,16 +129,23 @@ def epochs(
     return Epochs(course, subjects, progress, folder, resume, say)
 
 
-def _check_kinds(subjects: Subjects) -> None:
-    """Whether each thing is what its place asks for, and the schedulers move this optimizer's rate."""
-    order = "the order is epochs(training_epochs, model, optimizer, scheduler)"
-    check_kind("model", subjects.model, nn.Module, order)
-    check_kind("optimizer", subjects.optimizer, Optimizer, order)
-    if not hasattr(subjects.optimizer, "_optimizer_step_pre_hooks"):
-        raise InputError(
-            f"the steps of {type(subjects.optimizer).__name__} cannot be followed, since it does not call "
-            "Optimizer.__init__; give an optimizer that does"
-        )
+def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Whether each thing is what its place asks for, and each parameter in one optimizer alone."""
+    check_kind("model", model, nn.Module, _ORDER)
+    for optimizer in optimizers:
+        check_kind("optimizer", optimizer, Optimizer, _ORDER)
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise InputError(
+                f"the steps of {type(optimizer).__name__} cannot be followed, since it does not call "
+                "Optimizer.__init__; give an optimizer that does"
+            )
+    stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+    if len(set().union(*stepped)) < sum(map(len, stepped)):
+        raise InputError("some parameters are in two of the optimizers, which would both step them; give each its own")
+
+
+def _check_schedulers(subjects: Subjects) -> None:
+    """Whether the schedulers move this optimizer's rate."""
     groups = {id(group) for group in subjects.optimizer.param_groups}
     for scheduler in subjects.schedulers:
         moved = getattr(bare(scheduler), "optimizer", None)
@@ -168,8 +183,9 @@ def _delegates(optimizer: object) -> bool:
 
 
 def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:
-    if scheduler is None or isinstance(scheduler, Schedule):
-        return ()
-    if isinstance(scheduler, str):  # a name where a scheduler belongs: one wrong thing, not one for each letter
-        return (scheduler,)
-    return scheduler if isinstance(scheduler, Sequence) else (scheduler,)
+    return () if scheduler is None or isinstance(scheduler, Schedule) else _listed(scheduler)
+
+
+def _listed(given: Thing | Sequence[Thing]) -> Sequence[Thing]:
+    """One thing, or several; a name where a thing belongs is one wrong thing, not one for each letter."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

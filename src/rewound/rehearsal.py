@@ -8,6 +8,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 from rewound.groups import hyperparameters, rate_of
+from rewound.joint import members
 from rewound.recording import Recording, Runs
 from rewound.schedule import Schedule
 from rewound.schedulers import Scheduler, bare, needed, position
@@ -19,26 +20,29 @@ def adopted(
     """The recording of a run that followed this schedule, or these schedulers."""
     if isinstance(scheduler, Schedule):
         return scheduled(optimizer, scheduler, epochs)
-    if len(scheduler) != 1:
+    if len(scheduler) != (count := len(members(optimizer))):
+        wanted = "one new scheduler" if count == 1 else "one new scheduler for each optimizer"
         raise InputError(
-            f"adopt=True needs the schedule that trained the network, one new scheduler or a Schedule, "
+            f"adopt=True needs the schedule that trained the network, {wanted} or a Schedule, "
             f"not {len(scheduler)} schedulers"
         )
-    if (steps := position(scheduler[0])) > 0:
-        raise InputError(
-            f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its start"
-        )
-    return rehearsed(optimizer, scheduler[0], epochs, steps_per_epoch)
+    for each in scheduler:
+        if (steps := position(each)) > 0:
+            raise InputError(
+                f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its "
+                "start"
+            )
+        if needs := needed(each):
+            raise InputError(
+                f"{type(bare(each)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
+                "cannot run through it; give the learning rates it took as a rewound.Schedule"
+            )
+    return rehearsed(optimizer, scheduler, epochs, steps_per_epoch)
 
 
-def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per_epoch: int) -> Recording:
-    """What a new scheduler would do over a whole training run, found by running through it; both end as they were."""
-    if needs := needed(scheduler):
-        raise InputError(
-            f"{type(bare(scheduler)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
-            "cannot run through it; give the learning rates it took as a rewound.Schedule"
-        )
-    before, groups = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
+def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int, steps_per_epoch: int) -> Recording:
+    """What new schedulers would do over a whole training run, found by running through it; all end as they were."""
+    before, groups = [each.state_dict() for each in schedulers], [dict(group) for group in optimizer.param_groups]
     tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
     recording = Recording()
     with warnings.catch_warnings():
@@ -46,9 +50,12 @@ def rehearsed(optimizer: Optimizer, scheduler: Scheduler, epochs: int, steps_per
         for _ in range(epochs):
             recording.begin_epoch()
             for _ in range(steps_per_epoch):
-                recording.observe(optimizer)
-                scheduler.step()
-    scheduler.load_state_dict(before)
+                for _ in members(optimizer):  # each takes a step
+                    recording.observe(optimizer)
+                for scheduler in schedulers:
+                    scheduler.step()
+    for scheduler, state in zip(schedulers, before, strict=True):
+        scheduler.load_state_dict(state)
     for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
         group.update(held)
         for name, copy in copies.items():
@@ -65,10 +72,11 @@ def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recordin
             "give it one step per epoch, or the same number in each"
         )
     rates = [rate_of(hyperparameters(group)["lr"]) for group in optimizer.param_groups]
+    taken = len(members(optimizer))  # steps of one batch
     ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
     cuts = [schedule.segments(epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
     groups: list[dict[str, list[Runs]]] = [
-        {"lr": [[(rate * ratio, count) for rate, count in cut] for cut in cuts]} for ratio in ratios
+        {"lr": [[(rate * ratio, count * taken) for rate, count in cut] for cut in cuts]} for ratio in ratios
     ]
     recording = Recording(groups, epochs)
     return recording if schedule.hold is None else recording.held(schedule.hold)

@@ -12,6 +12,7 @@ from rewound.algorithm import Level
 from rewound.checkpoints import Folder, rewind_name
 from rewound.course import Course, trained_weights
 from rewound.errors import InputError
+from rewound.joint import members
 from rewound.mask import Mask
 from rewound.pruner import prunable_weights
 from rewound.snapshot import Subjects
@@ -45,7 +46,8 @@ def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
     """Fresh weights, and everything else as it was before the first epoch."""
     assert course.init is not None  # `Course` asks for it
     if course.adopt:
-        subjects.optimizer.state.clear()
+        for optimizer in members(subjects.optimizer):
+            optimizer.state.clear()
     else:
         _rewind(0, subjects, folder)
     weights = prunable_weights(subjects.model)

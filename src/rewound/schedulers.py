@@ -71,7 +71,8 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
-        return [group["lr"] for group in optimizer.param_groups]
+        own = getattr(bare(scheduler), "optimizer", optimizer)
+        return [group["lr"] for group in own.param_groups]
 
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):

@@ -110,7 +110,7 @@ class Rewind(Callback):
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
         run = self._make(
-            training_epochs, pl_module, trainer.optimizers[0], schedulers, checkpoint=folder, steps_per_epoch=steps
+            training_epochs, pl_module, trainer.optimizers, schedulers, checkpoint=folder, steps_per_epoch=steps
         )
         if self._saved is not None:
             run.load_state_dict(self._saved)
@@ -219,11 +219,6 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
         raise InputError(f"a run is counted in epochs, not in max_steps={trainer.max_steps}; give max_epochs")
     if trainer.max_epochs is None or trainer.max_epochs < 1:
         raise InputError(f"training takes at least 1 epoch, not max_epochs={trainer.max_epochs}")
-    if len(trainer.optimizers) != 1:
-        raise InputError(
-            f"one optimizer can be rewound, not {len(trainer.optimizers)}; return one from configure_optimizers, "
-            "with a parameter group for each setting"
-        )
     if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy):
         raise InputError(f"cannot prune parameters sharded by {type(trainer.strategy).__name__}; use strategy='ddp'")
     return trainer.max_epochs
