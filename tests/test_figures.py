@@ -116,9 +116,10 @@ def test_a_technique_of_the_user_is_drawn_under_its_own_name(tmp_path: Path) -> 
     assert len({look.colour for look in mine.values()}) == 4
 
 
-def test_bleu_is_drawn_as_it_is(tmp_path: Path) -> None:
-    rows = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in ONE_SHOT]
-    assert "Δ BLEU" in svg(rows, tmp_path)
+@pytest.mark.parametrize(("recipe", "label"), [("wmt16-gnmt", "Δ BLEU"), ("mine", "Δ score (points)")])
+def test_scores_are_drawn_as_they_are(recipe: str, label: str, tmp_path: Path) -> None:
+    rows = [replace(row, recipe=recipe, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in ONE_SHOT]
+    assert label in svg(rows, tmp_path)
 
 
 @pytest.mark.parametrize("densities", [(0.1,), (0.5, 0.1), (0.9574, 0.9562, 0.9602, 0.9659, 0.9773, 0.5)])

@@ -50,7 +50,9 @@ def test_a_baseline_knows_its_spread_and_unit() -> None:
     assert (points.mean, points.n, points.metric, points.unit) == (pytest.approx(0.91), 2, "accuracy", "points")
     assert points.spread == pytest.approx(2**0.5)
     assert points.delta(0.90) == pytest.approx(-1)
-    bleu = baselines(dense(26.0, 27.0))["digits"]
+    score = baselines(dense(26.0, 27.0))["digits"]
+    assert (score.delta(26.0), score.metric, score.unit) == (-0.5, "score", "points")
+    bleu = baselines([replace(row, recipe="wmt16-gnmt") for row in dense(26.0, 27.0)])["wmt16-gnmt"]
     assert (bleu.delta(26.0), bleu.metric, bleu.unit) == (-0.5, "BLEU", "BLEU")
     assert baselines(dense(0.9))["digits"] == Baseline(0.9, 0.0, 1)
 

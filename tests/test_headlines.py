@@ -71,8 +71,8 @@ def test_ablations_stay_out_unless_there_is_nothing_else_and_a_technique_of_ones
     assert "Reinitializing keeps" in said({"reinitialization": (0, 5)})
 
 
-def test_bleu_is_called_bleu() -> None:
-    assert "keeps dense BLEU to 2.00×" in said({"lr-rewinding": (0, 5)}, scale=30.0)
+def test_what_is_no_fraction_is_a_score() -> None:
+    assert "keeps dense score to 2.00×" in said({"lr-rewinding": (0, 5)}, scale=30.0)
 
 
 def test_the_cost_of_a_table_that_does_not_know_it_follows_the_papers_rule() -> None:

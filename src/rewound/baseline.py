@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from rewound.errors import InputError
 from rewound.results import Row
-from rewound.units import scales, shown_scale
+from rewound.units import metric_of, scales, shown_scale, unit_of
 
 
 @dataclass(frozen=True)
@@ -17,21 +17,18 @@ class Baseline:
     mean: float
     sd: float  # 0 for a single run, whose spread is unknown
     n: int
+    metric: str = "accuracy"
+    """What the values are called."""
 
     @property
     def scale(self) -> float:
-        """Table values to shown values: a fraction is shown in points (x 100), BLEU and the like as it is."""
+        """Table values to shown values: a fraction is shown in points (x 100), other scores as they are."""
         return shown_scale(self.mean)
-
-    @property
-    def metric(self) -> str:
-        """What the values are, judged by their size."""
-        return "accuracy" if self.scale == 100 else "BLEU"
 
     @property
     def unit(self) -> str:
         """The unit of a shown delta."""
-        return "points" if self.scale == 100 else "BLEU"
+        return unit_of(self.metric)
 
     @property
     def spread(self) -> float:
@@ -50,7 +47,7 @@ class Baseline:
 def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
     """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error."""
     rows = list(rows)
-    scales(rows)  # refuses a mixture of units
+    scale = scales(rows)
     dense: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.dense and row.test is not None:
@@ -66,6 +63,8 @@ def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
             "add their rows (technique empty, density 1) to the table"
         )
     return {
-        recipe: Baseline(fmean(tests), stdev(tests) if len(tests) > 1 else 0.0, len(tests))
+        recipe: Baseline(
+            fmean(tests), stdev(tests) if len(tests) > 1 else 0.0, len(tests), metric_of(recipe, scale[recipe])
+        )
         for recipe, tests in dense.items()
     }

@@ -21,7 +21,7 @@ from rewound.errors import InputError
 from rewound.findings import at_full_time
 from rewound.intervals import Pooled, pooled
 from rewound.results import Row
-from rewound.units import scales
+from rewound.units import metric_of, scales, unit_of
 
 SAME_DENSITY: Final = 0.000051  # half of the fourth decimal: 0.8**5 = 0.32768 is 0.3277 in a one-shot row
 TEST_SHARE: Final = 0.8  # of the held-out images, in the paper and in the recipes here
@@ -118,7 +118,8 @@ def _nearest(cells: Sequence[Cell], density: float) -> Cell | None:
 
 
 def _card(recipe: str, scale: float, ours: list[Row], theirs: list[Row], pairs: list[tuple[Cell, Cell]]) -> Card:
-    held_out = scale == 100 and all(row.val is not None for row in ours + theirs if row.test is not None)
+    unit = unit_of(metric_of(recipe, scale))
+    held_out = unit == "points" and all(row.val is not None for row in ours + theirs if row.test is not None)
     share = TEST_SHARE if held_out else 1.0
 
     def values(cell: Cell) -> list[float]:
@@ -130,7 +131,7 @@ def _card(recipe: str, scale: float, ours: list[Row], theirs: list[Row], pairs: 
     longest = max((cell.retrain_epochs for cell in mine + yours), default=0)
     return Card(
         recipe,
-        unit="points" if scale == 100 else "BLEU",
+        unit=unit,
         measure="80% test + 20% validation" if held_out else "test",
         dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
         curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),

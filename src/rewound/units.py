@@ -1,6 +1,7 @@
-"""What the values of a table are: fractions, which are shown in points, or scores as they are (BLEU), never a mixture.
+"""What the values of a table are: fractions, which are shown in points, or scores as they are, never a mixture.
 
 A table does not name its unit, so it is judged by size: no fraction is above 1, no useful BLEU or percentage below.
+Which scores are BLEU is judged by the recipe's name.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from rewound.errors import InputError
 from rewound.results import Row
 
 LARGEST_FRACTION: Final = 1.5
+_TRANSLATION: Final = ("bleu", "gnmt", "translat", "wmt")
 
 
 def shown_scale(value: float) -> float:
@@ -20,6 +22,22 @@ def shown_scale(value: float) -> float:
     (100.0, 1.0)
     """
     return 100.0 if value <= LARGEST_FRACTION else 1.0
+
+
+def metric_of(recipe: str, scale: float) -> str:
+    """What the values of a recipe are called: accuracy where they are fractions, else BLEU or a score.
+
+    >>> metric_of("digits", 100.0), metric_of("wmt16-gnmt", 1.0), metric_of("mypackage.tasks:Squad", 1.0)
+    ('accuracy', 'BLEU', 'score')
+    """
+    if scale == 100:
+        return "accuracy"
+    return "BLEU" if any(word in recipe.lower() for word in _TRANSLATION) else "score"
+
+
+def unit_of(metric: str) -> str:
+    """The unit of its shown differences."""
+    return "BLEU" if metric == "BLEU" else "points"
 
 
 def scales(rows: Iterable[Row]) -> dict[str, float]:

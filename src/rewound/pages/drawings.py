@@ -224,6 +224,6 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
-    one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit} drop"
+    one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit.removesuffix('s')} drop"
     span, sd = [round(limit, 4) for limit in limits], round(subject.baseline.spread, 4)
     return {"window": span, "sd": sd, "one": one, "unit": delta_label(subject.baseline)}

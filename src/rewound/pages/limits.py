@@ -8,7 +8,7 @@ from rewound.baseline import Baseline
 from rewound.cell import Cell
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
-_FLOORS: Final = {"accuracy": -3.0, "BLEU": -6.0}  # the paper's lower limits
+_FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits
 _LITTLE: Final = 1.2  # times such a limit
 
 
@@ -24,7 +24,7 @@ def window(
     for cell in cells:
         best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
     lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
-    floor = _FLOORS[baseline.metric]
+    floor = _FLOORS[baseline.unit]
     floor = lowest if _LITTLE * floor <= lowest < floor else floor
     bottom = max(lowest, deepest * floor, min(floor, *best.values()))
     top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
@@ -34,4 +34,4 @@ def window(
 
 def delta_label(baseline: Baseline) -> str:
     """The name of an axis of deltas."""
-    return "Δ BLEU" if baseline.metric == "BLEU" else "Δ accuracy (points)"
+    return "Δ BLEU" if baseline.metric == "BLEU" else f"Δ {baseline.metric} (points)"
