@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "course",
             "progress",
             "snapshot",
+            "averages",
             "lock",
             "checkpoints",
             "rewinding",

@@ -16,7 +16,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import RATE, longest_time
-from rewound.course import Course, Init
+from rewound.averages import warn_of_dense
+from rewound.course import Course, Init, trained_weights
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.groups import check_rates
 from rewound.joint import joint
@@ -120,6 +121,9 @@ def epochs(
         check_given(subjects.schedulers, subjects.optimizer)
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
+    trained = trained_weights(subjects.model, subjects.optimizer)
+    weights = {name: weight for name, weight in trained.items() if course.pruner.selects(name)}
+    warn_of_dense(subjects.also, weights, subjects.model)
     progress = Progress()
     if schedule is not None and final is not None:
         schedule = replace(schedule, hold=None)  # `final` says what holds after its end

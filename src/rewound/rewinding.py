@@ -5,10 +5,10 @@ run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, o
 """
 
 import torch
-from torch import nn
 
 from rewound import ranks
 from rewound.algorithm import Level
+from rewound.averages import prune_along
 from rewound.checkpoints import Folder, rewind_name
 from rewound.course import Course, trained_weights
 from rewound.errors import InputError
@@ -29,9 +29,7 @@ def pruned(level: Level, course: Course, subjects: Subjects, folder: Folder, mas
     elif level.weights_from == "fresh":
         _draw_anew(course, subjects, folder)
     made.apply(subjects.model)
-    for thing in subjects.also:
-        if isinstance(thing, nn.Module) and made.fits(thing):  # an EMA, whose pruned weights would only fade
-            made.apply(thing)
+    prune_along(subjects.also, made, subjects.model)
     return made
 
 
