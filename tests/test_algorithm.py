@@ -10,6 +10,7 @@ from rewound import TECHNIQUES, Facts, InputError, Level, Schedule, Technique, d
 from rewound.algorithm import KEEP, RATE, check_final, check_time, goals
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
+from rewound.schedule import Piece
 from rewound.targets import dense, retrained
 
 
@@ -144,8 +145,14 @@ def test_retraining_takes_time(t: float) -> None:
 
 ENDS_AT_ZERO = {
     "cosine": Schedule.cosine(100, 0.1),
+    "short cosine": Schedule.cosine(30, 0.1),
+    "cosine to a thousandth": Schedule.cosine(100, 0.1, 1e-4),
+    "cosine with a cool-down": Schedule(310, (Piece(300, 0.1, 1e-4, "cosine"), Piece(310, 1e-4, 1e-4))),
     "linear": Schedule.linear(10_000, 0.1),
+    "short linear": Schedule.linear(500, 0.1),
     "one-cycle": Schedule.cosine(1000, 0.1, 1e-6, warmup=300),
+    "decay at the end": Schedule(1000, (Piece(800, 0.1, 0.1), Piece(1000, 0.1, 0.0, "linear"))),
+    "held at zero": Schedule.piecewise(100, [0.1, 0.0], drops=[80]),
 }
 
 
@@ -154,7 +161,7 @@ ENDS_AT_ZERO = {
 def test_a_schedule_that_ends_near_zero_has_no_rate_to_fine_tune_at(name: str, schedule: str) -> None:
     S = ENDS_AT_ZERO[schedule]
     with pytest.raises(InputError) as error:
-        check_final(TECHNIQUES[name], S.final, S.peak)
+        check_final(TECHNIQUES[name], S)
     assert str(error.value) == (
         f"this schedule ends at {S.final:g}, too low to retrain at (peak 0.1); "
         "declare what holds after its end, for example final=0.001"
@@ -163,7 +170,7 @@ def test_a_schedule_that_ends_near_zero_has_no_rate_to_fine_tune_at(name: str, s
 
 @pytest.mark.parametrize("name", ["weight-rewinding", "lr-rewinding", "reinitialization"])
 def test_other_techniques_may_follow_such_a_schedule(name: str) -> None:
-    check_final(TECHNIQUES[name], ENDS_AT_ZERO["cosine"].final, ENDS_AT_ZERO["cosine"].peak)
+    check_final(TECHNIQUES[name], ENDS_AT_ZERO["cosine"])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,25 @@ def test_other_techniques_may_follow_such_a_schedule(name: str) -> None:
     ids=["proposed", "constant", "at the limit"],
 )
 def test_what_the_error_proposes_helps(S: Schedule) -> None:
-    check_final(TECHNIQUES["fine-tuning"], S.final, S.peak)
+    check_final(TECHNIQUES["fine-tuning"], S)
+
+
+TRAINED_AT_THEIR_END = {
+    "the paper's, CIFAR-10": ResNet20().schedule,
+    "the paper's, ImageNet": Schedule.piecewise(90, [0.4, 0.04, 0.004, 0.0004], drops=[30, 60, 80], warmup=5),
+    "the paper's, GNMT": Schedule.piecewise(
+        8630, [2e-3, 1e-3, 5e-4, 2.5e-4, 1.25e-4], drops=[6472, 7191, 7910, 8629], warmup=200, final=2.5e-4
+    ),
+    "a hundredth, held briefly": Schedule.piecewise(270, [0.02, 0.02 * 0.1, 0.02 * 0.1 * 0.1], drops=[210, 268]),
+    "exponential": Schedule(100, (Piece(100, 0.1, 1e-4, "exponential"),)),
+    "cosine to a hundredth": Schedule.cosine(1000, 0.3, 0.3 * 0.1 * 0.1),
+    "a few epochs of cosine": Schedule.cosine(10, 0.1),
+}
+
+
+@pytest.mark.parametrize("schedule", TRAINED_AT_THEIR_END)
+def test_a_final_rate_that_was_trained_at_is_one_to_fine_tune_at(schedule: str) -> None:
+    check_final(TECHNIQUES["fine-tuning"], TRAINED_AT_THEIR_END[schedule])
 
 
 # Targets: the levels written out as rows

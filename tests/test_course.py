@@ -169,6 +169,46 @@ def test_a_schedule_that_ends_at_zero_cannot_be_fine_tuned_at_until_final_is_dec
     assert {rate for rates in second.rates for rate in rates} == {0.001}
 
 
+@pytest.mark.parametrize("drops", [False, True], ids=["a line to zero", "a step"])
+def test_a_low_rate_is_one_to_fine_tune_at_where_it_was_trained_at(drops: bool) -> None:
+    steps = 200
+    line, step = (lambda i: 1 - i / steps), (lambda i: 1.0 if i < 0.9 * steps else 0.005)
+    loop = Loop()
+    each = lr_scheduler.LambdaLR(loop.optimizer, step if drops else line)
+    run = rewound.epochs(1, loop.model, loop.optimizer, each, compression=2, technique="fine-tuning", one_shot=True)
+
+    def train() -> None:
+        for epoch in run:
+            for number in range(steps):
+                one_step(loop.model, loop.optimizer, epoch, number)
+                each.step()
+
+    if drops:
+        train()
+    else:
+        with pytest.raises(InputError, match=r"this schedule ends at 0\.0005, too low to retrain at \(peak 0\.1\)"):
+            train()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_declared_rate_need_not_have_been_trained_at(resumed: bool, tmp_path: Path) -> None:
+    schedule = rewound.Schedule.linear(100 * T, 0.1, final=0.0005)
+    options = {"compression": 1.5, "technique": "fine-tuning", "retrain_epochs": 1, "adopt": True}
+
+    def over(until: int | None) -> Loop:
+        loop = Loop()
+        loop.scheduler.step = lambda: None  # type: ignore[method-assign]
+        run = rewound.epochs(
+            T, loop.model, loop.optimizer, schedule, checkpoint=tmp_path, say=loop.said.append, **options
+        )
+        loop.over(run, until=until)
+        return loop
+
+    if resumed:
+        over(until=0)
+    assert {rate for rates in over(until=None).rates for rate in rates} == {0.0005}
+
+
 def test_final_holds_after_the_end_of_a_schedule_that_declares_another() -> None:
     loop = Loop()
     loop.scheduler.step = lambda: None  # type: ignore[method-assign]

@@ -148,8 +148,8 @@ def test_beyond_the_end_the_last_value_holds_or_what_was_declared() -> None:
     used = trained(optimizer, scheduler, False, recording)
     assert [g["lr"] for g in next(recording.replayed(EPOCHS + 5))] == [g["lr"] for g in used[-1]]
     held = recording.held(0.06)
-    assert held.final() == pytest.approx([0.06, 0.02])  # in proportion to their peaks, 0.3 and 0.1
-    assert [g["lr"] for g in next(held.replayed(EPOCHS + 5))] == held.final()
+    # In proportion to their peaks, 0.3 and 0.1.
+    assert [g["lr"] for g in next(held.replayed(EPOCHS + 5))] == pytest.approx([0.06, 0.02])
     assert [g["lr"] for g in next(held.replayed(0))] == [0.3, 0.1]
 
 
@@ -218,7 +218,7 @@ def test_the_rate_is_never_the_optimizers_own() -> None:
     assert recording.rates() == [[0.1, 0.05]]
 
 
-@pytest.mark.parametrize("ask", [Recording.final, Recording.peaks, lambda recording: next(recording.replayed(0))])
+@pytest.mark.parametrize("ask", [Recording.schedule, Recording.peaks, lambda recording: next(recording.replayed(0))])
 def test_a_rate_that_was_not_recorded_is_not_taken_for_zero(ask: Callable[[Recording], object]) -> None:
     recording = Recording([{"lr": [[(0.1, 1)]]}, {"momentum": [[(0.9, 1)]]}], epochs=1)
     with pytest.raises(InputError, match="no learning rate was recorded for parameter group 1"):
@@ -258,7 +258,7 @@ def test_a_schedule_is_by_epoch_or_by_step(steps: int) -> None:
         at = [S.at(epoch * (steps // EPOCHS) + (step if steps == TOTAL else 0)) for step in range(STEPS)]
         rates = [[group["lr"] for group in step] for step in islice(recording.replayed(epoch), STEPS)]
         assert rates == [pytest.approx([rate, rate / 3]) for rate in at]
-    assert recording.final() == pytest.approx([0.03, 0.01])
+    assert [rates[-1] for rates in recording.rates()] == pytest.approx([0.03, 0.01])
 
 
 def test_a_schedule_must_divide_into_its_epochs() -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 from rewound.errors import InputError, as_number, check_kind
+from rewound.schedule import Schedule
 from rewound.technique import Technique
 
 KEEP = 0.8
@@ -19,6 +20,8 @@ RATE = round(1 - KEEP, 9)
 """The fraction that it prunes."""
 REWIND_AT_MOST = 0.9
 """Of T: weights rewound to the first steps of training do not recover (paper, section 5)."""
+HELD = 0.08
+"""Of T: a schedule that stays at its final rate for less has only passed through it."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,15 @@ def check_densities(densities: Sequence[float]) -> None:
             raise InputError(f"densities must not grow along a run, but {before:g} is followed by {after:g}")
 
 
-def check_final(technique: Technique, final: float, peak: float) -> None:
-    """Law 7: a schedule that ends near zero has no final rate worth retraining at."""
-    if technique.lr == "final" and final < peak / 2000:
+def check_final(technique: Technique, S: Schedule) -> None:
+    """Law 7: a rate below 1% of the peak is one to retrain at only if the dense run has trained at it.
+
+    The paper's step schedules end at 1/1000 of the peak, held for a ninth of the training; a cosine or a line towards
+    zero passes through its last rate in a step.
+    """
+    low = S.final < S.peak / 100 * (1 - 1e-9)
+    if technique.lr == "final" and low and (S.final < S.peak / 2000 or S.held < HELD):
         raise InputError(
-            f"this schedule ends at {final:g}, too low to retrain at (peak {peak:g}); "
-            f"declare what holds after its end, for example final={peak / 100:g}"
+            f"this schedule ends at {S.final:g}, too low to retrain at (peak {S.peak:g}); "
+            f"declare what holds after its end, for example final={S.peak / 100:g}"
         )

@@ -88,7 +88,8 @@ class Epochs:
 
     def _prune(self) -> None:
         progress, level, recording = self._progress, self._levels[self.level + 1], self._recording
-        check_final(self._course.how, max(recording.final()), max(recording.peaks()))
+        if not self.level:
+            check_final(self._course.how, recording.schedule())
         progress.mask = pruned(level, self._course, self._subjects, self._folder, progress.mask)
         progress.level, progress.done, progress.accuracy = self.level + 1, 0, None
         progress.densities.append(level.density)

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 from rewound.groups import Value, hyperparameters, rate_of
+from rewound.schedule import Piece, Schedule, Segment, merged
 
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
 
@@ -20,9 +21,13 @@ Runs = list[tuple[Value, int]]  # (value, for so many steps)
 class Recording:
     """The hyperparameters of every step of a training run: `groups[i][name][epoch]` are runs of equal values."""
 
-    def __init__(self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0) -> None:
+    def __init__(
+        self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0, declared: float | None = None
+    ) -> None:
         self.groups = _copied(groups)
         self.epochs = epochs
+        self.declared = declared
+        """The rate that was said to hold after the end; it is then the last epoch."""
         self._own: set[tuple[int, str]] = set()
 
     def begin_epoch(self) -> None:
@@ -81,10 +86,6 @@ class Recording:
         self._check_rates()
         return [[rate_of(value) for runs in group["lr"] for value, _ in runs] for group in self.groups]
 
-    def final(self) -> list[float]:
-        """The learning rate of the last step, by group."""
-        return [rates[-1] for rates in self.rates()]
-
     def peaks(self) -> list[float]:
         """The largest learning rate, by group."""
         return [max(rates) for rates in self.rates()]
@@ -96,7 +97,18 @@ class Recording:
         for group, peak in zip(self.groups, peaks, strict=True):
             last = {name: [*track, [next(r for r in reversed(track) if r)[-1]]] for name, track in group.items()}
             groups.append({**last, "lr": [*group["lr"], [(final * peak / max(peaks), 1)]]})
-        return Recording(groups, self.epochs + 1)
+        return Recording(groups, self.epochs + 1, final)
+
+    def schedule(self) -> Schedule:
+        """The learning rate of the group with the largest, step by step."""
+        peaks = self.peaks()
+        track = self.groups[peaks.index(max(peaks))]["lr"][: self.epochs - (self.declared is not None)]
+        pieces: list[Piece] = []
+        steps = 0
+        for rate, count in merged([Segment(rate_of(value), count) for runs in track for value, count in runs]):
+            steps += count
+            pieces.append(Piece(steps, rate, rate))
+        return Schedule(steps, tuple(pieces), self.declared)
 
     def _check_rates(self) -> None:
         for number, group in enumerate(self.groups):
@@ -108,12 +120,12 @@ class Recording:
 
     def state_dict(self) -> dict[str, object]:
         """The recording as plain data; what has not moved yet may still do so."""
-        return {"epochs": self.epochs, "groups": _copied(self.groups)}
+        return {"epochs": self.epochs, "groups": _copied(self.groups), "declared": self.declared}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":
         """The inverse of `state_dict`."""
-        return cls(state["groups"], state["epochs"])  # type: ignore[arg-type]  # what `state_dict` wrote
+        return cls(state["groups"], state["epochs"], state.get("declared"))  # type: ignore[arg-type]  # of `state_dict`
 
 
 def _copied(groups: Sequence[Mapping[str, Sequence[Runs]]]) -> list[dict[str, list[Runs]]]:

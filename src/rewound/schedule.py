@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from rewound.errors import InputError, as_number, as_whole, check_kind
@@ -138,6 +138,20 @@ class Schedule:
     def peak(self) -> float:
         """The largest rate."""
         return max(max(piece.start, piece.stop) for piece in self.pieces)
+
+    @cached_property
+    def held(self) -> float:
+        """For which fraction of the steps the rate has stayed within a factor of two of `final`; 1 if declared.
+
+        >>> Schedule.piecewise(90, [0.4, 0.04, 0.004, 0.0004], drops=[30, 60, 80]).held == 10 / 90
+        True
+        >>> Schedule.cosine(90, 0.4).held == 1 / 90
+        True
+        """
+        if self.hold is not None:
+            return 1.0
+        runs, final = self.segments(0, self.steps), self.final
+        return total([*takewhile(lambda run: final / 2 <= run.rate <= final * 2, reversed(runs))]) / self.steps
 
     def segments(self, start: int, stop: int) -> list[Segment]:
         """The realised rates of the steps in [start, stop), run-length encoded."""

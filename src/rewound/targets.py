@@ -74,7 +74,7 @@ def retrained(
     chosen = technique_named(technique)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
     try:
-        check_final(chosen, recipe.schedule.final, recipe.schedule.peak)
+        check_final(chosen, recipe.schedule)
     except InputError as error:
         raise InputError(f"{technique}: {error} in the schedule of {recipe.label()}") from error
     T, t = recipe.schedule.steps, recipe.steps_of(epochs)
