@@ -31,6 +31,7 @@ def main(folder: str, technique: str, die_in: int | None = None, waits: bool = F
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=4 * 4)
+    generator = torch.Generator().manual_seed(1)  # as of a DataLoader
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     run = rewound.epochs(
         4,
@@ -42,13 +43,13 @@ def main(folder: str, technique: str, die_in: int | None = None, waits: bool = F
         retrain_epochs=3,
         final=0.01,
         checkpoint=folder,
-        also=[ema],
+        also=[ema, generator],
         init=lambda model: model.apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None),
     )
     for epoch in run:
         model.train()
         for _ in range(4):
-            rows = torch.randint(64, (16,))
+            rows = torch.randint(64, (16,), generator=generator)
             noise = random.random() * 0.01 + np.random.rand() * 0.01  # noqa: NPY002
             loss = nn.functional.cross_entropy(model(x[rows] + noise), y[rows])
             optimizer.zero_grad()

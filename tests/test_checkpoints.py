@@ -47,6 +47,27 @@ def test_a_killed_script_run_again_ends_as_if_nothing_had_happened(technique: st
     assert lines == [line for line in whole.stdout.splitlines() if line.startswith("epoch")][9:]
 
 
+@pytest.mark.parametrize("until", [2, T + 1], ids=["in the dense run", "in a level"])
+def test_a_generator_of_the_loops_own_draws_on_where_it_was(until: int, tmp_path: Path) -> None:
+    def over(folder: Path, until: int | None = None) -> list[int]:
+        loop, generator = Loop(), torch.Generator().manual_seed(3)
+        run = loop.run(
+            compression=1.3, technique="weight-rewinding", retrain_epochs=2, checkpoint=folder, also=[generator]
+        )
+        drawn = []
+        for epoch in run:
+            drawn.append(int(torch.randint(10**9, (), generator=generator)))
+            loop.train(epoch)
+            if epoch == until:
+                break
+        return drawn
+
+    whole = over(tmp_path / "whole")
+    assert len(set(whole)) == len(whole), "weights are rewound, random numbers are not"
+    assert over(tmp_path / "left", until) == whole[: until + 1]
+    assert over(tmp_path / "left") == whole[until:]
+
+
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_only_what_may_be_needed_is_kept_on_disk(technique: str, tmp_path: Path) -> None:
     loop = Loop()

@@ -80,6 +80,7 @@ def other_things(what: str) -> Loop:
         ("two groups", r"made with 6 parameters in the optimizer's groups, not 2 \+ 4; give the same"),
         ("no scheduler", "made with 1 schedulers, not 0; give the same"),
         ("an average", "made with 0 objects in also, not 1; give the same"),
+        ("a generator", "made with 0 generators in also, not 1; give the same"),
     ],
 )
 def test_what_else_differs_is_named(what: str, said: str, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_what_else_differs_is_named(what: str, said: str, tmp_path: Path) -> Non
         None if what == "no scheduler" else other.scheduler,
         compression=2,
         checkpoint=tmp_path,
-        also=[AveragedModel(other.model)] if what == "an average" else [],
+        also={"an average": [AveragedModel(other.model)], "a generator": [torch.Generator()]}.get(what, []),
     )
     with pytest.raises(InputError, match=said):
         next(iter(run))

@@ -45,6 +45,10 @@ class Opaque:
         ({"steps_per_epoch": 0}, "steps_per_epoch=0: a scheduler is stepped at least once an epoch"),
         ({"final": -1}, "final must be a learning rate, 0 or above, not -1"),
         ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
+        (
+            {"also": [object()]},
+            "object has no state to be saved; give .* in also torch.Generators and what has a state",
+        ),
         ({"technique": f"{__name__}:RULED"}, "draws its own learning rates, which needs a recipe"),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
@@ -47,7 +48,7 @@ def epochs(
     one_shot: bool = False,
     pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
-    also: Sequence[Stateful] = (),
+    also: Sequence[Stateful | torch.Generator] = (),
     init: Init | None = None,
     max_drop: float | None = None,
     final: float | None = None,
@@ -64,17 +65,17 @@ def epochs(
 
     `optimizer` may be several in a list (Muon for matrices, AdamW for the rest), which the loop steps in one order.
     `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
-    them. `checkpoint` is a folder: the same script run again continues there, after `kill -9` too; with other arguments
-    (all from `training_epochs` to `pruner`, `final` and `adopt`; a larger `compression` goes on), another kind of
-    optimizer or other shapes of weights it is an error. `init` draws fresh weights in place, for reinitialization.
-    `max_drop` ends the run once two levels in a row were reported worse than the dense network by more. `final` is the
-    learning rate that holds after the end of the schedule.
+    them; and generators that the loop draws from: saved, and not rewound. `checkpoint` is a folder: the same script run
+    again continues there, after `kill -9` too; with other arguments (all from `training_epochs` to `pruner`, `final`
+    and `adopt`; a larger `compression` goes on), another kind of optimizer or other shapes of weights it is an error.
+    `init` draws fresh weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were
+    reported worse than the dense network by more. `final` is the learning rate that holds after the end of the
+    schedule.
 
     `adopt` takes a network that was trained elsewhere: there is no dense run, and the schedule is what the new
     `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
     else restores model and optimizer (a Trainer), and calls `load_state_dict`.
 
-    >>> import torch
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> run = epochs(2, model, sgd, compression=1.5)
@@ -109,12 +110,14 @@ def epochs(
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     check_kind("resume", resume, bool, "give True or False")
     check_kind("also", also, Sequence, "give a list of objects with a state_dict")
+    generators = [thing for thing in also if isinstance(thing, torch.Generator)]
+    stateful = [thing for thing in also if not isinstance(thing, torch.Generator)]
     if not callable(say):
         raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
     folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
     optimizers = [inner(each) for each in _listed(optimizer)]
     _check_kinds(model, optimizers)
-    subjects = Subjects(_bare(model), joint(optimizers), _several(scheduler), also)
+    subjects = Subjects(_bare(model), joint(optimizers), _several(scheduler), stateful, generators)
     _check_schedulers(subjects)
     check_rates(subjects.optimizer)
     if not adopt:

@@ -1,7 +1,8 @@
 """All that a user's training loop changes, taken at one moment and put back.
 
 A snapshot holds the model, the optimizer, the schedulers, whatever else has a `state_dict` (an EMA, a GradScaler) and
-the random states of Python, numpy and torch.
+the random states of Python, numpy, torch and the loop's own generators. Random states are put back when a run resumes,
+never when it rewinds: a level draws on.
 """
 
 import io
@@ -38,6 +39,7 @@ class Subjects:
     optimizer: Optimizer
     schedulers: Sequence[Scheduler] = ()
     also: Sequence[Stateful] = ()
+    generators: Sequence[torch.Generator] = ()
 
     def taken(self) -> Content:
         """The present state of everything; tensors are the live ones, to be written before training goes on."""
@@ -46,7 +48,7 @@ class Subjects:
             "optimizer": self.optimizer.state_dict(),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "also": [thing.state_dict() for thing in self.also],
-            "random": ranks.gathered(_random_states()),
+            "random": ranks.gathered(_random_states(self.generators)),
         }
 
     def rewind(self, content: Content) -> None:
@@ -79,7 +81,7 @@ class Subjects:
             scheduler.load_state_dict(state)
         states = cast(list[Content], content["random"])
         if ranks.rank() < len(states):  # a rank that was not there before goes on with its own numbers
-            _set_random_states(states[ranks.rank()])
+            _set_random_states(states[ranks.rank()], self.generators)
 
     def _check_is_of(self, content: Content) -> None:
         """An error that names what a snapshot was taken of, where that is not what is here."""
@@ -94,6 +96,7 @@ class Subjects:
             ("parameters in the optimizer's groups", _sizes(groups), _sizes(self.optimizer.param_groups)),
             ("schedulers", len(cast(list[object], content["schedulers"])), len(self.schedulers)),
             ("objects in also", len(cast(list[object], content["also"])), len(self.also)),
+            ("generators in also", len(_generators(cast(list[Content], content["random"])[0])), len(self.generators)),
         ):
             if before != now:
                 raise InputError(f"this run was made with {before} {what}, not {now}; give the same, or another folder")
@@ -103,7 +106,8 @@ class Subjects:
         for thing in (self.optimizer, *self.schedulers, *(t for t in self.also if not isinstance(t, nn.Module))):
             if isinstance(thing, type) or not hasattr(thing, "state_dict"):
                 raise InputError(
-                    f"{shown(thing)} has no state to be saved; give schedulers, and in also what has a state_dict"
+                    f"{shown(thing)} has no state to be saved; give schedulers, and in also torch.Generators and what "
+                    "has a state_dict"
                 )
             buffer = io.BytesIO()
             try:
@@ -125,19 +129,26 @@ def _sizes(groups: Sequence[Mapping[str, Sequence[object]]]) -> str:
     return " + ".join(str(len(group["params"])) for group in groups)
 
 
-def _random_states() -> Content:
+def _random_states(generators: Sequence[torch.Generator]) -> Content:
     shared = np.random.get_state(legacy=False)  # noqa: NPY002  # the generator that loops and data sets share
     return {
         "python": random.getstate(),
         "numpy": {**shared, "state": {**shared["state"], "key": shared["state"]["key"].tolist()}},
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "generators": [generator.get_state() for generator in generators],
     }
 
 
-def _set_random_states(states: Mapping[str, object]) -> None:
+def _generators(states: Mapping[str, object]) -> list[Tensor]:
+    return cast(list[Tensor], states.get("generators", []))  # there were none before they could be given
+
+
+def _set_random_states(states: Mapping[str, object], generators: Sequence[torch.Generator]) -> None:
     random.setstate(cast(tuple[object, ...], states["python"]))
     np.random.set_state(cast(dict[str, object], states["numpy"]))  # noqa: NPY002
     torch.set_rng_state(cast(Tensor, states["torch"]))
     for device, state in enumerate(cast(list[Tensor], states["cuda"])[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, device)
+    for generator, state in zip(generators, _generators(states), strict=True):
+        generator.set_state(state)
