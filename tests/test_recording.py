@@ -1,6 +1,7 @@
 """What a schedule did can be done again: every scheduler, stepped by epoch or by step, for any number of groups."""
 
 import copy
+import io
 from collections.abc import Callable
 from itertools import islice
 
@@ -280,3 +281,19 @@ def test_a_resting_scheduler_does_nothing_and_tells_the_present_rate(name: str, 
         optimizer.param_groups[0]["lr"] = 0.123
         assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]
     assert type(scheduler) is kind
+
+
+def test_a_resting_scheduler_is_saved_whole_as_it_was_before() -> None:
+    optimizer, scheduler = made("SGD", "StepLR", False)
+    trained(optimizer, scheduler, False, Recording())
+    with resting([scheduler], optimizer):  # type: ignore[list-item]
+        torch.save(scheduler, file := io.BytesIO())
+        assert type(copy.deepcopy(scheduler)) is lr_scheduler.StepLR
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    assert type(read) is lr_scheduler.StepLR
+    assert {k: v for k, v in vars(read).items() if k != "optimizer"} == {
+        k: v for k, v in vars(scheduler).items() if k != "optimizer"
+    }
+    read.step()  # it is awake
+    assert read.last_epoch == scheduler.last_epoch + 1  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from torch.optim.optimizer import Optimizer
 
@@ -64,7 +64,7 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
     """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
 
     `get_last_lr()` tells the present rate. The class is changed and not the object, whose attributes are what its
-    `state_dict` saves.
+    `state_dict` saves; it is pickled as one of its own class.
     """
 
     def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
@@ -74,10 +74,15 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         own = getattr(bare(scheduler), "optimizer", optimizer)
         return [group["lr"] for group in own.param_groups]
 
+    def reduce(scheduler: Scheduler, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        awake: Scheduler = object.__new__(type(scheduler).__bases__[0])
+        awake.__dict__ = scheduler.__dict__
+        return awake.__reduce_ex__(1)  # later protocols insist on the class that the object has now
+
+    methods = {"step": step, "get_last_lr": get_last_lr, "__reduce_ex__": reduce}
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):
-        at_rest = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
-        scheduler.__class__ = type(kind.__name__, (kind,), at_rest)
+        scheduler.__class__ = type(kind.__name__, (kind,), {**methods, "on_step": staticmethod(lambda: None)})
     try:
         yield
     finally:
