@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from loops import Loop, one_step, same
+from loops import Loop, T, one_step, same
 from rewound import Epochs, InputError
 
 
@@ -57,11 +58,43 @@ def test_lower_may_be_better() -> None:
 
 def test_max_drop_without_a_report_says_what_is_missing() -> None:
     loop = Loop()
-    with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) in the last epoch of every level"):
+    with pytest.raises(InputError, match=r"needs run.report.* in every level, .* the dense run ended .* report it$"):
         loop.over(loop.run(compression=2, max_drop=0.01))
     adopting = Loop().run(compression=2, max_drop=0.01, adopt=True)
     with pytest.raises(InputError, match=r"max_drop needs run.report\(accuracy=...\) of the adopted network, before"):
         next(iter(adopting))
+
+
+def test_what_was_last_reported_in_a_level_counts_for_it() -> None:
+    loop = Loop()
+    run = loop.run(compression=2, retrain_epochs=3, max_drop=0.02)
+    accuracies = {0: 0.9, 1: 0.89, 2: 0.8, 3: 0.8}
+    for epoch in run:
+        loop.train(epoch)
+        if epoch % 2 == 0:  # the first level ends with an epoch of no report, the second does not
+            run.report(accuracies[run.level])
+    assert [reached.accuracy for reached in run.levels] == list(accuracies.values())
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_level_that_nothing_was_reported_of_is_kept(silent: int, tmp_path: Path) -> None:
+    def over(max_drop: float | None) -> Loop:
+        loop = Loop()
+        run = loop.run(compression=1.5, max_drop=max_drop, checkpoint=tmp_path)
+        for epoch in run:
+            loop.seen.append((epoch, run.level, run.schedule_epoch))
+            loop.train(epoch)
+            if run.level != silent:
+                run.report(0.9)
+        return loop
+
+    which = "level 1" if silent else "the dense run"
+    for _ in range(2):  # the second time nothing is trained before it is said
+        with pytest.raises(InputError, match=f"but {which} ended without one; .* or go on without max_drop"):
+            over(0.01)
+    assert over(None).seen[0] == (T * (silent + 1), silent + 1, 0)
 
 
 @pytest.mark.parametrize("accuracy", ["good", None, float("nan"), torch.tensor(float("inf")), torch.zeros(2)])

@@ -104,6 +104,7 @@ class Epochs:
         self._progress = begun(
             self._progress, course, subjects, self._folder, self._say, self._resumes, self._handed_over
         )
+        self._check_reports()
         self._say(course.told(self._progress.epoch))
         if self.mask is None and (frozen := course.told_of_frozen(subjects.model, subjects.optimizer)):
             self._say(frozen)
@@ -116,7 +117,6 @@ class Epochs:
             if progress.done in self._course.rewound_to:
                 self._folder.write(rewind_name(progress.done), self._subjects, progress)
             progress.recording.begin_epoch()
-        progress.accuracy = None
 
     def _epoch(self) -> AbstractContextManager[None]:
         optimizer, progress = self._subjects.optimizer, self._progress
@@ -141,14 +141,27 @@ class Epochs:
     def _end_level(self) -> None:
         progress, max_drop = self._progress, self._course.max_drop
         progress.agree()
-        if max_drop is not None and progress.accuracy is None:
-            adopted = self._course.adopt and not self.level
-            when = "of the adopted network, before the loop" if adopted else "in the last epoch of every level"
-            raise InputError(f"max_drop needs run.report(accuracy=...) {when}; report it, on rank 0 at least")
+        if max_drop is not None and progress.accuracy is None and not progress.epoch:
+            raise InputError(
+                "max_drop needs run.report(accuracy=...) of the adopted network, before the loop; report it, on rank 0 "
+                "at least"
+            )
         progress.reached.append(Reached(self.level, self.density, progress.epoch, progress.accuracy))
         self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
         self._say(progress.reached[-1].told(len(self._levels) - 1, len(self), progress.metric))
+        self._check_reports()
+
+    def _check_reports(self) -> None:
+        """An error if `max_drop` cannot be judged; the level that nothing was said of is in the folder by then."""
+        silent = next((reached.level for reached in self.levels if reached.accuracy is None), None)
+        if self._course.max_drop is not None and silent is not None:
+            which = f"level {silent}" if silent else "the dense run"
+            there = "" if self._path is None else " and train anew in another folder, or go on without max_drop"
+            raise InputError(
+                "max_drop needs run.report(accuracy=...) in every level, on rank 0 at least, but "
+                f"{which} ended without one; report it{there}"
+            )
 
     def _keep_level(self, returned: int) -> None:
         """Write the end of the level, for whoever may come back to it, and remove what nobody will."""
@@ -223,7 +236,7 @@ class Epochs:
 
     @property
     def is_in_last_epoch(self) -> bool:
-        """Whether the run ends with the present epoch, by what this process has reported in it so far."""
+        """Whether the run ends with the present epoch, by what this process has reported in its level so far."""
         progress = self._progress
         if progress.done + 1 < self._levels[self.level].length:
             return False
@@ -231,7 +244,7 @@ class Epochs:
         return self._is_over(replace(progress, reached=[*progress.reached, reached]))
 
     def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
-        """Tell how good the network is now; what is told in a level's last epoch counts for the level.
+        """Tell how good the network is now; what is told last in a level counts for the level.
 
         `metric` is what it is called: "accuracy", or "loss" where lower is better. Of several processes rank 0's word
         counts, and the others need not report.

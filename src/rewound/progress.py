@@ -22,7 +22,7 @@ class Reached(NamedTuple):
     epochs: int
     """Epochs so far, the dense run included."""
     accuracy: float | None
-    """What was reported in the level's last epoch, if anything was."""
+    """What was last reported in the level, if anything was."""
 
     def told(self, levels: int, epochs: int, metric: str) -> str:
         """One line for a person.
