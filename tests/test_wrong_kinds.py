@@ -116,6 +116,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rewound.save(NET.parameters(), MASK, "ticket"),  # type: ignore[arg-type]
         "model must be of type Module or Mapping, not generator; give the model itself, or its state_dict",
     ),
+    "an empty path": (lambda: rewound.save(NET, MASK, ""), "ticket must be a path, not ''"),
+    "an empty folder name": (lambda: epochs(checkpoint=""), "checkpoint must be a path, not ''"),
     "no file": (lambda: rewound.load(None), "ticket must be a path, not None"),  # type: ignore[arg-type]
     "a density for a mask": (
         lambda: Pruner()(NET, 0.5, 0.8),  # type: ignore[arg-type]

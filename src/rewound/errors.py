@@ -52,7 +52,7 @@ def as_path(name: str, value: object) -> Path:
     >>> as_path("checkpoint", "run").name
     'run'
     """
-    if not isinstance(value, str | PathLike):
+    if not isinstance(value, str | PathLike) or not str(value):
         raise InputError(f"{name} must be a path, not {shown(value)}")
     return Path(value)
 
