@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import rewound.artifact
 from rewound import InputError, Mask, Pruner, Ticket, load, save
@@ -318,6 +319,48 @@ def test_a_ticket_of_another_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"differ for 0\.weight, .* and 6 more$"):
         ticket.into(model)
     assert torch.equal(model.weight, before)
+
+
+def test_an_average_is_saved_as_the_network_it_averages(tmp_path: Path) -> None:
+    model = network()
+    mask = Pruner()(model, 0.3)
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    ticket = through(tmp_path / "t.safetensors", average, mask)
+    assert list(ticket.state) == list(model.state_dict())
+    for other in (network(), AveragedModel(network())):
+        ticket.into(other)
+        found = other.state_dict()["module.4.weight" if isinstance(other, AveragedModel) else "4.weight"]
+        assert torch.equal(found, masked(model[4].weight, mask["4.weight"]))
+
+
+def test_a_model_of_another_type_is_filled_with_rounded_values(tmp_path: Path) -> None:
+    model = network()
+    ticket = through(tmp_path / "t.safetensors", model, Mask({}))
+    half = network().to(torch.bfloat16)
+    ticket.into(half)
+    assert torch.equal(half[4].weight, model[4].weight.to(torch.bfloat16))
+    whole = network()
+    whole[4].weight = nn.Parameter(torch.zeros(4, 12, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(InputError, match=r"cannot put 4\.weight, torch.float32, into torch.int8: its values would be"):
+        ticket.into(whole)
+
+
+def test_a_model_that_cannot_hold_the_network(tmp_path: Path) -> None:
+    untied = Tied()
+    untied.output.weight = nn.Parameter(untied.embedding.weight + 1)
+    ticket = through(tmp_path / "t.safetensors", untied, Mask({}))
+    tied = Tied()
+    before = tied.output.weight.clone()
+    with pytest.raises(
+        InputError, match=r"embedding\.weight and output\.weight are tied in this one, and differ in the"
+    ):
+        ticket.into(tied)
+    assert torch.equal(tied.output.weight, before)
+    with torch.device("meta"):
+        empty = Tied()
+    with pytest.raises(InputError, match=r"no memory yet \(meta device\); call model\.to_empty"):
+        ticket.into(empty)
 
 
 class Extra(nn.Linear):

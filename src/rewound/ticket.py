@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from rewound.artifact import write_whole
 from rewound.decoding import REMEDY, decoded
@@ -37,16 +38,39 @@ class Ticket:
         return f"Ticket({len(self.state)} tensors, {self.mask!r}, hash {self.hash[:12]})"
 
     def into(self, model: nn.Module) -> None:
-        """Put the weights and buffers into `model`, whatever it is wrapped in; its dtypes and devices stay."""
+        """Put the weights and buffers into `model`, whatever it is wrapped in; its dtypes and devices stay.
+
+        Bit for bit where the dtypes are the ticket's; else values are rounded to the model's.
+        """
         check_kind("model", model, nn.Module, "give the model itself")
-        own = model.state_dict()
+        inside = _averaged(model)
+        own = inside.state_dict()
         names = by_plain_name({name: name for name in own})
-        shapes = {plain: getattr(own[name], "shape", None) for plain, name in names.items()}
+        self._check_fits({plain: own[name] for plain, name in names.items()})
+        inside.load_state_dict({names[name]: tensor for name, tensor in self.state.items()})
+
+    def _check_fits(self, own: Mapping[str, Tensor]) -> None:
+        """An error for a model whose state would not hold this ticket's network."""
+        shapes = {name: getattr(tensor, "shape", None) for name, tensor in own.items()}
         wrong = [name for name, tensor in self.state.items() if shapes.get(name) != tensor.shape]
-        wrong += [name for name in names if name not in self.state]
+        wrong += [name for name in own if name not in self.state]
         if wrong:
             raise InputError(f"this ticket is for another model: names or shapes differ for {few(wrong)}")
-        model.load_state_dict({names[name]: tensor for name, tensor in self.state.items()})
+        for name, tensor in self.state.items():
+            if own[name].is_meta:
+                raise InputError("this model has no memory yet (meta device); call model.to_empty(device=...) first")
+            if own[name].is_floating_point() != tensor.is_floating_point():
+                raise InputError(
+                    f"cannot put {name}, {tensor.dtype}, into {own[name].dtype}: its values would be lost; load it "
+                    "into a model of floating-point weights, and convert that"
+                )
+        for name, owner in _owners(own).items():
+            mine, its = self.state[name], self.state[owner]
+            if mine is not its and not torch.equal(mine, its):
+                raise InputError(
+                    f"this ticket is for another model: {owner} and {name} are tied in this one, and differ in the "
+                    "ticket; untie them first"
+                )
 
 
 def save(
@@ -78,7 +102,7 @@ def save(
     check_kind("model", model, (nn.Module, Mapping), "give the model itself, or its state_dict")
     check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
     file = as_path("ticket", path)
-    state = _plain(model.state_dict() if isinstance(model, nn.Module) else model)
+    state = _plain(_averaged(model).state_dict() if isinstance(model, nn.Module) else model)
     content = encoded(_content(state, mask, about))
     _warn_of_cut(state, mask)
     try:
@@ -118,6 +142,11 @@ def _filled(values: Tensor, kept: Tensor) -> Tensor:
     flat = np.zeros(kept.numel(), word)
     flat[kept.reshape(-1).numpy()] = values.view(torch.uint8).numpy().view(word)
     return torch.from_numpy(flat).view(values.dtype).reshape(kept.shape)
+
+
+def _averaged(model: nn.Module) -> nn.Module:
+    """The network itself, of torch's averages too: their count of updates is none of its tensors."""
+    return model.module if isinstance(model, AveragedModel) else model
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
