@@ -47,6 +47,22 @@ def test_a_killed_script_run_again_ends_as_if_nothing_had_happened(technique: st
     assert lines == [line for line in whole.stdout.splitlines() if line.startswith("epoch")][9:]
 
 
+@pytest.mark.parametrize("until", [0, 2, T + 1, None])
+def test_a_run_knows_before_its_loop_after_how_many_epochs_it_goes_on(until: int | None, tmp_path: Path) -> None:
+    first, second = Loop(), Loop()
+    run = first.run(compression=1.3, checkpoint=tmp_path)
+    assert run.epochs_done == 0
+    for epoch in run:
+        assert run.epochs_done == epoch
+        first.train(epoch)
+        if epoch == until:
+            break
+    again = second.run(compression=1.3, checkpoint=tmp_path)
+    assert again.epochs_done == (len(run) if until is None else until)
+    assert list(range(again.epochs_done, len(again))) == [epoch for epoch in again if second.train(epoch) is None]
+    assert again.epochs_done == len(again) == 3 * T
+
+
 @pytest.mark.parametrize("until", [2, T + 1], ids=["in the dense run", "in a level"])
 def test_a_generator_of_the_loops_own_draws_on_where_it_was(until: int, tmp_path: Path) -> None:
     def over(folder: Path, until: int | None = None) -> list[int]:

@@ -116,7 +116,7 @@ class Folder:
                 if level not in levels:
                     self._file(level_name(level)).unlink()
 
-    def resumable(self, densities: Sequence[float], say: Callable[[str], None]) -> Content | None:
+    def resumable(self, densities: Sequence[float], say: Callable[[str], None] = lambda text: None) -> Content | None:
         """The newest snapshot on the way to these densities."""
         if (newest := self._newest(say)) is None:
             return None

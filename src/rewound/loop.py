@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rewound import ranks
 from rewound.algorithm import check_final
-from rewound.checkpoints import level_name, opened, progress_in, rewind_name
+from rewound.checkpoints import Folder, level_name, opened, progress_in, rewind_name
 from rewound.course import Course
 from rewound.epoch import recorded, replayed
 from rewound.errors import InputError
@@ -208,6 +208,14 @@ class Epochs:
     def ends(self) -> tuple[int, ...]:
         """How many epochs are done when each level ends, the dense run first."""
         return tuple(accumulate(level.length for level in self._levels))
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs are done; before the loop, after how many it will go on: `tqdm(run, initial=...)`."""
+        if self._path is None or not self._resumes or self._begun or self._handed_over:
+            return self._progress.epoch
+        content = Folder(self._path).resumable([level.density for level in self._course.levels])
+        return 0 if content is None else progress_in(content).epoch
 
     @property
     def level(self) -> int:
