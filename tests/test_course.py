@@ -49,7 +49,6 @@ class Opaque:
             {"also": [object()]},
             "object has no state to be saved; give .* in also torch.Generators and what has a state",
         ),
-        ({"technique": f"{__name__}:RULED"}, "draws its own learning rates, which needs a recipe"),
     ],
 )
 def test_bad_arguments_are_told_before_the_first_epoch(options: dict[str, object], said: str) -> None:
@@ -129,13 +128,6 @@ def test_a_schedule_that_ends_for_good_must_be_given() -> None:
         rewound.epochs(T, loop.model, loop.optimizer)
     schedule = rewound.Schedule.constant(T, 0.1)
     rewound.epochs(T, loop.model, loop.optimizer, schedule, adopt=True)  # whose loop need not step the old one
-
-
-def linear(S: Schedule, T: int, t: int, facts: rewound.Facts) -> Schedule:
-    return Schedule.linear(t, S.peak)
-
-
-RULED = rewound.Technique(weights="final", lr=linear)
 
 
 def test_a_model_without_prunable_weights_is_refused() -> None:

@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "averages",
             "lock",
             "checkpoints",
+            "rules",
             "rewinding",
             "resumption",
             "epoch",

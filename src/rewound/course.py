@@ -51,10 +51,6 @@ class Course:
         if self.max_drop is not None and not self.max_drop >= 0:
             raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
         source = self.levels[0].weights_from
-        if callable(self.how.lr):
-            raise InputError(
-                f"technique {self.technique!r} draws its own learning rates, which needs a recipe; use rewound.prune"
-            )
         if self.adopt and isinstance(source, int):
             raise InputError(
                 f"cannot use {self.technique} on an adopted network: its weights at epoch {source} were not kept; "

@@ -24,6 +24,7 @@ from rewound.progress import Progress, Reached
 from rewound.recording import Recording
 from rewound.resumption import begun
 from rewound.rewinding import pruned
+from rewound.rules import drawn
 from rewound.schedulers import resting
 from rewound.snapshot import Subjects
 
@@ -73,6 +74,7 @@ class Epochs:
     def _train(self) -> Iterator[int]:
         """Train^t(W, m, g), by somebody else: the epochs that are left of the present level."""
         progress, subjects = self._progress, self._subjects
+        recording, start = self._rates() if self.level else (progress.recording, 0)
         with ExitStack() as level:
             if progress.mask is not None:
                 level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
@@ -80,7 +82,7 @@ class Epochs:
             while progress.done < self._levels[self.level].length:
                 if not progress.steps:  # else it is resumed in its middle
                     self._begin_epoch()
-                with self._epoch():
+                with self._epoch(recording, start + progress.done):
                     yield progress.epoch
                 self._end_epoch()
         if len(progress.reached) == self.level:
@@ -90,7 +92,7 @@ class Epochs:
         progress, level, recording = self._progress, self._levels[self.level + 1], self._recording
         if not self.level:
             check_final(self._course.how, recording.schedule())
-        progress.mask = pruned(level, self._course, self._subjects, self._folder, progress.mask)
+        progress.mask, progress.facts = pruned(level, self._course, self._subjects, self._folder, progress.mask)
         progress.level, progress.done, progress.accuracy = self.level + 1, 0, None
         progress.densities.append(level.density)
 
@@ -118,10 +120,10 @@ class Epochs:
                 self._folder.write(rewind_name(progress.done), self._subjects, progress)
             progress.recording.begin_epoch()
 
-    def _epoch(self) -> AbstractContextManager[None]:
+    def _epoch(self, recording: Recording, epoch: int) -> AbstractContextManager[None]:
         optimizer, progress = self._subjects.optimizer, self._progress
         if self.level:
-            return replayed(optimizer, progress, self._recording, self.schedule_epoch, self._subjects.schedulers)
+            return replayed(optimizer, progress, recording, epoch, self._subjects.schedulers)
         checks = self._resumes and not progress.epoch  # a trainer steps its schedulers when it likes
         return recorded(optimizer, progress, self._subjects.schedulers if checks else ())
 
@@ -130,6 +132,16 @@ class Epochs:
         """What the schedule did, with the declared final rate after its end."""
         recording, final = self._progress.recording, self._course.final
         return recording if final is None else recording.held(final)
+
+    def _rates(self) -> tuple[Recording, int]:
+        """The recording that the present level reads, and from which epoch: a rule's drawing follows the dense run."""
+        recording, level = self._recording, self._levels[self.level]
+        if level.schedule_from is not None:
+            return recording, level.schedule_from
+        rule, facts = self._course.how.lr, self._progress.facts
+        assert callable(rule)
+        assert facts is not None  # `pruned` gave them
+        return drawn(rule, recording, facts, level.length), recording.epochs
 
     def _end_epoch(self) -> None:
         self._progress.end_epoch()
@@ -229,7 +241,10 @@ class Epochs:
 
     @property
     def schedule_epoch(self) -> int:
-        """The epoch of the original schedule whose learning rates are used now; from T on, its final ones."""
+        """The epoch of the original schedule whose learning rates are used now; from T on, its final ones.
+
+        Where a rule draws the rates of a level, it is the epoch of the level.
+        """
         return (self._levels[self.level].schedule_from or 0) + self._progress.done
 
     @property

@@ -12,6 +12,7 @@ from rewound.algorithm import has_dropped, returned
 from rewound.errors import InputError
 from rewound.mask import Mask
 from rewound.recording import Recording
+from rewound.technique import Facts
 
 
 class Reached(NamedTuple):
@@ -50,6 +51,8 @@ class Progress:
     reached: list[Reached] = field(default_factory=list)
     densities: list[float] = field(default_factory=list)
     """What was pruned to, level by level."""
+    facts: Facts | None = None
+    """What a learning-rate rule may know of the present level's pruning, where there is a rule."""
     accuracy: float | None = None
     higher_is_better: bool = True
     metric: str = "accuracy"
@@ -108,17 +111,20 @@ class Progress:
             "shapes": {name: tuple(kept.shape) for name, kept in self.mask.items()},
         }
         reached = [tuple(row) for row in self.reached]
-        return {**plain, "mask": mask, "recording": self.recording.state_dict(), "reached": reached}
+        facts = self.facts and tuple(self.facts)
+        return {**plain, "mask": mask, "facts": facts, "recording": self.recording.state_dict(), "reached": reached}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> "Progress":
         """The inverse of `state_dict`."""
         mask = cast(dict[str, dict[str, object]] | None, state["mask"])
+        facts = cast(tuple[float, float] | None, state.get("facts"))
         return cls(
             **{name: state[name] for name in _PLAIN if name in state},  # type: ignore[arg-type]  # what `state_dict` wrote
             mask=None
             if mask is None
             else Mask.unpacked(cast(dict[str, Tensor], mask["bits"]), cast(dict[str, tuple[int, ...]], mask["shapes"])),
+            facts=facts and Facts(*facts),
             recording=Recording.from_state_dict(cast(dict[str, object], state["recording"])),
             reached=[Reached(*row) for row in cast(list[tuple[int, float, int, float | None]], state["reached"])],
         )

@@ -6,6 +6,7 @@ from rewound.history import Pruned, Ruled, Start, Trained, start_of
 from rewound.history import State as Past
 from rewound.mask import Mask
 from rewound.randomness import fold
+from rewound.rules import facts_of
 from rewound.schedule import Segment
 from rewound.store import Say, Store
 from rewound.technique import Facts
@@ -40,7 +41,7 @@ def pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> tuple[
     mask = past.pruner.prune(weights, past.density, before, seed=fold(seed, past.prunings))
     shared = past.weights.key == past.source.key
     state = source if shared else realised(past.weights, store, device, say)[0]
-    return state.pruned(mask, past.prunings, seed), mask, _facts(weights, before, mask)
+    return state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask)
 
 
 def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[Segment]:
@@ -49,10 +50,3 @@ def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[S
         return list(past.rates)
     assert isinstance(past.parent, Pruned)
     return past.rates.realised(pruned(past.parent, store, device, say)[2])
-
-
-def _facts(weights: dict[str, torch.Tensor], before: Mask | None, mask: Mask) -> Facts:
-    whole = sum(float(w.double().square().sum()) for w in weights.values())
-    lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
-    alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
-    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)

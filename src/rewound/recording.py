@@ -92,17 +92,26 @@ class Recording:
 
     def held(self, final: float) -> "Recording":
         """The same with another rate after its end: `final` for the largest group, the others in proportion."""
-        peaks = self.peaks()
+        return self.extended([[Segment(final, 1)]], final)
+
+    def extended(self, epochs: Sequence[Sequence[Segment]], declared: float | None = None) -> "Recording":
+        """The same with more epochs, at these rates for the largest group, the others in proportion."""
         groups: list[dict[str, list[Runs]]] = []
-        for group, peak in zip(self.groups, peaks, strict=True):
-            last = {name: [*track, [next(r for r in reversed(track) if r)[-1]]] for name, track in group.items()}
-            groups.append({**last, "lr": [*group["lr"], [(final * peak / max(peaks), 1)]]})
-        return Recording(groups, self.epochs + 1, final)
+        for group, peak in zip(self.groups, peaks := self.peaks(), strict=True):
+            scale = peak / max(peaks)
+            more: list[Runs] = [[(rate * scale, steps) for rate, steps in epoch] for epoch in epochs]
+            groups.append({**group, "lr": [*group["lr"], *more]})  # of all else the last value holds
+        return Recording(groups, self.epochs + len(epochs), declared)
+
+    @property
+    def trained_epochs(self) -> int:
+        """How many epochs there were, without one for what was declared to follow."""
+        return self.epochs - (self.declared is not None)
 
     def schedule(self) -> Schedule:
         """The learning rate of the group with the largest, step by step."""
         peaks = self.peaks()
-        track = self.groups[peaks.index(max(peaks))]["lr"][: self.epochs - (self.declared is not None)]
+        track = self.groups[peaks.index(max(peaks))]["lr"][: self.trained_epochs]
         pieces: list[Piece] = []
         steps = 0
         for rate, count in merged([Segment(rate_of(value), count) for runs in track for value, count in runs]):

@@ -15,22 +15,29 @@ from rewound.errors import InputError
 from rewound.joint import members
 from rewound.mask import Mask
 from rewound.pruner import prunable_weights
+from rewound.rules import facts_of
 from rewound.snapshot import Subjects
+from rewound.technique import Facts
 
 
-def pruned(level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None) -> Mask:
-    """Bring the subjects to the start of a level; returns its mask, the same on every rank."""
+def pruned(
+    level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None
+) -> tuple[Mask, Facts | None]:
+    """Bring the subjects to the start of a level; its mask, the same on every rank, and what a rule may know of it."""
     weights = prunable_weights(subjects.model)
-    names = trained_weights(subjects.model, subjects.optimizer) if mask is None else mask
-    chosen = {name: weights[name] for name in names}
+    trained = trained_weights(subjects.model, subjects.optimizer)
+    chosen = {name: weights[name] for name in (trained if mask is None else mask)}
     made = ranks.agreed(course.pruner.prune(chosen, level.density, mask), subjects.model)
+    facts = None
+    if callable(course.how.lr):
+        facts = ranks.from_first(facts_of({**trained, **chosen}, mask, made))
     if isinstance(level.weights_from, int):
         _rewind(level.weights_from, subjects, folder)
     elif level.weights_from == "fresh":
         _draw_anew(course, subjects, folder)
     made.apply(subjects.model)
     prune_along(subjects.also, made, subjects.model)
-    return made
+    return made, facts
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:

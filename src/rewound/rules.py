@@ -1,0 +1,34 @@
+"""Learning rates that a rule draws for a level: what it may know of the pruning, and its drawing as a recording.
+
+A rule `(S, T, t, facts) -> Schedule` counts in steps. In a user's own loop, S is what the dense run did, T its steps,
+and t as many for each epoch of the level as the dense run had on average.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rewound.history import Ruled
+from rewound.mask import Mask
+from rewound.names import path_of
+from rewound.recording import Recording
+from rewound.schedule import sliced
+from rewound.technique import Facts, Rule
+
+
+@torch.no_grad()
+def facts_of(weights: Mapping[str, Tensor], before: Mask | None, mask: Mask) -> Facts:
+    """What a pruning took away of all prunable weights, those that are skipped included."""
+    whole = sum(float(w.double().square().sum()) for w in weights.values())
+    lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
+    alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
+    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)
+
+
+def drawn(rule: Rule, recording: Recording, facts: Facts, epochs: int) -> Recording:
+    """The recording with what a rule draws for so many epochs after its end."""
+    S = recording.schedule()
+    steps = max(1, round(S.steps / recording.trained_epochs))
+    rates = Ruled(rule, path_of(rule), S, epochs * steps).realised(facts)
+    return recording.extended([sliced(rates, epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)])
