@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rewound import ranks
 from rewound.algorithm import check_final
-from rewound.checkpoints import Folder, level_name, opened, progress_in, rewind_name
+from rewound.checkpoints import level_name, opened, progress_in, rewind_name
 from rewound.course import Course
 from rewound.epoch import recorded, replayed
 from rewound.errors import InputError
@@ -22,9 +22,9 @@ from rewound.joint import members
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
 from rewound.recording import Recording
-from rewound.resumption import begun
+from rewound.resumption import begun, epochs_in
 from rewound.rewinding import pruned
-from rewound.rules import drawn
+from rewound.rules import read_by
 from rewound.schedulers import resting
 from rewound.snapshot import Subjects
 
@@ -74,7 +74,9 @@ class Epochs:
     def _train(self) -> Iterator[int]:
         """Train^t(W, m, g), by somebody else: the epochs that are left of the present level."""
         progress, subjects = self._progress, self._subjects
-        recording, start = self._rates() if self.level else (progress.recording, 0)
+        recording, start = progress.recording, 0
+        if self.level:
+            recording, start = read_by(self._levels[self.level], self._course.how, self._recording, progress.facts)
         with ExitStack() as level:
             if progress.mask is not None:
                 level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
@@ -106,7 +108,7 @@ class Epochs:
         self._progress = begun(
             self._progress, course, subjects, self._folder, self._say, self._resumes, self._handed_over
         )
-        self._check_reports()
+        self._progress.check_reports(course.max_drop, self._path)
         self._say(course.told(self._progress.epoch))
         if self.mask is None and (frozen := course.told_of_frozen(subjects.model, subjects.optimizer)):
             self._say(frozen)
@@ -133,16 +135,6 @@ class Epochs:
         recording, final = self._progress.recording, self._course.final
         return recording if final is None else recording.held(final)
 
-    def _rates(self) -> tuple[Recording, int]:
-        """The recording that the present level reads, and from which epoch: a rule's drawing follows the dense run."""
-        recording, level = self._recording, self._levels[self.level]
-        if level.schedule_from is not None:
-            return recording, level.schedule_from
-        rule, facts = self._course.how.lr, self._progress.facts
-        assert callable(rule)
-        assert facts is not None  # `pruned` gave them
-        return drawn(rule, recording, facts, level.length), recording.epochs
-
     def _end_epoch(self) -> None:
         self._progress.end_epoch()
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
@@ -162,18 +154,7 @@ class Epochs:
         self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
         self._say(progress.reached[-1].told(len(self._levels) - 1, len(self), progress.metric))
-        self._check_reports()
-
-    def _check_reports(self) -> None:
-        """An error if `max_drop` cannot be judged; the level that nothing was said of is in the folder by then."""
-        silent = next((reached.level for reached in self.levels if reached.accuracy is None), None)
-        if self._course.max_drop is not None and silent is not None:
-            which = f"level {silent}" if silent else "the dense run"
-            there = "" if self._path is None else " and train anew in another folder, or go on without max_drop"
-            raise InputError(
-                "max_drop needs run.report(accuracy=...) in every level, on rank 0 at least, but "
-                f"{which} ended without one; report it{there}"
-            )
+        progress.check_reports(max_drop, self._path)  # by now the level is in the folder
 
     def _keep_level(self, returned: int) -> None:
         """Write the end of the level, for whoever may come back to it, and remove what nobody will."""
@@ -226,8 +207,7 @@ class Epochs:
         """How many epochs are done; before the loop, after how many it will go on: `tqdm(run, initial=...)`."""
         if self._path is None or not self._resumes or self._begun or self._handed_over:
             return self._progress.epoch
-        content = Folder(self._path).resumable([level.density for level in self._course.levels])
-        return 0 if content is None else progress_in(content).epoch
+        return epochs_in(self._path, self._course)
 
     @property
     def level(self) -> int:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from torch import Tensor
@@ -79,6 +80,17 @@ class Progress:
         """What rank 0 reported counts on every rank; others may have seen other data, or not have looked."""
         reported = (self.accuracy, self.higher_is_better, self.metric)
         self.accuracy, self.higher_is_better, self.metric = ranks.from_first(reported)
+
+    def check_reports(self, max_drop: float | None, folder: Path | None) -> None:
+        """An error if `max_drop` cannot be judged, since nothing was reported of some level."""
+        silent = next((reached.level for reached in self.reached if reached.accuracy is None), None)
+        if max_drop is not None and silent is not None:
+            which = f"level {silent}" if silent else "the dense run"
+            there = "" if folder is None else " and train anew in another folder, or go on without max_drop"
+            raise InputError(
+                "max_drop needs run.report(accuracy=...) in every level, on rank 0 at least, but "
+                f"{which} ended without one; report it{there}"
+            )
 
     def end_epoch(self) -> None:
         """The present epoch is done."""

@@ -1,6 +1,7 @@
 """Where a run in a user's own loop begins: at the newest snapshot of its folder, where a trainer left it, or anew."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rewound.checkpoints import Folder, progress_in
 from rewound.course import Course
@@ -31,3 +32,9 @@ def begun(
         return progress
     subjects.resume(content)
     return progress_in(content)
+
+
+def epochs_in(folder: Path, course: Course) -> int:
+    """How many epochs are done where a run in this folder would begin."""
+    content = Folder(folder).resumable([level.density for level in course.levels])
+    return 0 if content is None else progress_in(content).epoch

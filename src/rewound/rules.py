@@ -9,12 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rewound.algorithm import Level
 from rewound.history import Ruled
 from rewound.mask import Mask
 from rewound.names import path_of
 from rewound.recording import Recording
 from rewound.schedule import sliced
-from rewound.technique import Facts, Rule
+from rewound.technique import Facts, Rule, Technique
 
 
 @torch.no_grad()
@@ -24,6 +25,15 @@ def facts_of(weights: Mapping[str, Tensor], before: Mask | None, mask: Mask) -> 
     lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
     alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
     return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)
+
+
+def read_by(level: Level, technique: Technique, recording: Recording, facts: Facts | None) -> tuple[Recording, int]:
+    """The recording that a level reads, and from which epoch: a rule's drawing follows the dense run."""
+    if level.schedule_from is not None:
+        return recording, level.schedule_from
+    assert callable(technique.lr)
+    assert facts is not None  # of the pruning before it
+    return drawn(technique.lr, recording, facts, level.length), recording.epochs
 
 
 def drawn(rule: Rule, recording: Recording, facts: Facts, epochs: int) -> Recording:
