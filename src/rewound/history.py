@@ -177,7 +177,10 @@ def described(state: State) -> list[str]:
             )
             if p.weights.key == p.source.key:
                 w = "its own weights"
-            lines.append(f"prune {p.pruner.score}/{p.pruner.scope} to {p.kept:,} weights ({p.density:.4g}), {w}")
+            others = "".join(f" {word}" for name, word in p.pruner.words.items() if name not in ("score", "scope"))
+            lines.append(
+                f"prune {p.pruner.score}/{p.pruner.scope}{others} to {p.kept:,} weights ({p.density:.4g}), {w}"
+            )
         rates = level.rates
         how = rates.path if isinstance(rates, Ruled) else ", ".join(f"{n:,} at {rate:g}" for rate, n in rates[:6])
         more = "" if isinstance(rates, Ruled) or len(rates) <= 6 else f", ... ({len(rates)} rates)"

@@ -14,6 +14,7 @@ from rewound.experiment import Experiment
 from rewound.findings import ABLATIONS
 from rewound.literature import AGAINST_COMPRESSION, AGAINST_TIME, Published
 from rewound.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
+from rewound.results import is_structured
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -191,8 +192,8 @@ FIGURES: Final = {figure.name: figure for figure in _ROWS}
 
 
 def pruning_order(pruning: str) -> tuple[bool, str]:
-    """Sorts unstructured pruning first, by whatever score, the others by name."""
-    return pruning.split()[:1] != ["unstructured"], pruning
+    """Sorts unstructured pruning first, as in the paper and then in other ways; the others by name."""
+    return is_structured(pruning), pruning
 
 
 def panels(figure: PaperFigure, experiments: Iterable[Experiment]) -> list[Panel]:
@@ -200,7 +201,7 @@ def panels(figure: PaperFigure, experiments: Iterable[Experiment]) -> list[Panel
     fitting = [
         each
         for each in sorted(experiments, key=_place)
-        if each.iterative in figure.iterative and pruning_order(each.pruning)[0] in figure.structured
+        if each.iterative in figure.iterative and is_structured(each.pruning) in figure.structured
     ]
     shown = [each for each in fitting if (each.recipe, each.pruning) not in figure.leaves_out]
     made = [panel for each in shown or fitting for panel in _panels(figure, each)]

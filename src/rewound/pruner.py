@@ -101,6 +101,17 @@ class Pruner:
         if not 0 <= as_number("floor", self.floor) < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
 
+    @property
+    def words(self) -> dict[str, str]:
+        """What is not as in the paper, a word for each field.
+
+        >>> Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01).words
+        {'score': 'random', 'skip': 'skip=stem.*,dense.*', 'floor': 'floor=0.01'}
+        """
+        changed = {name: value for name, value in vars(self).items() if value != getattr(Pruner, name)}
+        texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+        return {name: text if name in ("score", "scope") else f"{name}={text}" for name, text in texts.items()}
+
     def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
         check_kind("model", model, nn.Module, "give the model itself")

@@ -1,7 +1,9 @@
 """Results as tables: one `Row` per retrained network in `results.csv`, with `layers.csv` and `curves.csv` beside it.
 
 The first ten columns of `results.csv` are those of the paper's published results, so the two can be read as one table.
-A dense row has an empty technique and density 1; a failed run has empty `val` and `test`.
+A dense row has an empty technique and density 1; a failed run has empty `val` and `test`. The first word of `pruning`
+is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
+"unstructured random".
 """
 
 import csv
@@ -14,6 +16,8 @@ from typing import Final, TypeVar
 from rewound.columns import value_in
 from rewound.csvfiles import reading, text_of, write_table
 from rewound.errors import InputError
+
+UNSTRUCTURED: Final = "unstructured"
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,15 @@ class CurveRow:
     val: float | None = None
 
 
+def is_structured(pruning: str) -> bool:
+    """Whether a way of pruning takes weights in groups, as the authors' structured-a and structured-b do.
+
+    >>> is_structured("unstructured random"), is_structured("structured-a")
+    (False, True)
+    """
+    return pruning.split(" ")[0] != UNSTRUCTURED
+
+
 Kind = TypeVar("Kind", Row, LayerRow, CurveRow)
 
 
@@ -130,10 +143,10 @@ def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
     return tuple(vars(row).values())  # dataclasses.astuple copies deeply, which takes seconds for the authors' rows
 
 
-def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int], list[str]]:
+def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int, str], list[str]]:
     line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
     # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
-    return line, (-row.density, row.retrain_epochs or 0, row.trial), [text_of(value) for value in _values(row)]
+    return line, (-row.density, row.retrain_epochs or 0, row.trial, row.key), [text_of(value) for value in _values(row)]
 
 
 def _numbered(rows: list[Row]) -> list[Row]:

@@ -13,10 +13,11 @@ from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
 from rewound.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe
+from rewound.results import UNSTRUCTURED
 from rewound.schedule import Segment
 from rewound.technique import technique_named
 
-_PATTERNS = {"weight": "unstructured"}  # the paper's word; other patterns keep their name
+_PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,8 @@ def kind_of(pruner: Pruner) -> str:
     >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
     ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')
     """
-    words = [_PATTERNS.get(pruner.pattern, pruner.pattern)]
-    for name, value in vars(pruner).items():
-        if name != "pattern" and value != getattr(Pruner, name):
-            text = ",".join(value) if isinstance(value, tuple) else f"{value:g}" if name == "floor" else value
-            words.append(text if name in ("score", "scope") else f"{name}={text}")
-    return " ".join(words)
+    others = (text for name, text in pruner.words.items() if name != "pattern")
+    return " ".join([_PATTERNS.get(pruner.pattern, pruner.pattern), *others])
 
 
 @lru_cache(maxsize=1024)
@@ -55,7 +52,7 @@ def dense(recipe: Recipe, trial: int) -> Target:
         raise InputError(f"a trial is a seed from 0 to {2**63 - 1}, not {trial}")
     schedule = recipe.schedule
     state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
-    return Target(recipe, "unstructured", False, "", 1.0, None, trial, 0.0, state)
+    return Target(recipe, UNSTRUCTURED, False, "", 1.0, None, trial, 0.0, state)
 
 
 def retrained(

@@ -17,7 +17,7 @@ from rewound.comparison import overlay
 from rewound.errors import InputError
 from rewound.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
 from rewound.pages.limits import delta_label, window
-from rewound.pages.look import Look, looks, ratios
+from rewound.pages.look import Look, looks, pruning_title, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
@@ -167,4 +167,4 @@ def _columns(panels: int) -> int:
 
 def _finish(figure: Figure, subject: _Subject, what: str, legend: list[Line2D | Patch]) -> None:
     trials = told_trials({cell.trials for cell in subject.cells}, subject.failed)
-    lay_out(figure, f"{subject.recipe}, {subject.pruning} pruning", f"{what}; {trials}", legend)
+    lay_out(figure, f"{subject.recipe}, {pruning_title(subject.pruning)}", f"{what}; {trials}", legend)

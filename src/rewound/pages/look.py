@@ -1,4 +1,4 @@
-"""How techniques and compression ratios look wherever they are shown: as in the paper, in its legend order."""
+"""How techniques, ways of pruning and ratios look wherever they are shown: as in the paper, in its legend order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -52,6 +52,16 @@ def looks(techniques: Iterable[str]) -> dict[str, Look]:
         colour, marker = _OTHERS[index % len(_OTHERS)]
         known[name] = Look(name, colour, marker, 6, "-")
     return known
+
+
+def pruning_title(pruning: str) -> str:
+    """A way of pruning in a title.
+
+    >>> pruning_title("structured-a"), pruning_title("unstructured random floor=0.1")
+    ('structured-a pruning', 'unstructured pruning, random floor=0.1')
+    """
+    kind, *how = pruning.split(" ", maxsplit=1)
+    return ", ".join([f"{kind} pruning", *how])
 
 
 def ratios(densities: Iterable[float]) -> dict[float, str]:

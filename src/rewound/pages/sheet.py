@@ -4,6 +4,7 @@ Constrained layout would measure every text again for each file; with the room k
 fast, and its panels have the same size whatever their labels say.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -38,6 +39,7 @@ _TICKS: Final = 0.5  # tick labels and the name of the axis
 _LEFT: Final = 0.8
 _RIGHT: Final = 0.2
 _LEGEND: Final = 9.5  # points
+_LONGEST: Final = 80  # characters of a part of a file name
 
 
 def lay_out(
@@ -107,10 +109,19 @@ def told_trials(counts: Collection[int], failed: int) -> str:
 def file_name(*parts: str) -> str:
     """The name of a file, of letters and digits whatever the parts contain.
 
-    >>> file_name("mine:Task", "", "9.31×")
-    'mine-Task-9.31x'
+    A part that is long, or has wildcards, which no file name can have, is told from others by a digest.
+
+    >>> file_name("mine:Task", "", "9.31×"), file_name("unstructured skip=stem.*")
+    ('mine-Task-9.31x', 'unstructured-skip-stem.-da1a9c')
     """
-    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part).replace("×", "x"))
+    return "-".join(_plain(part) for part in parts if part)
+
+
+def _plain(part: str) -> str:
+    plain = re.sub(r"[^\w.-]+", "-", part.replace("×", "x"))
+    if len(plain) <= _LONGEST and not re.search(r"[*?,\[]", part):
+        return plain
+    return f"{plain[:_LONGEST].rstrip('-')}-{hashlib.blake2b(part.encode(), digest_size=3).hexdigest()}"
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -18,7 +18,7 @@ from rewound.findings import best_over_time
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.headlines import headlines, priced
 from rewound.pages.look import looks
-from rewound.results import Row
+from rewound.results import Row, is_structured
 from rewound.speedup import Speedup, over_dense, over_fine_tuning
 from rewound.trust import Reaches, reaches
 
@@ -143,7 +143,7 @@ def _contrasts(pruned: Iterable[Row], dense: Sequence[Row], lines: Iterable[Line
 def _place(recipe: str, pruning: str) -> tuple[bool, list[tuple[int, str]], str]:
     """Names in a person's order: resnet20 before resnet110."""
     parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", recipe)]
-    return pruning != "unstructured", parts, pruning
+    return is_structured(pruning), parts, pruning
 
 
 def _order(row: Row) -> tuple[bool, str, float, float, int]:

@@ -12,7 +12,7 @@ from rewound.cell import Cell, Line, cells, failures
 from rewound.errors import InputError
 from rewound.findings import best_over_time
 from rewound.pages.contrast import Contrast, contrast
-from rewound.pages.look import looks, ratios
+from rewound.pages.look import looks, pruning_title, ratios
 from rewound.results import Row
 from rewound.rivals import Difference
 from rewound.trust import Reaches, reaches, weaknesses
@@ -71,7 +71,7 @@ def plain_table(title: str = "", caption: str = "") -> Table:
 def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
     chance = f"± {dense.spread:.2f} ({dense.n} runs)" if dense.n > 1 else "(1 run: its spread is unknown, taken as 0)"
     table = plain_table(
-        f"{line.recipe}, {line.pruning} pruning, {'iterative' if line.iterative else 'one-shot'}",
+        f"{line.recipe}, {pruning_title(line.pruning)}, {'iterative' if line.iterative else 'one-shot'}",
         f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
         f"to dense {dense.mean * dense.scale:.2f} {chance}. Cost: epochs of retraining, all levels.",
     )

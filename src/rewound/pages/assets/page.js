@@ -9,7 +9,7 @@ function buildHeader() {
     0,
   );
   const extent = [
-    [story.subjects.length, "recipe"],
+    [new Set(story.subjects.map(({ recipe }) => recipe)).size, "recipe"],
     [pruned, "pruned network"],
     [techniques.size, "technique"],
   ];
