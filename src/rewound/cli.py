@@ -224,9 +224,9 @@ def pack_command(
 
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")
 def unpack_command(
-    files: Annotated[list[Path], typer.Argument(help="a pack, or all pieces of one")], store: StorePath = DEFAULT_STORE
+    files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")], store: StorePath = DEFAULT_STORE
 ) -> None:
-    """Merge a pack into the store; nothing that is there is overwritten."""
+    """Merge packs into the store; nothing that is there is overwritten."""
     from rewound.commands.stores import unpack_files
 
     unpack_files(files, store)

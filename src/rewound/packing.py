@@ -1,19 +1,24 @@
 """A sweep's part of a store as one file (or several of a given size), to go on with on another machine.
 
 It holds the results of the sweep, the tensors that nodes still to do will read, and drafts; the rest can be made again.
-Every artifact carries its own checksum and is checked before it is merged; nothing that is there is overwritten.
+Nothing is merged before all packs are known to be whole. Every artifact carries its own checksum and is checked before
+it is merged; nothing that is there is overwritten.
 """
 
 import io
+import re
 import tarfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rewound.errors import InputError
 from rewound.planning import Plan
 from rewound.remaining import todo
-from rewound.store import Store
+from rewound.store import Store, is_artifact
+
+_BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
 
 
 class Merged(NamedTuple):
@@ -53,19 +58,69 @@ def _needed(plan: Plan, store: Store) -> Iterator[Path]:
         )
 
 
-def unpack_store(paths: Sequence[Path], store: Store) -> Merged:
-    """Merge packs into a store: the pieces of one pack together, in any order."""
-    content = b"".join(path.read_bytes() for path in sorted(paths))
-    counts = {"added": 0, "present": 0, "damaged": 0}
+def read_packs(paths: Sequence[Path]) -> list[bytes]:
+    """The packs that files hold, in any order: whole ones and pieces; one that lacks a piece is an error."""
+    packs: list[list[Path]] = []
+    for path in sorted(set(paths)):
+        with path.open("rb") as file:
+            begins = file.read(len(_BEGINNING)) == _BEGINNING
+        if begins:
+            packs.append([path])
+        elif (missing := _missing(path, packs[-1][-1] if packs else None)) is None:
+            packs[-1].append(path)
+        else:
+            raise InputError(f"cannot read {path}: {missing}")
+    return [_whole(pieces) for pieces in packs]
+
+
+def _missing(path: Path, before: Path | None) -> str | None:
+    """What should stand between two pieces of a pack; None where they follow each other."""
+    name, number = _numbered(path)
+    if number is None:  # renamed: the order of the names is all there is
+        return None if before is not None and _numbered(before)[1] is None else "it is not a pack"
+    expected = 0
+    if before is not None and _numbered(before)[0] == name:
+        expected = (_numbered(before)[1] or 0) + 1
+    if expected == number:
+        return None
+    return f"the piece before it, {name}.{expected:0{len(path.suffix) - 1}d}, is missing; give all pieces of a pack"
+
+
+def _numbered(path: Path) -> tuple[Path, int | None]:
+    """A piece's pack and its number there."""
+    return (path.with_suffix(""), int(path.suffix[1:])) if re.fullmatch(r"\.\d{3,}", path.suffix) else (path, None)
+
+
+def _whole(pieces: Sequence[Path]) -> bytes:
+    content = b"".join(path.read_bytes() for path in pieces)
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        if not tarfile.is_tarfile(io.BytesIO(content)):
+            raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote")
+        with _opened(content) as archive:  # to its end, where its checksum is
+            strange = [member.name for member in archive if not is_artifact(member.name)]
+        if strange:
+            raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
+    except EOFError:
+        raise InputError(
+            f"cannot read pack {pieces[0]}: it goes on after {pieces[-1].name}; give all pieces of a pack"
+        ) from None
+    except (OSError, tarfile.TarError, zlib.error) as error:
+        raise InputError(f"cannot read pack {pieces[0]}: {error}; give all pieces of a pack, unchanged") from error
+    return content
+
+
+def _opened(content: bytes) -> tarfile.TarFile:
+    """The archive, or all of them where somebody joined several in one file, with zeros between them."""
+    return tarfile.open(fileobj=io.BytesIO(content), mode="r:gz", ignore_zeros=True)
+
+
+def unpack_store(packs: Iterable[bytes], store: Store) -> Merged:
+    """Merge packs into a store."""
+    counts = {"added": 0, "present": 0, "damaged": 0}
+    for content in packs:
+        with _opened(content) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is not None:
                     counts[store.merge(member.name, file.read())] += 1
-    except InputError:  # what the store says
-        raise
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        names = ", ".join(path.name for path in paths)
-        raise InputError(f"cannot read pack {names}: {error}; give all pieces of one pack, unchanged") from error
     return Merged(**counts)

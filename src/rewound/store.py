@@ -150,7 +150,7 @@ class Store:
         """Take an artifact of another store, named as it is there, unless it is here already or fails its checksum."""
         match = _ARTIFACT.fullmatch(name)
         if match is None:
-            raise ValueError(f"{name!r} is not an artifact of a store")
+            raise InputError(f"{name!r} is not an artifact of a store")
         key, draft, is_result = match["key"], name.startswith("drafts"), name.endswith("json")
         path = self._path("results", key, "json") if is_result else self._state_path(key, draft)
         if path.exists():
@@ -210,6 +210,11 @@ class Store:
 def is_store(root: Path) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
     return (root / "version").exists()
+
+
+def is_artifact(name: str) -> bool:
+    """Whether a path below a store is one of a result, a state or a draft."""
+    return _ARTIFACT.fullmatch(name) is not None
 
 
 def _checked(key: str) -> str:

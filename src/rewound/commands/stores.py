@@ -9,7 +9,7 @@ from rich.table import Table
 from rewound.commands.console import console
 from rewound.durations import spoken
 from rewound.errors import InputError
-from rewound.packing import unpack_store
+from rewound.packing import read_packs, unpack_store
 from rewound.records import Result
 from rewound.store import Store, is_store
 
@@ -26,11 +26,11 @@ def show_store(root: Path, key: str | None) -> None:
 
 
 def unpack_files(files: Sequence[Path], root: Path) -> None:
-    """Merge a pack into a store."""
+    """Merge packs into a store, which is not touched if one of them cannot be read."""
     for path in files:
         if not path.is_file():
             raise InputError(f"there is no file {path}")
-    merged = unpack_store(files, Store(root))
+    merged = unpack_store(read_packs(files), Store(root))
     console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
 
 
