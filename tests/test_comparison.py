@@ -42,6 +42,9 @@ def trials(
     return [Row(*setting, trial, test, test) for trial, test in enumerate(tests)]
 
 
+PERCENT_OF_VAL = [replace(row, val=100 * (row.test or 0)) for row in trials(0.9)]
+
+
 def card(ours: list[Row], theirs: list[Row]) -> Card:
     (made,) = compare(ours, theirs)
     return made
@@ -194,6 +197,7 @@ def test_leads_are_those_of_full_retraining_from_four_times_on() -> None:
         (dense(0.9) + trials(90.0), trials(90.0), "the rows of digits mix fractions"),
         (dense(0.9, 91.0), dense(0.9), "the rows of digits mix fractions"),
         (dense(26.0) + trials(0.26), dense(26.0), "the rows of digits mix fractions"),
+        (PERCENT_OF_VAL, PERCENT_OF_VAL, r"the rows of digits mix fractions \(0\.9\) with other values \(90\)"),
     ],
 )
 def test_what_cannot_be_compared_says_why(ours: list[Row], theirs: list[Row], says: str) -> None:

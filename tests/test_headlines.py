@@ -11,7 +11,9 @@ from rewound.results import Row
 
 def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> list[Row]:
     """Techniques that lose so many points at 2x, 4x, 8x, ...; dense runs with a standard deviation of half a point."""
-    made = [Row("task", "", False, "", 1, None, n, 0.9, (0.9 + d) * scale) for n, d in enumerate((-0.005, 0, 0.005))]
+    made = [
+        Row("task", "", False, "", 1, None, n, 0.9 * scale, (0.9 + d) * scale) for n, d in enumerate((-0.005, 0, 0.005))
+    ]
     for technique, points in losses.items():
         for level, loss in enumerate(points, start=1):
             value = (0.9 - loss / 100) * scale

@@ -276,7 +276,7 @@ def test_failed_runs_stay_in_the_table_and_out_of_the_figures() -> None:
 
 
 def test_units_are_never_side_by_side() -> None:
-    bleu = [replace(row, recipe="gnmt", test=30 * (row.test or 0)) for row in ROWS]
+    bleu = [replace(row, recipe="gnmt", val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in ROWS]
     found = told([*ROWS, *bleu])["subjects"]
     assert [(subject["recipe"], subject["unit"], subject["scale"]) for subject in found] == [
         ("digits", "points", 100),

@@ -42,15 +42,17 @@ def unit_of(metric: str) -> str:
 
 def scales(rows: Iterable[Row]) -> dict[str, float]:
     """The scale of every recipe with a finished run; a recipe whose rows mix fractions and others is an error."""
-    dense: dict[str, list[float]] = defaultdict(list)
-    pruned: dict[str, list[float]] = defaultdict(list)
+    telling_of: dict[str, list[float]] = defaultdict(list)
+    pruned: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
-        if row.test is not None:
-            (dense if row.dense else pruned)[row.recipe].append(row.test)
-    found = {}
-    for recipe in dense.keys() | pruned.keys():
+        for part, value in (("val", row.val), ("test", row.test)) if row.test is not None else ():
+            if value is not None:
+                (telling_of[row.recipe] if row.dense else pruned[row.recipe, part]).append(value)
+    for (recipe, _), values in pruned.items():
         # A network pruned to ruin may score 0.3 BLEU, a dense one does not: among pruned ones only the best counts.
-        telling = [*dense[recipe], *([max(pruned[recipe])] if pruned[recipe] else [])]
+        telling_of[recipe].append(max(values))
+    found = {}
+    for recipe, telling in telling_of.items():
         if shown_scale(min(telling)) != shown_scale(max(telling)):
             raise InputError(
                 f"the rows of {recipe} mix fractions ({min(telling):g}) with other values ({max(telling):g}); "
