@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ranking",
         "cutting",
         "reparametrised",
+        "prunable",
         "pruner",
         "schedulers",
         "joint",

@@ -11,7 +11,8 @@ from torch import nn
 
 from rewound import InputError, Mask, Pruner
 from rewound.cutting import kept_count
-from rewound.pruner import SCOPES, SCORES, prunable_weights
+from rewound.prunable import prunable_weights
+from rewound.pruner import SCOPES, SCORES
 from weights_to_prune import WEIGHTS, as_lists, named, pruned, three_layers
 
 # only, skip, floor

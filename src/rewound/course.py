@@ -10,7 +10,8 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, few, shown
 from rewound.joint import called
-from rewound.pruner import Pruner, prunable_weights
+from rewound.prunable import prunable_weights
+from rewound.pruner import Pruner
 from rewound.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from rewound.errors import InputError, check_kind
 from rewound.mask import Mask, plain_name
-from rewound.pruner import is_prunable, prunable_weights
+from rewound.prunable import is_prunable, prunable_weights
 
 
 def mask_of_zeros(weights: nn.Module | Mapping[str, Tensor]) -> Mask:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from rewound.cutting import cut, kept_of
 from rewound.errors import InputError, as_number, check_kind, few, warn
-from rewound.mask import Mask, plain_name, plain_parameters
+from rewound.mask import Mask, plain_name
 from rewound.names import lookup
+from rewound.prunable import prunable_weights
 from rewound.randomness import bits, fold
 from rewound.reparametrised import dense_originals
 
@@ -38,34 +39,6 @@ SCORES: Mapping[str, Score] = {"magnitude": magnitude, "random": random}
 SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
 PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
 _TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES, "pattern": PATTERNS}
-
-_NORMALISATION = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
-
-
-def is_prunable(weight: Tensor) -> bool:
-    """Whether it is of floating point and has at least two dimensions larger than 1."""
-    return weight.is_floating_point() and sum(size > 1 for size in weight.shape) >= 2
-
-
-def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The default prunable set of any module, by plain name.
-
-    Floating-point parameters with at least two dimensions larger than 1, outside normalisation layers, tied ones once.
-    """
-    normalised = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, _NORMALISATION)
-        for p in module.parameters(recurse=False)
-    }
-    parameters = plain_parameters(model, tied=False)
-    return {name: p for name, p in parameters.items() if is_prunable(p) and id(p) not in normalised}
 
 
 @dataclass(frozen=True)

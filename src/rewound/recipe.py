@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.errors import InputError, check_kind
 from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
 from rewound.names import path_of, source_digest, unknown
-from rewound.pruner import prunable_weights
+from rewound.prunable import prunable_weights
 from rewound.schedule import Schedule
 
 Batch: TypeAlias = tuple[Tensor, ...]

@@ -14,7 +14,7 @@ from rewound.course import Course, trained_weights
 from rewound.errors import InputError
 from rewound.joint import members
 from rewound.mask import Mask
-from rewound.pruner import prunable_weights
+from rewound.prunable import prunable_weights
 from rewound.rules import facts_of
 from rewound.snapshot import Subjects
 from rewound.technique import Facts
