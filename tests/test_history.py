@@ -262,6 +262,9 @@ def test_a_rule_must_draw_what_was_asked_for() -> None:
     ruled = Ruled(steeper, "test_history:steeper", DIGITS.schedule, 10)
     with pytest.raises(InputError, match="drew 9 steps where 10 were asked for"):
         ruled.realised(Facts(0.1, 0.5))
+    forgotten = Ruled(lambda S, T, t, facts: None, "mine:rule", DIGITS.schedule, 10)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InputError, match=r"what the rule mine:rule returns must be of type Schedule, not None; end it"):
+        forgotten.realised(Facts(0.1, 0.5))
 
 
 # For a person

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from rewound.errors import InputError
+from rewound.errors import InputError, check_kind
 from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.schedule import Schedule, Segment, merged, sliced, total
@@ -90,6 +90,8 @@ class Ruled:
     def realised(self, facts: Facts) -> list[Segment]:
         """The rates, now that the facts are known."""
         drawn = self.rule(self.schedule, self.schedule.steps, self.steps, facts)
+        remedy = "end it with a return, as return Schedule.linear(t, S.peak, 0.0)"
+        check_kind(f"what the rule {self.path} returns", drawn, Schedule, remedy)
         if drawn.steps != self.steps:
             raise InputError(f"the rule {self.path} drew {drawn.steps} steps where {self.steps} were asked for")
         return drawn.segments(0, self.steps)
