@@ -25,6 +25,26 @@ def first_and_rest(names: list[str]) -> list[list[str]]:
     return [names[:1], names[1:]]
 
 
+def leaves_out(names: list[str]) -> list[list[str]]:
+    return [names[:1]]
+
+
+def twice(names: list[str]) -> list[list[str]]:
+    return [names, names[:1]]
+
+
+def invents(names: list[str]) -> list[list[str]]:
+    return [[*names, "d"]]
+
+
+def forgets_to_return(names: list[str]) -> None:
+    return None
+
+
+def not_nested(names: list[str]) -> list[int]:
+    return [1, 2]
+
+
 def rows(scores: Tensor) -> Tensor:
     return scores.sum(dim=1, keepdim=True)
 
@@ -40,6 +60,24 @@ def test_a_scope_of_ones_own() -> None:
     mask = pruned(pruner, weights, 0.5)
     assert [int(mask[name].sum()) for name in "abc"] == [2, 0, 4]
     assert pruner.kept(dict.fromkeys("abc", (2, 2)), 0.5) == mask.kept
+
+
+@pytest.mark.parametrize(
+    ("scope", "says"),
+    [
+        ("leaves_out", "must put each of a, b, c into one group, and has 'b' in 0"),
+        ("twice", "must put each of a, b, c into one group, and has 'a' in 2"),
+        ("invents", "must put each of a, b, c into one group, and has 'd' in 1"),
+        ("forgets_to_return", "must give lists of names, not None"),
+        ("not_nested", r"must give lists of names, not \[1, 2\]"),
+    ],
+)
+def test_a_scope_has_every_name_in_one_group(scope: str, says: str) -> None:
+    pruner = Pruner(scope=f"test_pruner_own:{scope}")
+    with pytest.raises(InputError, match=f"scope 'test_pruner_own:{scope}' {says}"):
+        pruner.prune({name: torch.ones(2, 2) for name in "abc"}, 0.5)
+    with pytest.raises(InputError, match=says):  # what a plan asks, before anything is trained
+        pruner.kept(dict.fromkeys("abc", (2, 2)), 0.5)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])

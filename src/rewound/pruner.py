@@ -4,6 +4,7 @@ A score says how much a weight matters, a scope which tensors are ranked togethe
 The default is the paper's: magnitude, over all layers at once, single weights.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.cutting import cut, kept_of
-from rewound.errors import InputError, as_number, check_kind, few, warn
+from rewound.errors import InputError, as_number, check_kind, few, shown, warn
 from rewound.mask import Mask, plain_name
 from rewound.names import lookup
 from rewound.prunable import prunable_weights
@@ -114,11 +115,7 @@ class Pruner:
         if not 0 < as_number("density", density) <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
         chosen = {name: weights[name].detach() for name in self._chosen(weights)}
-        score, scope, pattern = (
-            lookup("score", self.score, SCORES),
-            lookup("scope", self.scope, SCOPES),
-            lookup("pattern", self.pattern, PATTERNS),
-        )
+        score, pattern = lookup("score", self.score, SCORES), lookup("pattern", self.pattern, PATTERNS)
         before = _within(mask, weights)
 
         def units(name: str) -> Tensor:
@@ -131,7 +128,7 @@ class Pruner:
         # A unit is left while any of its weights is.
         left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
-        for group in scope(list(chosen)):
+        for group in self._groups(chosen):
             kept |= cut({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
         # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
         pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
@@ -140,13 +137,28 @@ class Pruner:
 
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
-        scope, units = lookup("scope", self.scope, SCOPES), self._units(shapes)
+        units = self._units(shapes)
         sizes = {name: unit.numel() for name, unit in units.items()}
         if density * (total := sum(sizes.values())) < 1 - 1e-9:
             raise InputError(
                 f"density {density:g} leaves less than one of {total:,} weights; the largest compression is {total:,}"
             )
-        return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in scope(list(units)))
+        return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in self._groups(units))
+
+    def _groups(self, names: Collection[str]) -> list[list[str]]:
+        """The names that are ranked together, each in one group."""
+        given = lookup("scope", self.scope, SCOPES)(list(names))
+        try:
+            groups = [list(group) for group in given]
+            times = Counter(name for group in groups for name in group)
+        except TypeError:
+            raise InputError(f"scope {self.scope!r} must give lists of names, not {shown(given)}") from None
+        if wrong := [name for name in {**dict.fromkeys(names), **times} if times[name] != (name in names)]:
+            raise InputError(
+                f"scope {self.scope!r} must put each of {few(list(names))} into one group, and has "
+                f"{shown(wrong[0])} in {times[wrong[0]]}"
+            )
+        return groups
 
     def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
         pattern = lookup("pattern", self.pattern, PATTERNS)
