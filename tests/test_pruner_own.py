@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewound import InputError, Pruner
+from rewound import InputError, Mask, Pruner
 from weights_to_prune import as_lists, pruned
 
 
@@ -15,6 +15,19 @@ def inverse(weight: Tensor, name: str, seed: int) -> Tensor:
 
 def negative(weight: Tensor, name: str, seed: int) -> Tensor:
     return -weight.abs()
+
+
+def undefined(weight: Tensor, name: str, seed: int) -> Tensor:
+    return weight.abs() / 0.0
+
+
+def nothing(weight: Tensor, name: str, seed: int) -> None:
+    return None
+
+
+def relative(weight: Tensor, name: str, seed: int) -> Tensor:
+    """Not a number where the whole tensor is 0."""
+    return weight.abs() / weight.abs().mean()
 
 
 def one_number(weight: Tensor, name: str, seed: int) -> Tensor:
@@ -100,12 +113,22 @@ def test_a_pattern_revives_no_weight_that_another_pruned() -> None:
     assert as_lists(both) == as_lists(single)
 
 
-@pytest.mark.parametrize("score", ["negative", "one_number"])
+@pytest.mark.parametrize("score", ["negative", "one_number", "undefined", "nothing"])
 def test_a_score_gives_one_non_negative_number_per_weight(score: str) -> None:
     with pytest.raises(
         InputError, match=f"score 'test_pruner_own:{score}' must give one number per weight of w, none below 0"
     ):
         Pruner(score=f"test_pruner_own:{score}").prune({"w": torch.ones(2, 2)}, 0.5)
+
+
+def test_a_score_is_blamed_neither_for_a_network_that_diverged_nor_for_what_is_pruned() -> None:
+    pruner = Pruner(score="test_pruner_own:relative", scope="layer")
+    with pytest.raises(InputError, match="the network has diverged"):
+        pruner.prune({"w": torch.tensor([[torch.nan, 1.0], [2.0, 3.0]])}, 0.5)
+    weights = {"gone": torch.zeros(2, 2), "left": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    gone = Mask({"gone": torch.zeros(2, 2, dtype=torch.bool), "left": torch.ones(2, 2, dtype=torch.bool)})
+    both = pruned(Pruner(score="test_pruner_own:relative"), weights, 0.4, gone)
+    assert as_lists(both)["left"] == [[False, True], [True, True]]
 
 
 @pytest.mark.parametrize("field", ["score", "scope", "pattern"])

@@ -120,8 +120,10 @@ class Pruner:
 
         def units(name: str) -> Tensor:
             scores = score(chosen[name], name, seed)
-            if self.score not in SCORES and (scores.shape != chosen[name].shape or bool((scores < 0).any())):
-                raise InputError(f"score {self.score!r} must give one number per weight of {name}, none below 0")
+            if self.score not in SCORES and not _is_score(scores, chosen[name], before.get(name)):
+                raise InputError(
+                    f"score {self.score!r} must give one number per weight of {name}, none below 0, infinite or NaN"
+                )
             return pattern(scores)
 
         shapes = self._units({name: w.shape for name, w in chosen.items()})
@@ -196,6 +198,15 @@ def as_pruner(given: Pruner | None) -> Pruner:
         return Pruner()
     check_kind("pruner", given, Pruner, 'give a rewound.Pruner, as Pruner(score="magnitude")')
     return given
+
+
+def _is_score(scores: object, weight: Tensor, left: Tensor | None) -> bool:
+    """Whether all that is left can be ranked; where weights are no numbers, the network is to blame."""
+    if not isinstance(scores, Tensor) or scores.shape != weight.shape:
+        return False
+    ranked = (scores >= 0) & scores.isfinite()
+    whole = bool((ranked if left is None else ranked | ~left.to(ranked.device)).all())
+    return whole or not bool(weight.isfinite().all())
 
 
 def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
