@@ -70,6 +70,9 @@ BAD = {
     "a file to prune into": bad(["prune", "digits", "--out", "file"], "file is not a folder;", file="hello"),
     "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
     "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
+    "dense runs for a sweep": bad(
+        ["report", "digits", "--dense", "x.csv"], "--dense x.csv goes with --results: a sweep has its own dense runs"
+    ),
     "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
     "unknown format": bad(["report", "digits", "--formats", "png,jpg"], "unknown format 'jpg' of figures; known: png,"),
     "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),

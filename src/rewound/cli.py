@@ -99,6 +99,8 @@ def report_command(
     """Make tables, figures and a page for the browser of a sweep or of a results table."""
     if (sweep is None) == (results is None):
         raise InputError("give either a sweep or --results FILE")
+    if dense is not None and results is None:
+        raise InputError(f"--dense {dense} goes with --results: a sweep has its own dense runs; leave it out")
     theirs = read_tables(others or [])
     drawing = Drawing(figures, tuple(name.strip() for name in formats.split(",")))
     if results is not None:
