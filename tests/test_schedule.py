@@ -193,9 +193,9 @@ def test_nothing_between_a_step_and_itself() -> None:
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_a_schedule_has_steps(steps: int) -> None:
-    with pytest.raises(InputError, match=f"at least one step and one piece, not {steps} and"):
+    with pytest.raises(InputError, match=f"at least one step, not {steps}; train for longer"):
         Schedule(steps, (Piece(1, 0.1, 0.1),))
-    with pytest.raises(InputError, match=r"at least one step and one piece, not 5 and \(\)"):
+    with pytest.raises(InputError, match="at least one piece"):
         Schedule(5, ())
 
 

@@ -158,6 +158,17 @@ class EndsAtZero(Digits):
         return Schedule.cosine(100, 0.1)
 
 
+@dataclass(frozen=True)
+class Unchecked(Digits):
+    """Its own time, which it does not look at."""
+
+    time: float = 2.0
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.constant(int(self.time * 9), 0.1)
+
+
 def test_a_file_or_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(with_lines())
@@ -217,6 +228,10 @@ BAD = {
     "boolean for a number": (with_lines(field_epochs="true"), "digits.epochs must be"),
     "negative width": (with_lines(field_widths="[4, -3]"), "each of widths must be at least 1, not [4, -3]"),
     "no epochs": (with_lines(field_epochs="0.0"), "epochs must be above 0, not 0"),
+    "no epochs of a recipe of one's own": (
+        with_lines(recipe='"test_sweep:Unchecked"', field_time="0"),
+        "cannot train test_sweep:Unchecked with time = 0.0: a schedule needs at least one step, not 0; train",
+    ),
     "endless epochs": (with_lines(field_epochs="inf"), "epochs must be"),
     "fields not a table": (with_lines(top="1\nrecipe-fields = 3").replace("top = 1\n", ""), "must be a table, not 3"),
     "unknown technique": (

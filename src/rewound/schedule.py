@@ -65,8 +65,10 @@ class Schedule:
                 as_number(name, value)
         if self.hold is not None:
             as_number("final", self.hold)
-        if self.steps < 1 or not self.pieces:
-            raise InputError(f"a schedule needs at least one step and one piece, not {self.steps} and {self.pieces}")
+        if self.steps < 1:
+            raise InputError(f"a schedule needs at least one step, not {self.steps}; train for longer")
+        if not self.pieces:
+            raise InputError("a schedule needs at least one piece, as Schedule.constant has")
         ends = [0.0, *(piece.until for piece in self.pieces)]
         if any(b <= a for a, b in pairwise(ends)) or ends[-1] < self.steps:
             raise InputError(f"the pieces of a schedule must end in growing order, the last at {self.steps} or later")

@@ -50,7 +50,10 @@ def dense(recipe: Recipe, trial: int) -> Target:
     """The dense run of a trial."""
     if not 0 <= trial < 2**63:
         raise InputError(f"a trial is a seed from 0 to {2**63 - 1}, not {trial}")
-    schedule = recipe.schedule
+    try:
+        schedule = recipe.schedule
+    except InputError as error:
+        raise InputError(f"cannot train {recipe.label()}{_with(recipe)}: {error}") from error
     state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
     return Target(recipe, UNSTRUCTURED, False, "", 1.0, None, trial, 0.0, state)
 
@@ -110,6 +113,12 @@ def _weights(level: Level, original: Trained, previous: Trained) -> State:
     if level.weights_from == "previous":
         return previous
     return original.until(level.weights_from) if level.weights_from else start
+
+
+def _with(recipe: Recipe) -> str:
+    changed = recipe.identity()["fields"]
+    assert isinstance(changed, dict)
+    return f" with {', '.join(f'{name} = {value}' for name, value in changed.items())}" if changed else ""
 
 
 @lru_cache(maxsize=4096)
