@@ -54,6 +54,9 @@ BAD = {
         "nothing of x has run yet in rewound-store; run it with: rewound run x.toml\n",
         x_toml=SWEEP,
     ),
+    "no size of a piece": bad(
+        ["pack", "x.toml", "--out", "p", "--split-mb", "0"], "--split-mb must be at least 1, not 0; leave", x_toml=SWEEP
+    ),
     "no data": bad(["run", "cifar10-resnet20-grid", "--jobs", "2"], "cache: get cifar-10-python.tar.gz from"),
     "no data to prune with": bad(["prune", "cifar10-resnet20"], "cache: get cifar-10-python.tar.gz from"),
     "no data for a figure": bad(

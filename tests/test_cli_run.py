@@ -177,7 +177,9 @@ def test_show_everything(done: Path, rewound_command: Rewound) -> None:
     assert (code, err) == (0, "")
     nodes = len(plan(load_sweep(str(done / "tiny.toml")).targets).nodes)
     assert re.search(rf"tiny:Tiny\W+{nodes}\W", out)
-    assert "MB of tensors; under way: nothing" in out
+    assert re.search(r"[1-9]\S* KiB of tensors; under way: nothing", out)
+    assert re.search(r"tiny:Tiny .* [\d.]+ (seconds?|minutes?) ", out)
+    assert " 0 seconds" not in out
 
 
 def test_show_one_state(done: Path, rewound_command: Rewound) -> None:

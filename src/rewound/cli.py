@@ -215,7 +215,7 @@ def pack_command(
     sweep: SweepName,
     out: Annotated[Path, typer.Option(help="the file to write; pieces get a number appended")],
     store: StorePath = DEFAULT_STORE,
-    split_mb: Annotated[int | None, typer.Option(min=1, help="largest size of a piece in MiB")] = None,
+    split_mb: Annotated[int | None, typer.Option(help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
     found = declared(sweep)

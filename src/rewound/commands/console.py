@@ -21,6 +21,8 @@ Show = Callable[[float, float], None]
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
 console = Console(emoji=False)  # or mine:Boom: ends in a picture
 
 
@@ -87,6 +89,16 @@ def _lines(name: str) -> Show:
         say(f"{name}: {steps:,.0f} of {total:,.0f} steps{left}")
 
     return show
+
+
+def sized(size: int) -> str:
+    """A number of bytes in the unit that people would say it in.
+
+    >>> sized(0), sized(200), sized(3_500), sized(5_000_000)
+    ('0 bytes', '200 bytes', '3.4 KiB', '4.8 MiB')
+    """
+    unit, name = next(((unit, name) for unit, name in _SIZES if size >= unit), (0, ""))
+    return f"{size / unit:.1f} {name}" if unit else f"{size} bytes"
 
 
 def say_files(paths: Sequence[Path]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rewound.commands.console import console
+from rewound.commands.console import console, sized
 from rewound.durations import spoken
 from rewound.errors import InputError
 from rewound.packing import read_packs, unpack_store
@@ -36,14 +36,14 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
 
 def _overview(store: Store) -> Table:
     results = [result for key in sorted(store.finished()) if (result := store.result(key))]
-    table = Table("recipe", "states", "evaluated", "failed", "hours", title=f"store {store.root}", title_justify="left")
+    table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.root}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
         mine = [result for result in results if result["recipe"] == recipe]
-        hours = sum(result["seconds"] for result in mine) / 3600
+        took = spoken(sum(result["seconds"] for result in mine))
         counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
-        table.add_row(recipe, *map(str, counts), f"{hours:.2f}")
+        table.add_row(recipe, *map(str, counts), took)
     under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
-    table.caption = f"{store.size() / 1e6:.1f} MB of tensors; under way: {under_way}"
+    table.caption = f"{sized(store.size())} of tensors; under way: {under_way}"
     return table
 
 

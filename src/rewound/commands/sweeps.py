@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rewound.collection import collected
-from rewound.commands.console import console, progress_of, say, say_files
+from rewound.commands.console import console, progress_of, say, say_files, sized
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.comparison import compare
 from rewound.declaration import Declaration
@@ -81,9 +81,11 @@ def report_sweep(declared: Declaration, store: Path, out: Path | None, theirs: S
 
 def pack_sweep(declared: Declaration, store: Path, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
+    if split_mb is not None and split_mb < 1:
+        raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
     work, place = plan(_sweep(declared).targets), _store_of(declared, store)
     for path in pack_store(work, place, writable_file(out), split_mb * 2**20 if split_mb else None):
-        say(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+        say(f"{path} ({sized(path.stat().st_size)})")
 
 
 def _sweep(declared: Declaration) -> Sweep:
