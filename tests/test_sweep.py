@@ -8,6 +8,7 @@ import pytest
 
 from rewound.declaration import shipped_sweeps
 from rewound.errors import InputError
+from rewound.history import described
 from rewound.paper import pruning_order
 from rewound.planning import plan
 from rewound.pruner import Pruner
@@ -127,6 +128,12 @@ def test_the_density_1_control_and_more_epochs_than_training_for_fine_tuning() -
     control, longer = swept(with_lines(density="1.0")), swept(with_lines(retrain_epochs="40"))
     assert control.targets[1].density == 1.0
     assert longer.targets[1].state.steps == Digits().steps_of(40)
+
+
+def test_a_single_step_of_retraining_can_be_asked_for() -> None:
+    target = swept(with_lines(retrain_epochs="0.107")).targets[1]
+    assert target.state.steps == 1
+    assert "train 1 step: " in described(target.state)[-1]
 
 
 def test_randomness_is_shared_unless_told_otherwise() -> None:
@@ -262,7 +269,8 @@ BAD = {
     "score of another type": (with_lines(pruner="{ score = 1 }"), "score of pruner must be"),
     "a pruner that selects nothing": (
         with_lines(pruner='{ only = ["nothing.*"] }'),
-        "only 'nothing.*' matches no parameter",
+        "only 'nothing.*' matches no parameter of the model; it has stem.weight, stage1.block1.proj.weight, "
+        "stage1.block1.conv1.weight, stage1.block1.conv2.weight, stage2.block1.proj.weight and 18 more",
     ),
     "density of 0": (with_lines(density="0.0"), "density must be above 0 and at most 1, not 0"),
     "density above 1": (with_lines(density="[0.5, 20]"), "density must be above 0 and at most 1, not 20"),
@@ -287,6 +295,10 @@ BAD = {
     "neither density nor levels": (with_lines(density=""), "either density (one-shot) or levels"),
     "no retraining": (with_lines(retrain_epochs="0"), "retraining time must be above 0, not 0"),
     "negative retraining": (with_lines(retrain_epochs="-3"), "retraining time must be above 0, not -3"),
+    "less than a step of retraining": (
+        with_lines(retrain_epochs="0.001"),
+        "retraining time 0.001 is less than a step of digits, which has 9.344 an epoch; give at least 0.107",
+    ),
     "endless retraining": (with_lines(retrain_epochs="inf"), "retrain-epochs must be"),
     "retraining time that is no number": (with_lines(retrain_epochs="nan"), "must be"),
     "retraining time of another type": (with_lines(retrain_epochs='"long"'), "must be a number, not 'long'"),

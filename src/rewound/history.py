@@ -186,5 +186,5 @@ def described(state: State) -> list[str]:
         rates = level.rates
         how = rates.path if isinstance(rates, Ruled) else ", ".join(f"{n:,} at {rate:g}" for rate, n in rates[:6])
         more = "" if isinstance(rates, Ruled) or len(rates) <= 6 else f", ... ({len(rates)} rates)"
-        lines.append(f"train {level.steps:,} steps: {how}{more} -> {level.key[:12]}")
+        lines.append(f"train {level.steps:,} step{'' if level.steps == 1 else 's'}: {how}{more} -> {level.key[:12]}")
     return lines

@@ -95,7 +95,7 @@ class Pruner:
 
     def check(self, parameters: Iterable[str]) -> None:
         """An error for a pattern that matches none of a model's parameters, prunable or not."""
-        names = [plain_name(name) for name in parameters]
+        names = list(dict.fromkeys(map(plain_name, parameters)))
         for field in ("only", "skip"):
             for pattern in getattr(self, field):
                 if not any(fnmatchcase(name, pattern) for name in names):
