@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "durations",
     ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
-    ("recipe", "training", "recipes/*", "datasets/*", "devices", "captured", "place", "fleet"),
+    ("hyperparameters", "recipe", "training", "recipes/*", "datasets/*", "devices", "captured", "place", "fleet"),
     # 2: what a state is, and where it lives
     (
         *("history", "records", "claims", "artifact", "statefile", "refusals", "store", "realisation"),
@@ -67,6 +67,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *(
             "targets",
+            "variants",
             "planning",
             "remaining",
             "execution",

@@ -230,6 +230,8 @@ BAD = {
     "recipe missing": (with_lines(recipe=""), "the key recipe is missing; give it, for example recipe = "),
     "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, not 3"),
     "unknown field": (with_lines(field_epoch="3"), "unknown field of digits 'epoch'; did you mean 'epochs'"),
+    "no value of a field": (with_lines(field_epochs="[]"), "epochs is an empty list"),
+    "an axis with a value of another type": (with_lines(field_epochs='[4, "long"]'), "digits.epochs must be"),
     "field of another type": (with_lines(field_epochs='"long"'), "digits.epochs must be"),
     "field with an item of another type": (with_lines(field_widths='[4, "8"]'), "digits.widths must be"),
     "boolean for a number": (with_lines(field_epochs="true"), "digits.epochs must be"),
@@ -237,7 +239,7 @@ BAD = {
     "no epochs": (with_lines(field_epochs="0.0"), "epochs must be above 0, not 0"),
     "no epochs of a recipe of one's own": (
         with_lines(recipe='"test_sweep:Unchecked"', field_time="0"),
-        "cannot train test_sweep:Unchecked with time = 0.0: a schedule needs at least one step, not 0; train",
+        "cannot train test_sweep:Unchecked time=0: a schedule needs at least one step, not 0; train",
     ),
     "endless epochs": (with_lines(field_epochs="inf"), "epochs must be"),
     "fields not a table": (with_lines(top="1\nrecipe-fields = 3").replace("top = 1\n", ""), "must be a table, not 3"),

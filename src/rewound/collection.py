@@ -76,7 +76,7 @@ class _Reader:
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
     return Row(
-        target.recipe.label(),
+        target.task,
         target.pruning,
         target.iterative,
         target.technique,

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from rewound.errors import InputError, check_kind
 from rewound.pruner import Pruner
-from rewound.recipe import Recipe
+from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Schedule, Segment, merged, sliced, total
 from rewound.technique import Facts, Rule
 
@@ -168,7 +168,7 @@ def own_functions(state: State) -> list[str]:
 def described(state: State) -> list[str]:
     """One line per operation, for a person."""
     start = start_of(state)
-    lines = [f"start {start.recipe.label()} seed {start.seed}"]
+    lines = [" ".join(["start", start.recipe.label(), *changed_fields(start.recipe), f"seed {start.seed}"])]
     for level in lineage(state):
         if isinstance(level.parent, Pruned):
             p = level.parent

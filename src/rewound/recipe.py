@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError, check_kind
 from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
+from rewound.hyperparameters import coerced, field_word, widened
 from rewound.names import path_of, source_digest, unknown
 from rewound.prunable import prunable_weights
 from rewound.schedule import Schedule
@@ -155,7 +156,7 @@ class Recipe(ABC):
 
         A new field whose default changes nothing therefore leaves every earlier address valid.
         """
-        given = {f.name: _widened(getattr(self, f.name), f.default) for f in fields(self)}
+        given = {f.name: widened(getattr(self, f.name), f.default) for f in fields(self)}
         changed = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
         return {"recipe": self.label(), "version": self.version, "fields": changed}
 
@@ -172,8 +173,20 @@ class Recipe(ABC):
             name = key.replace("-", "_")
             if name not in defaults:
                 raise InputError(unknown(f"field of {cls.label()}", key, (n.replace("_", "-") for n in defaults)))
-            chosen[name] = _coerced(f"{cls.label()}.{key}", value, defaults[name])
+            chosen[name] = coerced(f"{cls.label()}.{key}", value, defaults[name])
         return cls(**chosen)
+
+
+def changed_fields(recipe: Recipe) -> list[str]:
+    """The fields that differ from their defaults, a word each.
+
+    >>> from rewound.recipes.digits import Digits
+    >>> changed_fields(Digits(epochs=8, batch_size=64))
+    ['epochs=8', 'batch-size=64']
+    """
+    changed = recipe.identity()["fields"]
+    assert isinstance(changed, dict)
+    return [field_word(name, value) for name, value in changed.items()]
 
 
 def check_recipe(given: object) -> None:
@@ -196,22 +209,3 @@ def check_class(task: type[Recipe]) -> None:
             f"{', '.join(stray)} of recipe {task.label()} is no field: "
             "write @dataclass(frozen=True) above the class, and each field with its type, as epochs: float = 4.0"
         )
-
-
-def _coerced(name: str, value: object, default: object) -> object:
-    """A TOML value as the type of the field's default."""
-    value = _widened(tuple(value) if isinstance(value, list) else value, default)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number, not {value}")
-    if isinstance(default, tuple) and default and isinstance(value, tuple):
-        return tuple(_coerced(f"each of {name}", item, default[0]) for item in value)
-    if default is not None and type(value) is not type(default):
-        raise InputError(f"{name} must be of type {type(default).__name__}, not {value!r}")
-    return value
-
-
-def _widened(value: object, default: object) -> object:
-    """A whole number where the default is none, as what it is equal to: 8 epochs and 8.0 are one address."""
-    if isinstance(default, tuple) and default and isinstance(value, tuple):
-        return tuple(_widened(item, default[0]) for item in value)
-    return float(value) if isinstance(default, float) and type(value) is int else value

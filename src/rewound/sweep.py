@@ -4,7 +4,7 @@ recipe = "digits"                       # or "package.module:Class"
 trials = [1, 2, 3]
 randomness = "shared"                   # or "independent": technique and time join the seed
 
-[recipe-fields]                         # optional: fields of the recipe
+[recipe-fields]                         # optional: fields of the recipe; a list is an axis here, too
 epochs = 16.0
 
 [[experiment]]
@@ -16,7 +16,7 @@ pruner = { score = "magnitude", scope = "global" }
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cached_property
 from itertools import product
@@ -30,6 +30,7 @@ from rewound.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.targets import Target, dense, retrained
+from rewound.variants import told_apart, variants
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,17 @@ class Sweep:
     trials: tuple[int, ...]
     experiments: tuple[Experiment, ...]
     independent: bool = False
+    variants: tuple[Recipe, ...] = ()
+    """The recipe with all combinations of its fields, where they are axes of the grid."""
+
+    @property
+    def recipes(self) -> dict[Recipe, str]:
+        """The recipe, or its variants, with what tells them apart."""
+        return told_apart(self.variants or (self.recipe,))
 
     @cached_property
     def targets(self) -> tuple[Target, ...]:
-        """Every row that the sweep asks for, dense runs first; the same row asked for twice counts once."""
+        """Every row that the sweep asks for, dense runs of a recipe first; the same row asked for twice counts once."""
         rows: dict[tuple[object, ...], Target] = {}
         for target in self._targets():
             if rows.setdefault(_label(target), target).state.key != target.state.key:
@@ -69,13 +77,17 @@ class Sweep:
         return tuple(rows.values())
 
     def _targets(self) -> Iterator[Target]:
-        yield from (dense(self.recipe, trial) for trial in self.trials)
+        for recipe, variant in self.recipes.items():
+            yield from (replace(target, variant=variant) for target in self._of(recipe))
+
+    def _of(self, recipe: Recipe) -> Iterator[Target]:
+        yield from (dense(recipe, trial) for trial in self.trials)
         for e in self.experiments:
             for technique, epochs, chain, pruner, trial in product(
                 e.techniques, e.retrain_epochs, e.densities, e.pruners, e.trials or self.trials
             ):
                 yield from retrained(
-                    self.recipe,
+                    recipe,
                     trial,
                     technique,
                     epochs,
@@ -89,7 +101,8 @@ class Sweep:
 def _label(target: Target) -> tuple[object, ...]:
     """What tells one row of the tables from another."""
     density = f"{target.density:.10g}"
-    return target.pruning, target.iterative, target.technique, density, target.retrain_epochs, target.trial
+    line = (target.variant, target.pruning, target.iterative, target.technique)
+    return *line, density, target.retrain_epochs, target.trial
 
 
 def load_sweep(name: str | Path) -> Sweep:
@@ -108,7 +121,7 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 
 def _parsed(table: Table, name: str) -> Sweep:
     check_keys("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
-    recipe = recipe_named(text_in(table, "recipe")).with_fields(table_in(table, "recipe-fields"))
+    recipes = variants(recipe_named(text_in(table, "recipe")), table_in(table, "recipe-fields"))
     trials = _trials(table)
     randomness = table.get("randomness", "shared")
     if randomness not in ("shared", "independent"):
@@ -116,7 +129,8 @@ def _parsed(table: Table, name: str) -> Sweep:
     experiments = table.get("experiment", [])
     if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
         raise InputError("experiments are declared under [[experiment]], with two brackets")
-    return Sweep(name, recipe, trials, tuple(_experiment(e, trials) for e in experiments), randomness == "independent")
+    made = tuple(_experiment(e, trials) for e in experiments)
+    return Sweep(name, recipes[0], trials, made, randomness == "independent", recipes)
 
 
 def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:

@@ -12,7 +12,7 @@ from rewound.errors import InputError
 from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
 from rewound.pruner import Pruner, as_pruner
-from rewound.recipe import Recipe
+from rewound.recipe import Recipe, changed_fields
 from rewound.results import UNSTRUCTURED
 from rewound.schedule import Segment
 from rewound.technique import technique_named
@@ -34,6 +34,13 @@ class Target:
     trial: int
     search_epochs: float
     state: Trained
+    variant: str = ""
+    """What tells its recipe from others of the sweep, as "width=8", where it has several."""
+
+    @property
+    def task(self) -> str:
+        """What the `recipe` column says."""
+        return f"{self.recipe.label()} {self.variant}".rstrip()
 
 
 def kind_of(pruner: Pruner) -> str:
@@ -54,7 +61,7 @@ def dense(recipe: Recipe, trial: int) -> Target:
     try:
         schedule = recipe.schedule
     except InputError as error:
-        raise InputError(f"cannot train {recipe.label()}{_with(recipe)}: {error}") from error
+        raise InputError(f"cannot train {' '.join([recipe.label(), *changed_fields(recipe)])}: {error}") from error
     state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
     return Target(recipe, UNSTRUCTURED, False, "", 1.0, None, trial, 0.0, state)
 
@@ -119,12 +126,6 @@ def _weights(level: Level, original: Trained, previous: Trained) -> State:
     if level.weights_from == "previous":
         return previous
     return original.until(level.weights_from) if level.weights_from else start
-
-
-def _with(recipe: Recipe) -> str:
-    changed = recipe.identity()["fields"]
-    assert isinstance(changed, dict)
-    return f" with {', '.join(f'{name} = {value}' for name, value in changed.items())}" if changed else ""
 
 
 @lru_cache(maxsize=4096)

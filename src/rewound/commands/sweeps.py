@@ -123,7 +123,7 @@ def _report(
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise _not_run(declared, store.root)
-    epochs = {sweep.recipe.label(): sweep.recipe.training_epochs}
+    epochs = {target.task: target.recipe.training_epochs for target in sweep.targets}
     drawing.check(tables.rows, epochs)
     cards = compare(tables.rows, theirs) if theirs else []
     paths = tables.write(out)
