@@ -57,7 +57,7 @@ def test_an_order_that_could_be_chance_is_said_to_be(spread: float, doubtful: bo
     ]
     (sentence,) = headlines([row for row in table if row.dense] + trials).values()
     assert "learning rate rewinding keeps dense accuracy to 8.00×" in sentence
-    assert sentence.endswith(" One standard error would change this order.") == doubtful
+    assert sentence.endswith(" This order may be chance: it changes if results move by one standard error.") == doubtful
 
 
 def test_when_none_keeps_it_the_nearest_is_named() -> None:

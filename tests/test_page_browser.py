@@ -312,6 +312,28 @@ def test_a_phone_shows_all_of_the_verdicts_and_that_the_runs_go_on(browser: Brow
         assert shadow.count("linear-gradient") == 4
 
 
+def test_names_of_limits_that_are_one_and_triangles_have_places_of_their_own(browser: Browser, tmp_path: Path) -> None:
+    dense = [Row("task", "unstructured", False, "", 1, None, n, v, v) for n, v in enumerate((0.939, 0.95, 0.96), 1)]
+    lost = {"lr-rewinding": (0.95, 0.94, 0.94), "fine-tuning": (0.94, 0.5, 0.6), "weight-rewinding": (0.94, 0.94, 0.4)}
+    pruned = [
+        Row("task", "unstructured", False, technique, 0.5**level, 4, 1, value, value)
+        for technique, values in lost.items()
+        for level, value in enumerate(values, start=1)
+    ]
+    path = write_page(Tables([*dense, *pruned], [], [], 0), tmp_path / "index.html", Origin("limits"))
+    with opened(browser, path) as page:
+        panel = page.locator("#accuracy .panel").first
+        names = [panel.locator("svg text", has_text=name).bounding_box() for name in ("no drop", "1% drop")]
+        (upper, lower) = sorted((box for box in names if box), key=lambda box: box["y"])
+        assert upper["y"] + 0.8 * upper["height"] <= lower["y"], "one line of text is below the other"
+        low = panel.locator(".mark-rule + .mark-symbol path")
+        marks = sorted((box for box in (mark.bounding_box() for mark in low.all()) if box), key=lambda box: -box["y"])
+        bottom = panel.locator(".role-axis-domain line").last.bounding_box()
+        assert bottom is not None
+        away = [round(bottom["y"] - mark["y"] - mark["height"]) for mark in marks]
+        assert away == [1, 1, 9], "on the axis, the second technique at one place above the first"
+
+
 def test_one_recipe_at_a_time(browser: Browser, published: Path) -> None:
     with opened(browser, published) as page:
         assert page.get_by_role("radio").count() == 12

@@ -7,15 +7,22 @@ the keyboard are in the layers `points` and `outlines`; `says` is their text.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, Spec, at, colours, dashes, value
 from rewound.pages.look import Look
 from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
 
+# Half of what two lines of text lack in pixels where the names of "no drop" and "1% drop" would stand in each other.
+_CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"
+
 
 def charts(looks: Mapping[str, Look]) -> dict[str, Spec]:
     """Every kind of chart, for these techniques."""
-    names = [_name({"expr": "-sd"}, "no drop", "-sd >= window[0]"), _name(-1, {"expr": "one"}, "-1 >= window[0]")]
+    names = [
+        _name({"expr": "-sd"}, "no drop", "-sd >= window[0]", f"sd > 1 ? {_CLOSE} : -{_CLOSE}"),
+        _name(-1, {"expr": "one"}, "-1 >= window[0]", f"sd > 1 ? -{_CLOSE} : {_CLOSE}"),
+    ]
     safe_zone = _fixed("rect", "zone", x=at({"expr": "safe[0]"}), x2={"datum": {"expr": "safe[1]"}})
     return {
         "compression": _deltas(looks, COMPRESSION, names),
@@ -40,10 +47,10 @@ def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
         _fixed("rule", "muted", dashed, y=at({"expr": "-sd"})),
         _fixed("rule", "muted", dashed, y=at(-1)),
         spread(looks, x, y),
-        *lines(looks, x, y),
-        below(looks, x, {"filled": True, "size": 60}),
-        *outlines(looks, x, y),
+        below(looks, x, {"filled": True, "size": 60}),  # under the marks, which answer to the pointer
         {**THEIRS, "layer": [below(looks, x, {"filled": False, "size": 110, "strokeWidth": 1.2})]},
+        *lines(looks, x, y),
+        *outlines(looks, x, y),
     )
 
 
@@ -112,9 +119,9 @@ def _fixed(mark: str, colour: str, more: Spec | None = None, **encoding: Spec) -
     return {"data": {"values": [{}]}, "mark": said, "encoding": encoding}
 
 
-def _name(place: object, name: object, shown: str) -> Spec:
-    """The name of a limit, right of its line."""
-    beside: Spec = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5}
+def _name(place: object, name: object, shown: str, moved: str) -> Spec:
+    """The name of a limit, right of its line, or moved down from there by so many pixels."""
+    beside: Spec = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
     text = _fixed("text", "muted", beside, y=at(place), x={"value": "width"}, text={"value": name})
     return {**text, "transform": [{"filter": shown}]}
 

@@ -88,7 +88,11 @@ def _sentence(lines: dict[Line, tuple[Reaches, list[Cell]]], dense: Baseline) ->
         parts.append(f"{text} for {cell.search_epochs:,.6g}{' epochs of search' if first else ''}")
     lost = [names[line.technique] for line in lines if line not in dict(kept)]
     ending = f"; {_listed(lost)} at no compression tried" if lost else ""
-    doubt = " One standard error would change this order." if _is_doubtful(list(reached.values())) else ""
+    doubt = (
+        " This order may be chance: it changes if results move by one standard error."
+        if _is_doubtful(list(reached.values()))
+        else ""
+    )
     return f"{how}, {', '.join(parts)}{ending}.{doubt}"
 
 

@@ -47,13 +47,14 @@ def spread(looks: Mapping[str, Look], x: Spec, y: Spec, **more: Spec) -> Spec:
 
 
 def below(looks: Mapping[str, Look], x: Spec, look: Spec) -> Spec:
-    """Triangles for medians below the axis, on its lower edge."""
+    """Triangles for medians below the axis, on its lower edge: techniques at one x stand above one another."""
+    count: Spec = {"window": [{"op": "row_number", "as": "from_below"}], "groupby": [x["field"]]}
     return {
-        "transform": [{"filter": "datum.value < window[0]"}],
+        "transform": [{"filter": "datum.value < window[0]"}, {**count, "sort": [{"field": "place"}]}],
         "mark": {"type": "point", "shape": "triangle-down", "opacity": 1, **look},
         "encoding": {
             "x": x,
-            "y": {"value": {"expr": "height - 6 - 8 * datum.place"}},  # techniques stand above one another
+            "y": {"value": {"expr": "height + 4 - 8 * datum.from_below"}},
             "color": colours(looks),
         },
     }
