@@ -1,6 +1,7 @@
 """`prune` and `inspect`: a pruned network in files, the same as by call, and what a ticket says of itself."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -73,6 +74,17 @@ def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rew
     assert rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2, "--out", "default").code == 0
     summary = json.loads(Path("default/summary.json").read_text())
     assert summary["levels"] == [vars(level) for level in by_default.levels], "the defaults are the same, too"
+
+
+def test_a_compression_of_some_weights_says_of_how_many(rewound_command: Rewound) -> None:
+    name, *_ = names = list(Tiny().shapes)
+    sizes = {name: math.prod(shape) for name, shape in Tiny().shapes.items()}
+    said = (
+        f"2.00x smaller in the {sum(sizes.values()) - sizes[name]:,} weights selected of {sum(sizes.values()):,}, test"
+    )
+    assert len(names) > 1
+    assert said in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2, "--skip", name).out
+    assert "2.00x smaller, test" in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2).out
 
 
 def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(tmp_path: Path) -> None:

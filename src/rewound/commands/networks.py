@@ -15,6 +15,7 @@ from rewound.executors.watch import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
 from rewound.planning import Plan
+from rewound.prunable import prunable_weights
 from rewound.ticket import load
 
 WIDE = 10_000
@@ -36,7 +37,15 @@ def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Pat
     network.save(folder)
     console.print(_level_table(network.levels, network.chosen))
     chosen = network.levels[network.chosen]
-    say(f"{chosen.compression:.2f}x smaller, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
+    smaller = f"{chosen.compression:.2f}x smaller{_selected(network)}"
+    say(f"{smaller}, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
+
+
+def _selected(network: PrunedNetwork) -> str:
+    """What is said of a compression that counts only some of the weights."""
+    total = sum(weight.numel() for weight in prunable_weights(network.model).values())
+    counted = network.mask.total
+    return "" if counted == total else f" in the {counted:,} weights selected of {total:,}"
 
 
 def inspect_ticket(file: Path, recipe: str | None) -> None:
