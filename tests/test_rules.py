@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 import rewound
 import rewound.loop
-from loops import STEPS, Loop, T, network, one_step, same
+from loops import STEPS, Loop, T, batch, network, one_step, same
 from rewound import Facts, InputError, Schedule, Technique
 
 SEEN: list[tuple[Schedule, int, int, Facts]] = []
@@ -23,9 +24,15 @@ def too_long(S: Schedule, T: int, t: int, facts: Facts) -> Schedule:
     return Schedule.constant(t + 1, S.peak)
 
 
+def in_halves(S: Schedule, T: int, t: int, facts: Facts) -> Schedule:
+    SEEN.append((S, T, t, facts))
+    return Schedule.linear(t, S.peak / 2, warmup=2)
+
+
 ADAPTIVE = Technique(weights="final", lr=adaptive)
 REWOUND = Technique(weights="rewound", lr=adaptive)
 TOO_LONG = Technique(weights="final", lr=too_long)
+IN_HALVES = Technique(weights="final", lr=in_halves)
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +105,32 @@ def test_an_adopted_network_is_drawn_for_too() -> None:
     assert (S.peak, steps, t) == (0.1, T, T)  # a scheduler that is stepped by epoch is known by epoch
     drawn = Schedule.linear(t, 0.1 * facts.norm_lost, warmup=2)
     assert loop.rates == [pytest.approx([drawn.at(epoch)] * STEPS) for epoch in range(T)]
+
+
+@pytest.mark.parametrize("adopt", [False, True], ids=["dense run", "adopted"])
+def test_several_optimizers_take_a_step_together(adopt: bool) -> None:
+    rates: dict[int, list[list[float]]] = {1: [], 2: []}
+    for several, seen in rates.items():
+        model = network()
+        groups = [{"params": part.parameters(), "lr": rate} for part, rate in zip(model[::3], (0.3, 0.1), strict=True)]
+        optimizers = [SGD(groups)] if several == 1 else [SGD([group]) for group in groups]
+        schedulers = [lr_scheduler.CosineAnnealingLR(each, T * STEPS) for each in optimizers]
+        how = {"technique": f"{__name__}:IN_HALVES", "compression": 1.5, "retrain_epochs": 3, "adopt": adopt}
+        steps = STEPS if adopt else 1
+        for epoch in rewound.epochs(T, model, optimizers, schedulers, **how, steps_per_epoch=steps, say=len):  # type: ignore[arg-type]
+            for step in range(STEPS):
+                x, y = batch(epoch, step)
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                seen.append([group["lr"] for optimizer in optimizers for group in optimizer.param_groups])
+                for scheduler in schedulers:
+                    scheduler.step()
+    assert rates[1] == rates[2]
+    assert {(S.steps, steps, t) for S, steps, t, _ in SEEN} == {(T * STEPS, T * STEPS, 3 * STEPS)}
+    (one, *_), (two, *_) = SEEN[: len(SEEN) // 2], SEEN[len(SEEN) // 2 :]
+    assert one[0].segments(0, T * STEPS) == two[0].segments(0, T * STEPS)
 
 
 def test_a_rule_that_draws_for_another_time_is_told() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from itertools import groupby, pairwise
+from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
@@ -221,13 +222,21 @@ def test_an_unknown_curve_is_named_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "curve"), [(-0.1, 0.1, "linear"), (0.1, -0.1, "cosine"), (0.0, 0.1, "exponential")]
+    ("start", "stop", "curve"),
+    [
+        (-0.1, 0.1, "linear"),
+        (0.1, -0.1, "cosine"),
+        (0.0, 0.1, "exponential"),
+        (nan, nan, "constant"),
+        (0.1, inf, "linear"),
+    ],
 )
 def test_rates_are_positive(start: float, stop: float, curve: str) -> None:
     with pytest.raises(InputError, match=f"learning rates must be positive, not {start} to {stop}"):
         Schedule(1, (Piece(1, start, stop, curve),))
 
 
-def test_what_holds_after_the_end_is_not_negative() -> None:
-    with pytest.raises(InputError, match=r"holds after the end must not be negative, not -0\.1"):
-        Schedule.cosine(10, 0.1, final=-0.1)
+@pytest.mark.parametrize("final", [-0.1, nan, inf])
+def test_what_holds_after_the_end_is_a_rate(final: float) -> None:
+    with pytest.raises(InputError, match=f"holds after the end must be a number of at least 0, not {final}"):
+        Schedule.cosine(10, 0.1, final=final)

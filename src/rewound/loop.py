@@ -76,7 +76,8 @@ class Epochs:
         progress, subjects = self._progress, self._subjects
         recording, start = progress.recording, 0
         if self.level:
-            recording, start = read_by(self._levels[self.level], self._course.how, self._recording, progress.facts)
+            present, optimizers = self._levels[self.level], len(members(subjects.optimizer))
+            recording, start = read_by(present, self._course.how, self._recording, progress.facts, optimizers)
         with ExitStack() as level:
             if progress.mask is not None:
                 level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))

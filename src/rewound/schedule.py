@@ -72,12 +72,15 @@ class Schedule:
         ends = [0.0, *(piece.until for piece in self.pieces)]
         if any(b <= a for a, b in pairwise(ends)) or ends[-1] < self.steps:
             raise InputError(f"the pieces of a schedule must end in growing order, the last at {self.steps} or later")
-        if self.hold is not None and self.hold < 0:
-            raise InputError(f"the learning rate that holds after the end must not be negative, not {self.hold:g}")
+        if self.hold is not None and not 0 <= self.hold < math.inf:
+            raise InputError(
+                f"the learning rate that holds after the end must be a number of at least 0, not {self.hold:g}"
+            )
         for piece in self.pieces:
             if piece.curve not in CURVES:
                 raise InputError(unknown("curve", piece.curve, CURVES))
-            if min(piece.start, piece.stop) < 0 or (piece.curve == "exponential" and min(piece.start, piece.stop) == 0):
+            rates = (piece.start, piece.stop)
+            if not all(0 <= rate < math.inf for rate in rates) or (piece.curve == "exponential" and 0 in rates):
                 raise InputError(f"learning rates must be positive, not {piece.start} to {piece.stop}")
 
     @classmethod
