@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel
 
 import rewound
-from loops import Loop
+from loops import Loop, network
 from small_networks import Tied
 
 State = dict[str, Any]
@@ -111,6 +112,55 @@ def test_an_average_whose_weights_are_not_named_as_the_models_is_told(kind: Call
     with pytest.warns(UserWarning, match=said) as warned:
         loop.run(compression=2, also=[kind(loop.model)])
     assert warned[0].filename == loop.run.__code__.co_filename
+
+
+class Pair(nn.Module):
+    """Two networks and an average of the first, as a GAN or a LightningModule keeps them."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = network(), second
+        self.ema = AveragedModel(self.first)
+        self.ema.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(self.first(x))
+        return out
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_average_of_one_part_is_pruned_with_that_part(compiled: bool) -> None:
+    model = Pair(nn.Linear(3, 3))
+    if compiled:
+        model.first = torch.compile(model.first, backend="eager")  # type: ignore[assignment]
+    sgd = SGD([*model.first.parameters(), *model.second.parameters()], lr=0.1)
+    run = rewound.epochs(1, model, sgd, compression=2, one_shot=True, also=[model.ema], say=lambda text: None)
+    for _ in run:
+        model(torch.randn(8, 6)).square().mean().backward()
+        sgd.step()
+        model.ema.update_parameters(model.first)
+    assert run.mask is not None
+    assert set(run.mask) == {"first.0.weight", "first.3.weight", "second.weight"}
+    for name in ("0.weight", "3.weight"):
+        assert torch.equal(model.ema.module.get_parameter(name) != 0, run.mask[f"first.{name}"])
+
+
+def test_a_part_may_hold_the_only_weight() -> None:
+    model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))})
+    average, sgd = AveragedModel(model["net"]), SGD(model.parameters(), lr=0.1)
+    run = rewound.epochs(1, model, sgd, compression=2, one_shot=True, also=[average], say=lambda text: None)
+    for _ in run:
+        model["net"](torch.randn(8, 6)).square().mean().backward()
+        sgd.step()
+    assert run.mask is not None
+    assert torch.equal(average.module.get_parameter("0.weight") != 0, run.mask["net.0.weight"])
+
+
+def test_an_average_of_one_of_two_parts_that_are_made_alike_is_told() -> None:
+    model = Pair(network())
+    sgd = SGD([*model.first.parameters(), *model.second.parameters()], lr=0.1)
+    with pytest.warns(UserWarning, match="AveragedModel in also may be a copy of any of 2 parts of the model"):
+        rewound.epochs(1, model, sgd, compression=2, also=[model.ema])
 
 
 class Slots(Shadow):

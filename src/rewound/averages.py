@@ -1,7 +1,8 @@
 """Averages of the weights that a loop keeps beside its model (an EMA), pruned along with it.
 
-A module that has the model's weights is masked as the model is. Anything else is masked through its `state_dict`: the
-tensors in it, however deep in dictionaries, that have the name and the shape of a pruned weight.
+A module that has the model's weights is masked as the model is, and a copy of one part of it (of a generator alone, or
+of the network inside a LightningModule) as that part is. Anything else is masked through its `state_dict`: the tensors
+in it, however deep in dictionaries, that have the name and the shape of a pruned weight.
 """
 
 from collections import Counter
@@ -23,8 +24,9 @@ def prune_along(things: Sequence[Stateful], mask: Mask, model: nn.Module) -> Non
     masks = _under_every_name(mask, model)
     for thing in things:
         if isinstance(thing, nn.Module):
-            if mask.fits(thing):
-                mask.apply(thing)
+            found = _masks_of(thing, mask, model)
+            if len(found) == 1:
+                found[0].apply(thing)
             continue
         state = thing.state_dict()
         for tensor, kept in _paired(state, masks):
@@ -40,9 +42,15 @@ def warn_of_dense(things: Sequence[Stateful], weights: Named, model: nn.Module) 
     masks = _under_every_name(full, model)
     for thing in things:
         state = thing.state_dict()
-        found = full.fits(thing) if isinstance(thing, nn.Module) else any(_paired(state, masks))
+        parts = len(_masks_of(thing, full, model)) if isinstance(thing, nn.Module) else 0
+        found = parts == 1 if isinstance(thing, nn.Module) else any(_paired(state, masks))
         held = Counter(tensor.shape for tensor in _tensors(state))
-        if not found and Counter(weight.shape for weight in weights.values()) <= held:
+        if parts > 1:
+            warn(
+                f"{type(thing).__name__} in also may be a copy of any of {parts} parts of the model, which are made "
+                "alike, and so will not be pruned with one of them: average the whole model"
+            )
+        elif not found and Counter(weight.shape for weight in weights.values()) <= held:
             warn(
                 f"{type(thing).__name__} in also holds tensors of the weights' shapes, but not under their names, and "
                 "so will not be pruned with the model: let its state_dict name them as the model's does "
@@ -53,8 +61,38 @@ def warn_of_dense(things: Sequence[Stateful], weights: Named, model: nn.Module) 
 def _under_every_name(mask: Mask, model: nn.Module) -> dict[str, Tensor]:
     """The masks by all names that the model has for each weight: an average of tied ones may hold each by itself."""
     parameters = plain_parameters(model, tied=True)
-    masks = {id(parameters[name]): kept for name, kept in mask.items()}
-    return {name: masks[id(parameter)] for name, parameter in parameters.items() if id(parameter) in masks}
+    masks = _by_parameter(mask, model)
+    return {name: masks[parameter] for name, parameter in parameters.items() if parameter in masks}
+
+
+def _by_parameter(mask: Mask, model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    parameters = plain_parameters(model, tied=True)
+    return {parameters[name]: kept for name, kept in mask.items()}
+
+
+def _masks_of(thing: nn.Module, mask: Mask, model: nn.Module) -> list[Mask]:
+    """The model's mask for a module that has its weights; else those of the parts that it may be a copy of.
+
+    A part has more than one weight, unless the model has no other: a single layer is easily made like another.
+    """
+    if mask.fits(thing):
+        return [mask]
+    masks, shapes = _by_parameter(mask, model), _shapes(_parameters(thing))
+    parts: dict[frozenset[nn.Parameter], Mask] = {}
+    for part in model.modules():
+        named = _parameters(part)
+        pruned = {name: parameter for name, parameter in named.items() if parameter in masks}
+        if len(pruned) >= min(2, len(mask)) and _shapes(named) == shapes:
+            parts[frozenset(pruned.values())] = Mask({name: masks[parameter] for name, parameter in pruned.items()})
+    return list(parts.values())
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {plain_name(name): parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
+
+
+def _shapes(named: Named) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in named.items()}
 
 
 def _paired(state: Mapping[str, object], masks: Named) -> Iterator[tuple[Tensor, Tensor]]:
