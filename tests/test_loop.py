@@ -211,6 +211,20 @@ def test_what_is_unfrozen_in_the_dense_run_is_pruned() -> None:
     assert list(run.mask) == ["0.weight", "3.weight"]
 
 
+def test_what_is_frozen_when_the_dense_run_ends_is_named_then() -> None:
+    loop = Loop()
+    run = loop.run(compression=2, retrain_epochs=1)
+    for epoch in run:
+        loop.model[0].requires_grad_(True)  # type: ignore[index]
+        loop.train(epoch)
+        loop.model[0].requires_grad_(False)  # type: ignore[index]  # as a GAN's critic is while its generator steps
+    assert run.mask is not None
+    assert list(run.mask) == ["3.weight"]
+    assert [text for text in loop.said if "frozen" in text] == [
+        "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be: 0.weight"
+    ]
+
+
 def test_what_is_skipped_anyway_needs_no_word() -> None:
     loop = Loop()
     loop.model[0].requires_grad_(False)  # type: ignore[index]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, goals, levels
-from rewound.errors import InputError, as_number, as_whole, check_kind, few, shown
+from rewound.errors import InputError, as_number, as_whole, check_kind, shown
 from rewound.joint import called
 from rewound.prunable import prunable_weights
 from rewound.pruner import Pruner
@@ -126,12 +126,10 @@ class Course:
             )
         self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, self.levels[-1].density)
 
-    def told_of_frozen(self, model: nn.Module, optimizer: Optimizer) -> str:
-        """One line about weights that would be pruned if they were trained; nothing where there are none."""
+    def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
+        """The weights that would be pruned if they were trained."""
         trained = trained_weights(model, optimizer)
-        names = [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
-        why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
-        return f"{why}: {few(names)}" if names else ""
+        return [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

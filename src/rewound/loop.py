@@ -17,7 +17,7 @@ from rewound.algorithm import check_final
 from rewound.checkpoints import level_name, opened, progress_in, rewind_name
 from rewound.course import Course
 from rewound.epoch import recorded, replayed
-from rewound.errors import InputError
+from rewound.errors import InputError, few
 from rewound.joint import members
 from rewound.mask import Mask
 from rewound.progress import Progress, Reached
@@ -95,6 +95,7 @@ class Epochs:
         progress, level, recording = self._progress, self._levels[self.level + 1], self._recording
         if not self.level:
             check_final(self._course.how, recording.schedule())
+            self._tell_of_frozen()
         progress.mask, progress.facts = pruned(level, self._course, self._subjects, self._folder, progress.mask)
         progress.level, progress.done, progress.accuracy = self.level + 1, 0, None
         progress.densities.append(level.density)
@@ -111,10 +112,19 @@ class Epochs:
         )
         self._progress.check_reports(course.max_drop, self._path)
         self._say(course.told(self._progress.epoch))
-        if self.mask is None and (frozen := course.told_of_frozen(subjects.model, subjects.optimizer)):
-            self._say(frozen)
+        self._untrained = course.untrained(subjects.model, subjects.optimizer)
+        if self.mask is None and self._untrained:
+            why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
+            self._say(f"{why}: {few(self._untrained)}")
         if course.adopt and not self._progress.epoch and not subjects.optimizer.state:
             self._say("the optimizer has no state: momentum and its like start empty")
+
+    def _tell_of_frozen(self) -> None:
+        """Name what was trained at the start and is left out now, as by a GAN's loop that freezes its critic."""
+        now = self._course.untrained(self._subjects.model, self._subjects.optimizer)
+        if frozen := [name for name in now if name not in self._untrained]:
+            why = "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be"
+            self._say(f"{why}: {few(frozen)}")
 
     def _begin_epoch(self) -> None:
         progress = self._progress
