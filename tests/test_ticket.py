@@ -321,12 +321,14 @@ def test_a_ticket_of_another_model(tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
-def test_an_average_is_saved_as_the_network_it_averages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_average_is_saved_as_the_network_it_averages(tmp_path: Path, compiled: bool) -> None:
     model = network()
     mask = Pruner()(model, 0.3)
     average = AveragedModel(model)
     average.update_parameters(model)
-    ticket = through(tmp_path / "t.safetensors", average, mask)
+    saved = torch.compile(average, backend="eager") if compiled else average
+    ticket = through(tmp_path / "t.safetensors", saved, mask)  # type: ignore[arg-type]
     assert list(ticket.state) == list(model.state_dict())
     for other in (network(), AveragedModel(network())):
         ticket.into(other)

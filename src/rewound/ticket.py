@@ -146,7 +146,8 @@ def _filled(values: Tensor, kept: Tensor) -> Tensor:
 
 def _averaged(model: nn.Module) -> nn.Module:
     """The network itself, of torch's averages too: their count of updates is none of its tensors."""
-    return model.module if isinstance(model, AveragedModel) else model
+    compiled = getattr(model, "_orig_mod", model)
+    return compiled.module if isinstance(compiled, AveragedModel) else model
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
