@@ -340,12 +340,13 @@ def test_a_training_stopped_by_somebody_else_is_left_where_it_is(tmp_path: Path)
 class Pair(Module):
     """Trained by hand, with an optimizer for each layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: str = "epoch", by_batch: bool = False) -> None:
         super().__init__(manual=True)
+        self.told, self.by_batch = told, by_batch
 
     def configure_optimizers(self) -> object:
         made = [SGD(self.net[index].parameters(), lr=rate, momentum=0.9) for index, rate in ((0, 0.1), (3, 0.02))]
-        return made, [lr_scheduler.MultiStepLR(each, [1, 2]) for each in made]
+        return made, [{"scheduler": lr_scheduler.MultiStepLR(each, [1, 2]), "interval": self.told} for each in made]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
         optimizers, schedulers = self.optimizers(), self.lr_schedulers()
@@ -356,7 +357,7 @@ class Pair(Module):
         self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
         for optimizer in optimizers:
             optimizer.step()
-        if self.trainer.is_last_batch:
+        if self.by_batch or self.trainer.is_last_batch:
             for scheduler in schedulers:
                 scheduler.step()  # type: ignore[call-arg]
 
@@ -370,6 +371,14 @@ def test_two_optimizers_are_both_rewound(tmp_path: Path) -> None:
     assert len(set(rates.seen)) == 6
     assert rewind.run.mask is not None
     assert not any(w[~rewind.run.mask[n]].any() for n, w in module.named_parameters() if n in rewind.run.mask)
+
+
+def test_a_module_trained_by_hand_says_how_its_schedules_are_stepped(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"MultiStepLR is stepped with every batch .* or .* 'interval': 'step' beside"):
+        fit(trainer(tmp_path / "untold", rewinding(adopt=True)), Pair(by_batch=True))
+    rates = Rates()
+    fit(trainer(tmp_path / "told", rewinding(adopt=True), rates), Pair("step", by_batch=True))
+    assert rates.seen[: 2 * 3] == pytest.approx([0.1, 0.02, 0.01, 0.002, 0.001, 0.0002])
 
 
 # Bad input

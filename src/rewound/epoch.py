@@ -72,7 +72,8 @@ def replayed(
     if recording.steps(0) == taken < progress.steps <= moves:
         raise InputError(
             f"{type(schedulers[0]).__name__} is stepped with every batch ({moves // taken:,} times in epoch "
-            f"{progress.epoch}), but was run through once an epoch; give steps_per_epoch={progress.steps // taken}"
+            f"{progress.epoch}), but was run through once an epoch; give steps_per_epoch={progress.steps // taken}, "
+            "or where Lightning counts them 'interval': 'step' beside the scheduler"
         )
 
 
