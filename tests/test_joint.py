@@ -214,6 +214,16 @@ def test_a_group_that_joins_one_of_several_is_told() -> None:
         script.optimizers[1].step()
 
 
+def test_one_that_takes_no_step_in_the_first_epoch_is_named() -> None:
+    model = network()
+    first, second = sgd(halves(model)[0], 0.1), AdamW(halves(model)[1])
+    run = iter(rewound.epochs(T, model, [first, second], say=lambda text: None))
+    next(run)
+    first.step()
+    with pytest.warns(UserWarning, match="AdamW took no step in epoch 0: give rewound.epochs the optimizers of the"):
+        next(run)
+
+
 def test_a_mask_is_attached_to_several() -> None:
     model = network()
     mask = rewound.Pruner()(model, density=0.5)

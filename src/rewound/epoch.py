@@ -15,7 +15,7 @@ from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 
 from rewound.attachment import untraced
-from rewound.errors import InputError
+from rewound.errors import InputError, warn
 from rewound.groups import Value, assign, hyperparameters
 from rewound.joint import members
 from rewound.progress import Progress
@@ -83,10 +83,12 @@ def _counted(
 ) -> Iterator[None]:
     """Inside, `begin` and `end` are called around every step, `closed` after its closure; an epoch needs a step."""
     used: list[object] | None = None
+    idle = set(members(optimizer))
 
     def begin_step(member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         nonlocal used
         progress.steps += 1
+        idle.discard(member)
         begin(optimizer)
         used = _rates(optimizer)
         return _with_closure(args, kwargs, close)
@@ -122,6 +124,9 @@ def _counted(
         raise InputError(
             f"no optimizer step was taken in epoch {progress.epoch}: give rewound.epochs the optimizer of the loop"
         )
+    if idle and not progress.epoch:
+        names = " + ".join(type(member).__name__ for member in idle)
+        warn(f"{names} took no step in epoch 0: give rewound.epochs the optimizers of the loop, or leave it out")
 
 
 def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
