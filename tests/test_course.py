@@ -44,6 +44,7 @@ class Opaque:
         ({"adopt": True, "steps_per_epoch": "3"}, "steps_per_epoch must be a whole number, not '3'"),
         ({"steps_per_epoch": 0}, "steps_per_epoch=0: a scheduler is stepped at least once an epoch"),
         ({"final": -1}, "final must be a learning rate, 0 or above, not -1"),
+        ({"also": "ema"}, "also must be of type list or tuple, not 'ema'; give a list of objects with a state_dict"),
         ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
         (
             {"also": [object()]},

@@ -55,7 +55,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a folder by a number": (lambda: epochs(checkpoint=3), "checkpoint must be a path, not 3"),
     "a scheduler by its name": (lambda: epochs("cosine"), "'cosine' has no state to be saved; give schedulers, "),
     "the class of a scheduler": (lambda: epochs(lr_scheduler.StepLR), "the class StepLR has no state to be saved; "),
-    "one thing for several": (lambda: epochs(also=nn.Linear(2, 2)), "also must be of type Sequence, not Linear(in_"),
+    "one thing for several": (
+        lambda: epochs(also=nn.Linear(2, 2)),
+        "also must be of type list or tuple, not Linear(in_",
+    ),
     "nothing to speak with": (lambda: epochs(say=None), "say must be a function of a text, not None; for silence "),
     "a seed for an initialization": (lambda: epochs(init=3), "init must be a function that draws fresh weights "),
     "a word for a switch": (lambda: epochs(one_shot="yes"), "one_shot must be of type bool, not 'yes'; give True or "),

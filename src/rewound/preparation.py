@@ -109,7 +109,7 @@ def epochs(
     if as_whole("steps_per_epoch", steps_per_epoch) < 1:
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     check_kind("resume", resume, bool, "give True or False")
-    check_kind("also", also, Sequence, "give a list of objects with a state_dict")
+    check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
     generators = [thing for thing in also if isinstance(thing, torch.Generator)]
     stateful = [thing for thing in also if not isinstance(thing, torch.Generator)]
     if not callable(say):
