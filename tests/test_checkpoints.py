@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loop
@@ -256,6 +257,25 @@ def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
     other = second.run(compression=2, rate=0.5, resume=False)
     with pytest.raises(InputError, match="was pruned to densities"):
         other.load_state_dict(saved[2])
+
+
+def test_an_average_travels_through_a_trainers_checkpoint_too(tmp_path: Path) -> None:
+    first, second = Loop(), Loop()
+    averages = [AveragedModel(loop.model) for loop in (first, second)]
+    options = {"compression": 2, "checkpoint": tmp_path, "resume": False}
+    run = first.run(**options, also=averages[:1])
+    for epoch in run:
+        first.train(epoch)
+        averages[0].update_parameters(first.model)
+        if run.level == 2:
+            saved = copy.deepcopy(run.state_dict())
+            break
+    second.run(**options, also=averages[1:]).load_state_dict(saved)
+    assert same(averages[1].state_dict(), averages[0].state_dict())
+    assert run.mask is not None
+    assert not any(averages[1].module.get_parameter(name)[~kept].any() for name, kept in run.mask.items())
+    with pytest.raises(InputError, match="made with 1 objects in also, not 0; give the same"):
+        second.run(**options).load_state_dict(saved)
 
 
 @pytest.mark.cuda

@@ -266,7 +266,7 @@ class Epochs:
         self._progress.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 
     def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
-        """How far the run has come, without the tensors it trains: for a trainer's own checkpoints.
+        """How far the run has come, and what is in `also`, of which a trainer's own checkpoints know nothing else.
 
         An epoch in which a step was taken counts as done; with `epoch_ended=False` as begun, so that a run that loads
         this yields it again and goes on after the steps it has taken.
@@ -274,7 +274,7 @@ class Epochs:
         progress = replace(self._progress)
         if epoch_ended and progress.steps:
             progress.end_epoch()
-        return progress.state_dict()
+        return {**progress.state_dict(), "also": [thing.state_dict() for thing in self._subjects.also]}
 
     def load_state_dict(self, state: dict[str, object], /) -> None:
         """Go on from there; model and optimizer are restored by whoever saved them."""
@@ -286,4 +286,5 @@ class Epochs:
             raise InputError(
                 f"this state was pruned to densities {progress.densities}, not {asked}; give the same arguments"
             )
+        self._subjects.restore_also(state)
         self._progress, self._handed_over = progress, True

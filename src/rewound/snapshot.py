@@ -55,7 +55,16 @@ class Subjects:
         """Put back what belongs to the weights (law 4): parameters, buffers, optimizer slots, EMA and scaler."""
         self.model.load_state_dict(cast(dict[str, Tensor], content["model"]))
         self.rewind_optimizer(content)
-        for thing, state in zip(self.also, cast(list[Content], content["also"]), strict=True):
+        self.restore_also(content)
+
+    def restore_also(self, content: Content) -> None:
+        """Put back what the loop keeps beside the model."""
+        states = cast(list[Content], content.get("also", []))  # a trainer's checkpoint had none before
+        if states and len(states) != len(self.also):
+            raise InputError(
+                f"this run was made with {len(states)} objects in also, not {len(self.also)}; give the same"
+            )
+        for thing, state in zip(self.also, states, strict=False):
             thing.load_state_dict(state)
 
     def rewind_optimizer(self, content: Content) -> None:
