@@ -278,6 +278,22 @@ def test_the_keyboard_reaches_everything(browser: Browser, digits: Path) -> None
         expect(page.get_by_role("dialog")).to_contain_text("Dense network, trial 2")
 
 
+def test_the_keyboards_mark_stays_pointed_at_while_marks_move(browser: Browser, digits: Path) -> None:
+    with opened(browser, digits) as page:
+        drawn(page)
+        page.locator("#accuracy .panel").first.focus()
+        page.wait_for_timeout(300)  # for the page to have scrolled there
+        page.keyboard.press("ArrowRight")
+        tip = page.locator("#tip")
+        expect(tip).to_be_visible()
+        for moves in ("document.querySelector('input[type=checkbox]').click()", "scrollBy(0, 60)"):
+            page.evaluate(moves)
+            page.wait_for_timeout(500)  # for all panels to have drawn it
+            expect(tip).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(tip).to_be_hidden()
+
+
 def test_light_and_dark(browser: Browser, digits: Path) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     labels = "document.querySelector('.role-axis-label text').getAttribute('fill')"

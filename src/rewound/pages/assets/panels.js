@@ -88,7 +88,12 @@ function panelElement(panel, values, tell, open) {
   async function signal(name, value) {
     if (!view) return;
     await view.signal(name, value).runAsync();
-    point(-1);
+    follow();
+  }
+
+  // The marks have moved, or are others: the keyboard's stays pointed at, the pointer means another by now.
+  function follow() {
+    if (active >= 0) point(document.activeElement === element ? Math.min(active, marks().length - 1) : -1);
   }
 
   function point(number) {
@@ -158,6 +163,7 @@ function panelElement(panel, values, tell, open) {
   element.panel = {
     element,
     signal,
+    follow,
     technique: panel.technique,
     draw: () => (drawn ??= queued()),
     redraw: () => drawn && (drawn = queued()),
@@ -199,4 +205,4 @@ for (const name of ["spread", "compared"])
   watch([name], () => panels.forEach((panel) => panel.signal(name, state[name])));
 watch(["theme"], redrawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-addEventListener("scroll", hideTip, { passive: true });
+addEventListener("scroll", () => panels.forEach((panel) => panel.follow()), { passive: true });
