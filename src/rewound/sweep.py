@@ -78,7 +78,8 @@ class Sweep:
 
     def _targets(self) -> Iterator[Target]:
         for recipe, variant in self.recipes.items():
-            yield from (replace(target, variant=variant) for target in self._of(recipe))
+            targets = self._of(recipe)
+            yield from (replace(target, variant=variant) for target in targets) if variant else targets
 
     def _of(self, recipe: Recipe) -> Iterator[Target]:
         yield from (dense(recipe, trial) for trial in self.trials)

@@ -43,6 +43,7 @@ class Target:
         return f"{self.recipe.label()} {self.variant}".rstrip()
 
 
+@lru_cache
 def kind_of(pruner: Pruner) -> str:
     """What the `pruning` column says of a pruner: what goes as one, and all that is not as in the paper.
 
