@@ -26,10 +26,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is reprodu
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from rewound.captured import Program  # noqa: E402
 from rewound.errors import Diverged, InputError  # noqa: E402
-from rewound.fleet import Fleet, Run  # noqa: E402
-from rewound.mask import Mask  # noqa: E402
+from rewound.fleets.captured import Program  # noqa: E402
+from rewound.fleets.fleet import Fleet, Run  # noqa: E402
+from rewound.pruning.mask import Mask  # noqa: E402
 from rewound.randomness import fold, permutation  # noqa: E402
 from rewound.recipe import Position  # noqa: E402
 from rewound.recipes.cifar10 import CIFAR10, ResNet20, ResNet56, ResNet110  # noqa: E402

@@ -14,10 +14,10 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rewound.baseline import baselines
-from rewound.cell import Cell, cells
+from rewound.conclusions.baseline import baselines
+from rewound.conclusions.cell import Cell, cells
 from rewound.pages.figures import draw
-from rewound.results import Row, read_rows
+from rewound.tables.results import Row, read_rows
 
 
 class Network(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from command_line import SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
 from rewound.commands.console import console
-from rewound.results import Row, read_rows
-from rewound.store import Store
+from rewound.storage.store import Store
+from rewound.tables.results import Row, read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
 

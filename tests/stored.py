@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from rewound.mask import Mask
+from rewound.pruning.mask import Mask
 from rewound.recipe import Position
-from rewound.records import Point, Result
-from rewound.store import Store
+from rewound.storage.records import Point, Result
+from rewound.storage.store import Store
 from rewound.training import State
 
 KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import rewound.claims
-from rewound.claims import STALE, Claim
-from rewound.store import Store
+import rewound.storage.claims
+from rewound.storage.claims import STALE, Claim
+from rewound.storage.store import Store
 from stored import KEY, OTHER
 
 
@@ -34,7 +34,7 @@ def test_one_owner_at_a_time(store: Store) -> None:
 OWNER = """
 import sys, time
 from pathlib import Path
-from rewound.store import Store
+from rewound.storage.store import Store
 store = Store(Path(sys.argv[1]))
 print(store.claim(sys.argv[2]), flush=True)
 time.sleep(600)
@@ -92,14 +92,14 @@ def test_an_unreadable_claim_is_nobodys(store: Store, content: str) -> None:
 
 def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_claim(store, "elsewhere", 1, "123", 5)
-    read = rewound.claims._read
+    read = rewound.storage.claims._read
 
     def read_then_released(path: Path) -> Claim | None:
         claim = read(path)
         store.release(KEY)
         return claim
 
-    monkeypatch.setattr(rewound.claims, "_read", read_then_released)
+    monkeypatch.setattr(rewound.storage.claims, "_read", read_then_released)
     assert store.claims() == {}
     write_claim(store, "elsewhere", 1, "123", 5)
     assert store.claim(KEY)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from command_line import HEADER, SWEEP, Rewound, command, environment, row, snapshot
-from rewound.results import read_rows
-from rewound.store import Store
+from rewound.storage.store import Store
+from rewound.tables.results import read_rows
 
 
 def bad(words: list[str], says: str, **files: str) -> tuple[list[str], str, dict[str, str]]:

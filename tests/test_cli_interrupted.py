@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, command, environment
-from rewound.records import Result
-from rewound.store import Store
+from rewound.storage.records import Result
+from rewound.storage.store import Store
 
 
 def test_ctrl_c_in_one_process(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:

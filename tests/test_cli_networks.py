@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import rewound
 from command_line import Rewound, command, environment
 from rewound.commands.console import console
-from rewound.mask import Mask
+from rewound.pruning.mask import Mask
 from rewound.recipes.digits import Digits
 from tiny import POISON, Tiny
 

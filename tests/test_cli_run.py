@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, snapshot
-from rewound.artifact import digest
 from rewound.commands import console
 from rewound.executors import local
 from rewound.planning import plan
-from rewound.records import Result
-from rewound.results import read_rows
-from rewound.store import Store
+from rewound.storage.artifact import digest
+from rewound.storage.records import Result
+from rewound.storage.store import Store
 from rewound.sweep import load_sweep
+from rewound.tables.results import read_rows
 from tiny import POISON, Tiny
 
 

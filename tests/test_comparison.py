@@ -14,14 +14,14 @@ from statistics import fmean, stdev
 import pytest
 from rich.console import Console
 
-from rewound.cell import Cell, cells
-from rewound.comparison import compare, matched, overlay, write_comparison
-from rewound.conformance import Card
+from rewound.conclusions.cell import Cell, cells
+from rewound.conclusions.comparison import compare, matched, overlay, write_comparison
+from rewound.conclusions.conformance import Card
+from rewound.conclusions.intervals import pooled
 from rewound.errors import InputError
-from rewound.intervals import pooled
 from rewound.pages.card import conformance_card
 from rewound.pages.criteria import note, remarks
-from rewound.results import Row, read_rows
+from rewound.tables.results import Row, read_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rewound import InputError, Ticket
-from rewound.encoding import Content, Place, encoded
-from rewound.ticket import parsed
+from rewound.tickets.encoding import Content, Place, encoded
+from rewound.tickets.ticket import parsed
 from test_ticket import bits_of
 
 # A bit of everything: tied, empty and scalar tensors, several types, a mask that fills its bytes and one that does not.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import rewound
 from rewound import Position
 from rewound.recipes import recipe_named
-from rewound.results import read_rows
+from rewound.tables.results import read_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEVELS = {  # what each ends with

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rewound.collection import collected
-from rewound.cutting import kept_count
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.history import Pruned
 from rewound.outlook import outdated
 from rewound.planning import plan
-from rewound.store import Store
+from rewound.pruning.cutting import kept_count
+from rewound.storage.store import Store
 from stored import KEY
 from tiny import ENTERED, Tiny
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, sweep_of, targets_of, values

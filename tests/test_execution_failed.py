@@ -10,10 +10,10 @@ from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.executors.watch import Progress
 from rewound.planning import Plan, plan
-from rewound.records import Result
-from rewound.results import read_rows
-from rewound.store import Store
+from rewound.storage.records import Result
+from rewound.storage.store import Store
 from rewound.sweep import Sweep
+from rewound.tables.results import read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
 

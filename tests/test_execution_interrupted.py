@@ -14,7 +14,7 @@ from rewound.executors.local import Options
 from rewound.executors.watch import Progress
 from rewound.planning import plan
 from rewound.recipe import Position
-from rewound.store import Store
+from rewound.storage.store import Store
 from tiny import ENTERED
 from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless, values
 

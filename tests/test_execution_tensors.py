@@ -8,7 +8,7 @@ from rewound.executors.local import Options
 from rewound.executors.watch import Progress
 from rewound.planning import plan
 from rewound.recipe import Position
-from rewound.store import Store
+from rewound.storage.store import Store
 from rewound.targets import dense
 from tiny import ENTERED
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, states, sweep_of, targets_of, timeless, values

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-import rewound.claims
+import rewound.storage.claims
 from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.planning import plan
 from rewound.recipe import Batch
-from rewound.store import Store
+from rewound.storage.store import Store
 from tiny import Tiny, logged
 from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
 
@@ -38,7 +38,7 @@ def test_two_jobs_give_the_bits_of_one(store: Store, whole: Store) -> None:
 
 def test_the_claim_of_a_long_epoch_does_not_grow_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another host would take the work over."""
-    monkeypatch.setattr(rewound.claims, "STALE", 1.0)
+    monkeypatch.setattr(rewound.storage.claims, "STALE", 1.0)
     loss, ages = Tiny.loss, list[float]()
 
     def slowly(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:

@@ -15,8 +15,8 @@ from rewound.pages.look import LOOKS, looks, ratios
 from rewound.pages.page import Origin
 from rewound.pages.terminal import summary_table
 from rewound.report import show_tables
-from rewound.results import Row
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
 
 TIMES = (4.0, 8.0, 16.0)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, Line, cells, failures
+from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.cell import Cell, Line, cells, failures
+from rewound.conclusions.findings import at_full_time, best_over_time, isotonic, largest_compression, verdicts
 from rewound.errors import InputError
-from rewound.findings import at_full_time, best_over_time, isotonic, largest_compression, verdicts
-from rewound.results import Row
+from rewound.tables.results import Row
 
 LINE = Line("digits", "unstructured", False, "fine-tuning")
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from rewound.captured import Program, capturable
 from rewound.errors import Diverged, InputError
-from rewound.fleet import Event, Fleet, Run
-from rewound.mask import Mask
-from rewound.place import Place
+from rewound.fleets.captured import Program, capturable
+from rewound.fleets.fleet import Event, Fleet, Run
+from rewound.fleets.place import Place
+from rewound.pruning.mask import Mask
 from rewound.recipe import Position, Recipe
 from rewound.recipes.cifar10 import ResNet20, ResNet56
 from rewound.recipes.digits import Digits
@@ -328,7 +328,7 @@ def test_too_little_memory_lowers_the_capacity_and_goes_on(
         made.append(Place(program))
         return made[-1]
 
-    monkeypatch.setattr("rewound.fleet.Place", place)
+    monkeypatch.setattr("rewound.fleets.fleet.Place", place)
     fleet = placed(monkeypatch, 4, [90, 50, 50, 10, 80 if error else 10])
     members = [fleet.start(Run(begin(DIGITS, seed), None, RATES)) for seed in (1, 2, 3)]
     assert (fleet.capacity, fleet.free) == (2, -1)
@@ -344,7 +344,7 @@ def test_a_step_that_does_not_compile_is_one_sentence_with_the_way_out(monkeypat
         torch.compile(torch.sin, backend=backend)(torch.zeros(1))
         raise AssertionError("it compiled")
 
-    monkeypatch.setattr("rewound.fleet.Place", place)
+    monkeypatch.setattr("rewound.fleets.fleet.Place", place)
     message = r"does not compile here \(.*there is no C compiler\); `rewound run --plain`"
     with pytest.raises(InputError, match=message) as caught:
         placed(monkeypatch, 1, [90]).start(Run(begin(DIGITS, 1), None, RATES))

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.cell import Cell, Line
+from rewound.conclusions.cell import Cell, Line
 from rewound.pages.headlines import headlines, priced
-from rewound.results import Row
+from rewound.tables.results import Row
 
 
 def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> list[Row]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rewound.errors import InputError
 from rewound.history import Pruned, Ruled, Start, Trained, described, lineage, start_of, trained
-from rewound.pruner import Pruner
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits

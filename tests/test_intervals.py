@@ -3,8 +3,8 @@
 import pytest
 from scipy import stats
 
-from rewound.cell import Cell, Line
-from rewound.intervals import neighbours, pooled, spreads, t_quantile
+from rewound.conclusions.cell import Cell, Line
+from rewound.conclusions.intervals import neighbours, pooled, spreads, t_quantile
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rewound.baseline import Baseline
-from rewound.cell import Cell, Line
+from rewound.conclusions.baseline import Baseline
+from rewound.conclusions.cell import Cell, Line
 from rewound.pages.limits import window
 
 

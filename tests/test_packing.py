@@ -13,7 +13,7 @@ from rewound.executors.local import Options, run
 from rewound.packing import pack_store, read_packs, unpack_store
 from rewound.planning import Plan, plan
 from rewound.recipes.digits import Digits
-from rewound.store import Store
+from rewound.storage.store import Store
 from rewound.targets import dense, retrained
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rewound.comparison import compare
+from rewound.conclusions.comparison import compare
 from rewound.pages.card import conformance_card
 from rewound.pages.charts import charts
 from rewound.pages.details import details
@@ -23,8 +23,8 @@ from rewound.pages.look import looks
 from rewound.pages.page import Origin, _library, write_page
 from rewound.pages.payload import as_json, story
 from rewound.report import report_files
-from rewound.results import CurveRow, LayerRow, Row
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import CurveRow, LayerRow, Row
 
 ORIGIN = Origin("digits", (("Rows", "9"),), "rewound run digits", "rewound show")
 DENSE = [Row("digits", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000, 4000, key=f"dense{n}") for n in (-1, 0, 1)]

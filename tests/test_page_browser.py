@@ -18,10 +18,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import test_page
-from rewound.comparison import compare
+from rewound.conclusions.comparison import compare
 from rewound.pages.page import Origin, write_page
-from rewound.results import Row
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
 
 pytestmark = pytest.mark.slow
 

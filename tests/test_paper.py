@@ -8,12 +8,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
-from rewound.experiment import Experiment, experiments
-from rewound.literature import AGAINST_TIME
 from rewound.pages.paper import draw_sheet, save_sheet, sheets
-from rewound.panels import Panel, Point
-from rewound.paper import FIGURES
-from rewound.results import Row
+from rewound.paper.experiment import Experiment, experiments
+from rewound.paper.figures import FIGURES
+from rewound.paper.literature import AGAINST_TIME
+from rewound.paper.panels import Panel, Point
+from rewound.tables.results import Row
 
 
 @pytest.fixture(scope="module")

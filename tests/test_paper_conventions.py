@@ -14,10 +14,10 @@ from rich.console import Console
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
 from rewound.drawing import Drawing, draw_figures
 from rewound.errors import InputError
-from rewound.experiment import experiments
 from rewound.pages.paper import Sheet, draw_sheet, sheets
-from rewound.paper import FIGURES
-from rewound.results import Row
+from rewound.paper.experiment import experiments
+from rewound.paper.figures import FIGURES
+from rewound.tables.results import Row
 
 
 def table(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rewound import InputError, Mask, Pruner
-from rewound.cutting import kept_count
+from rewound.pruning.cutting import kept_count
 from weights_to_prune import WEIGHTS, as_lists, named, pruned
 
 Arrays = dict[str, np.ndarray]

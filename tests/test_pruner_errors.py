@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 from torch.nn.utils.parametrize import register_parametrization
 
 from rewound import InputError, Mask, Pruner, epochs
-from rewound.cutting import kept_count
+from rewound.pruning.cutting import kept_count
 from weights_to_prune import three_layers
 
 

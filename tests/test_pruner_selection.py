@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rewound import InputError, Mask, Pruner
-from rewound.cutting import kept_count
-from rewound.prunable import prunable_weights
-from rewound.pruner import SCOPES, SCORES
+from rewound.pruning.cutting import kept_count
+from rewound.pruning.prunable import prunable_weights
+from rewound.pruning.pruner import SCOPES, SCORES
 from weights_to_prune import WEIGHTS, as_lists, named, pruned, three_layers
 
 # only, skip, floor

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import rewound
-from rewound import Mask, ranks
-from rewound.lock import locked
+from rewound import Mask
+from rewound.loops import ranks
+from rewound.loops.lock import locked
 
 SCRIPT = Path(__file__).with_name("parallel_loop.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -12,11 +12,11 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
-from rewound.groups import Value, assign, hyperparameters
-from rewound.recording import Recording
-from rewound.rehearsal import rehearsed, scheduled
+from rewound.loops.groups import Value, assign, hyperparameters
+from rewound.loops.recording import Recording
+from rewound.loops.rehearsal import rehearsed, scheduled
+from rewound.loops.schedulers import check_new, resting
 from rewound.schedule import Schedule
-from rewound.schedulers import check_new, resting
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's schedules: pip install transformers")
 

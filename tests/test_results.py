@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound.errors import InputError
-from rewound.results import COLUMNS, CurveRow, LayerRow, Row, read_rows, write_curves, write_layers, write_rows
+from rewound.tables.results import COLUMNS, CurveRow, LayerRow, Row, read_rows, write_curves, write_layers, write_rows
 
 HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops,search_epochs,seconds,key"
 DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")

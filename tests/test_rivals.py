@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from rewound.results import Row
-from rewound.rivals import Difference, differences
+from rewound.conclusions.rivals import Difference, differences
+from rewound.tables.results import Row
 
 BETTER, WORSE = (0.92, 0.93, 0.91, 0.925, 0.915), (0.90, 0.90, 0.89, 0.905, 0.91)
 

@@ -7,11 +7,11 @@ from typing import NoReturn
 import pytest
 import torch
 
-import rewound.statefile
-from rewound.mask import Mask
+import rewound.storage.statefile
+from rewound.pruning.mask import Mask
 from rewound.recipe import Position
-from rewound.records import Notes, Point
-from rewound.store import Store
+from rewound.storage.records import Notes, Point
+from rewound.storage.store import Store
 from rewound.training import State
 from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, parts
 
@@ -125,7 +125,7 @@ def test_what_is_interrupted_leaves_nothing_to_see(store: Store, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.statefile, "save_file", interrupted)
+        patch.setattr(rewound.storage.statefile, "save_file", interrupted)
         for key in (KEY, OTHER):
             with pytest.raises(KeyboardInterrupt):
                 store.save(key, a_state(2.0), None)

@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import pytest
 
-import rewound.statefile
+import rewound.storage.statefile
 from rewound.errors import InputError
-from rewound.records import Notes
-from rewound.store import Store
+from rewound.storage.records import Notes
+from rewound.storage.store import Store
 from stored import KEY, RESULT, a_mask, a_state, artifact, assert_same, flip
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_now_is_not_damaged(store: Store, monkeypatch: pytes
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.statefile, "safe_open", busy)
+        patch.setattr(rewound.storage.statefile, "safe_open", busy)
         with pytest.raises(InputError, match=r"cannot use store .*Too many open files"):
             store.load(KEY)
     found = store.load(KEY)
@@ -121,12 +121,12 @@ def test_what_is_dropped_meanwhile_is_absent_and_not_damaged(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.save(KEY, a_state(), a_mask())
-    opened = rewound.statefile.safe_open
+    opened = rewound.storage.statefile.safe_open
 
     def late(path: Path, framework: str) -> object:
         path.unlink()
         return opened(path, framework=framework)
 
-    monkeypatch.setattr(rewound.statefile, "safe_open", late)
+    monkeypatch.setattr(rewound.storage.statefile, "safe_open", late)
     assert store.load(KEY) is None
     assert not capsys.readouterr().out

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 from safetensors import SafetensorError
 
-import rewound.artifact
-import rewound.statefile
+import rewound.storage.artifact
+import rewound.storage.statefile
 from rewound.errors import InputError
-from rewound.records import Notes
-from rewound.store import Store
+from rewound.storage.records import Notes
+from rewound.storage.store import Store
 from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, parts
 
 
@@ -58,7 +58,7 @@ def test_what_the_system_refuses_is_said(store: Store, monkeypatch: pytest.Monke
     store.publish(KEY, RESULT)
     store.save(KEY, a_state(), a_mask())
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.artifact.tempfile, "mkstemp", refusing(code))
+        patch.setattr(rewound.storage.artifact.tempfile, "mkstemp", refusing(code))
         attempts: list[Callable[[], object]] = [
             lambda: store.publish(KEY, {**RESULT, "val": 0.5}),
             lambda: store.save(KEY, a_state(2.0), None),
@@ -85,8 +85,8 @@ def test_a_disk_that_fills_up_while_writing(store: Store, monkeypatch: pytest.Mo
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.statefile, "save_file", half)
-        patch.setattr(rewound.artifact.os, "fsync", refusing(errno.ENOSPC))
+        patch.setattr(rewound.storage.statefile, "save_file", half)
+        patch.setattr(rewound.storage.artifact.os, "fsync", refusing(errno.ENOSPC))
         for attempt in (lambda: store.save(KEY, a_state(2.0), None), lambda: store.publish(KEY, RESULT)):
             with pytest.raises(InputError, match="the disk is full"):
                 attempt()

@@ -9,9 +9,9 @@ import pytest
 from rewound.declaration import shipped_sweeps
 from rewound.errors import InputError
 from rewound.history import described
-from rewound.paper import pruning_order
+from rewound.paper.figures import pruning_order
 from rewound.planning import plan
-from rewound.pruner import Pruner
+from rewound.pruning.pruner import Pruner
 from rewound.recipes import RECIPES
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
@@ -226,7 +226,7 @@ BAD = {
     "recipe far from all": (with_lines(recipe='"zebra"'), "unknown recipe 'zebra' (known: cifar10-resnet110, "),
     "recipe not importable": (with_lines(recipe='"no.such:Task"'), "cannot import recipe 'no.such:Task'"),
     "recipe not in its module": (with_lines(recipe='"rewound.recipes.digits:Digit"'), "has no attribute 'Digit'"),
-    "recipe that is none": (with_lines(recipe='"rewound.pruner:Pruner"'), "is not a subclass of rewound.Recipe"),
+    "recipe that is none": (with_lines(recipe='"rewound.schedule:Schedule"'), "is not a subclass of rewound.Recipe"),
     "recipe missing": (with_lines(recipe=""), "the key recipe is missing; give it, for example recipe = "),
     "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, not 3"),
     "unknown field": (with_lines(field_epoch="3"), "unknown field of digits 'epoch'; did you mean 'epochs'"),
@@ -248,7 +248,7 @@ BAD = {
         "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'",
     ),
     "technique of another type": (with_lines(technique="5"), "technique must be a text, not 5"),
-    "technique that is none": (with_lines(technique='"rewound.pruner:Pruner"'), "is a type, not a Technique"),
+    "technique that is none": (with_lines(technique='"rewound.pruning.pruner:Pruner"'), "is a type, not a Technique"),
     "no technique": (with_lines(technique="[]"), "technique is an empty list"),
     "technique missing": (with_lines(technique=""), "the key technique is missing; give it, for example"),
     "unknown key": (

@@ -17,12 +17,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-import rewound.artifact
+import rewound.storage.artifact
 from rewound import InputError, Mask, Pruner, Ticket, load, save
-from rewound.encoding import DTYPES
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
+from rewound.tickets.encoding import DTYPES
 from small_networks import Compiled, Tied, Wrapped, network
 
 # Most of these networks were never trained, under a mask or otherwise.
@@ -290,7 +290,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     def full(handle: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(rewound.artifact.os, "fsync", full)
+    monkeypatch.setattr(rewound.storage.artifact.os, "fsync", full)
     with pytest.raises(InputError, match=f"^cannot write ticket {path}: No space left on device$"):
         save(nn.Linear(2, 2), Mask({}), path)
     assert path.read_bytes() == before

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.baseline import baselines
-from rewound.cell import Line, cells
-from rewound.findings import verdicts
-from rewound.results import Row
-from rewound.trust import reaches, weaknesses
+from rewound.conclusions.baseline import baselines
+from rewound.conclusions.cell import Line, cells
+from rewound.conclusions.findings import verdicts
+from rewound.conclusions.trust import reaches, weaknesses
+from rewound.tables.results import Row
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")
 LEVELS = {0.5: 0.95, 0.25: 0.949, 0.125: 0.947, 0.0625: 0.938}

@@ -10,8 +10,8 @@ from command_line import SWEEP, command, environment
 from rewound.history import described
 from rewound.planning import plan
 from rewound.recipes.digits import Digits
-from rewound.results import read_rows
 from rewound.sweep import Sweep, parse_sweep
+from rewound.tables.results import read_rows
 from rewound.variants import told_apart, variants
 from tiny import Tiny
 

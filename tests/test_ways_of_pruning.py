@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, command, environment
-from rewound.experiment import experiments
 from rewound.history import described
 from rewound.pages.sheet import file_name
-from rewound.paper import FIGURES, panels
-from rewound.pruner import Pruner
-from rewound.results import Row, is_structured, read_rows, write_rows
+from rewound.paper.experiment import experiments
+from rewound.paper.figures import FIGURES, panels
+from rewound.pruning.pruner import Pruner
+from rewound.tables.results import Row, is_structured, read_rows, write_rows
 from rewound.targets import kind_of
 from tiny_sweeps import sweep_of
 

@@ -7,10 +7,10 @@ import torch
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.planning import plan
-from rewound.results import CurveRow, LayerRow, Row
-from rewound.store import Store
+from rewound.storage.store import Store
 from rewound.sweep import Sweep, parse_sweep
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import CurveRow, LayerRow, Row
 from rewound.targets import Target
 
 FINE_TUNING = {"technique": "fine-tuning", "retrain-epochs": [1, 2], "density": 0.5}

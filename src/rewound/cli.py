@@ -19,7 +19,7 @@ from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.declaration import declared
 from rewound.drawing import Drawing
 from rewound.errors import InputError
-from rewound.records import DEFAULT_STORE
+from rewound.storage.records import DEFAULT_STORE
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -152,7 +152,7 @@ def prune_command(
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     from rewound.commands.networks import prune_network
     from rewound.compression import prune
-    from rewound.pruner import Pruner
+    from rewound.pruning.pruner import Pruner
 
     folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
     pruned = partial(

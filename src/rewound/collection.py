@@ -4,10 +4,10 @@ import math
 
 from rewound.history import Pruned, lineage
 from rewound.planning import plan
-from rewound.records import Result
-from rewound.results import CurveRow, LayerRow, Row
-from rewound.store import Store
-from rewound.tables import Tables
+from rewound.storage.records import Result
+from rewound.storage.store import Store
+from rewound.tables.folder import Tables
+from rewound.tables.results import CurveRow, LayerRow, Row
 from rewound.targets import Target
 
 

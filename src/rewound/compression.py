@@ -13,22 +13,22 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
-from rewound.artifact import separate
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, keeps_all, opened, run
 from rewound.executors.watch import Progress
-from rewound.mask import Mask
 from rewound.outlook import outdated
 from rewound.planning import Plan, plan
-from rewound.pruner import Pruner, as_pruner
+from rewound.pruning.mask import Mask
+from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.realisation import recomputing
 from rewound.recipe import Recipe, check_recipe
 from rewound.recipes import recipe_named
-from rewound.records import DEFAULT_STORE
-from rewound.store import Store
+from rewound.storage.artifact import separate
+from rewound.storage.records import DEFAULT_STORE
+from rewound.storage.store import Store
 from rewound.targets import Target, dense, retrained
 from rewound.technique import technique_named
-from rewound.ticket import save as write_ticket
+from rewound.tickets.ticket import save as write_ticket
 
 
 @dataclass(frozen=True)

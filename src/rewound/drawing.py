@@ -20,13 +20,13 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from rewound.cell import cells
+from rewound.conclusions.cell import cells
+from rewound.conclusions.findings import longest_times
 from rewound.errors import InputError
-from rewound.experiment import experiments
-from rewound.findings import longest_times
-from rewound.paper import FIGURES, PaperFigure, panels
-from rewound.points import write_points
-from rewound.results import Row
+from rewound.paper.experiment import experiments
+from rewound.paper.figures import FIGURES, PaperFigure, panels
+from rewound.paper.points import write_points
+from rewound.tables.results import Row
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import torch
 
-from rewound.claims import HEARTBEAT
 from rewound.errors import Diverged
-from rewound.fleet import Fleet, Run
+from rewound.fleets.fleet import Fleet, Run
 from rewound.history import described, own_functions
-from rewound.mask import Mask
 from rewound.names import source_digest
 from rewound.planning import Node, Plan
+from rewound.pruning.mask import Mask
 from rewound.realisation import rates, realised
 from rewound.recipe import Recipe, Scores
-from rewound.records import Failure, LayerCount, Notes, Point, Result
 from rewound.remaining import release
 from rewound.schedule import sliced
-from rewound.store import Say, Store
+from rewound.storage.claims import HEARTBEAT
+from rewound.storage.records import Failure, LayerCount, Notes, Point, Result
+from rewound.storage.store import Say, Store
 from rewound.training import State
 
 SNAPSHOT = 60.0

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from rewound.errors import InputError, check_kind
-from rewound.pruner import Pruner
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Schedule, Segment, merged, sliced, total
 from rewound.technique import Facts, Rule

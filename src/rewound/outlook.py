@@ -10,7 +10,7 @@ from rewound.execution import made_by
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
 from rewound.remaining import to_recompute, todo
-from rewound.store import Store
+from rewound.storage.store import Store
 
 
 def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:

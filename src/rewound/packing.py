@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rewound.errors import InputError
 from rewound.planning import Plan
 from rewound.remaining import todo
-from rewound.store import Store, is_artifact
+from rewound.storage.store import Store, is_artifact
 
 _BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
 

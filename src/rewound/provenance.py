@@ -5,10 +5,10 @@ from collections import Counter
 
 from rewound.declaration import Declaration
 from rewound.pages.page import Origin
-from rewound.records import DEFAULT_STORE
-from rewound.results import Row
-from rewound.store import Store
-from rewound.tables import Tables
+from rewound.storage.records import DEFAULT_STORE
+from rewound.storage.store import Store
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
 
 
 def of_sweep(declared: Declaration, store: Store, tables: Tables) -> Origin:

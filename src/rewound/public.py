@@ -4,16 +4,16 @@ from rewound.algorithm import Level, densities, levels
 from rewound.compression import PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
 from rewound.flops import profile
-from rewound.foreign import from_torch_prune, mask_of_zeros
-from rewound.loop import Epochs
-from rewound.mask import Mask
-from rewound.preparation import epochs
-from rewound.pruner import Pruner
+from rewound.loops.loop import Epochs
+from rewound.loops.preparation import epochs
+from rewound.pruning.foreign import from_torch_prune, mask_of_zeros
+from rewound.pruning.mask import Mask
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.schedule import Schedule
 from rewound.sweep import Sweep, load_sweep
 from rewound.technique import TECHNIQUES, Facts, Technique
-from rewound.ticket import Ticket, load, save
+from rewound.tickets.ticket import Ticket, load, save
 from rewound.training import State, begin, evaluate, train
 
 __all__ = [

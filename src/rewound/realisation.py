@@ -4,11 +4,11 @@ import torch
 
 from rewound.history import Pruned, Ruled, Start, Trained, start_of
 from rewound.history import State as Past
-from rewound.mask import Mask
+from rewound.pruning.facts import facts_of
+from rewound.pruning.mask import Mask
 from rewound.randomness import fold
-from rewound.rules import facts_of
 from rewound.schedule import Segment
-from rewound.store import Say, Store
+from rewound.storage.store import Say, Store
 from rewound.technique import Facts
 from rewound.training import State, begin, train
 

@@ -21,7 +21,7 @@ from rewound.errors import InputError, check_kind
 from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
 from rewound.hyperparameters import coerced, field_word, widened
 from rewound.names import path_of, source_digest, unknown
-from rewound.prunable import prunable_weights
+from rewound.pruning.prunable import prunable_weights
 from rewound.schedule import Schedule
 
 Batch: TypeAlias = tuple[Tensor, ...]

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from rewound.planning import Node, Plan
-from rewound.records import Result
-from rewound.store import Store
+from rewound.storage.records import Result
+from rewound.storage.store import Store
 
 
 def answers(node: Node, result: Result | None) -> bool:

@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.console import Console
 
 from rewound import __version__
-from rewound.comparison import compare, write_comparison
-from rewound.conformance import Card
+from rewound.conclusions.comparison import compare, write_comparison
+from rewound.conclusions.conformance import Card
 from rewound.drawing import DEFAULT, Drawing, figures_under_way
 from rewound.pages.card import conformance_card
 from rewound.pages.page import PAGE, Origin, write_page
 from rewound.pages.terminal import summary_table
-from rewound.results import Row
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
 
 
 def report_files(

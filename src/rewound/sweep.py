@@ -26,7 +26,7 @@ from rewound.algorithm import KEEP, check_densities, densities
 from rewound.declaration import Table, declared
 from rewound.entries import as_count, as_finite, axis_in, check_keys, table_in, text_in
 from rewound.errors import InputError
-from rewound.pruner import Pruner
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.targets import Target, dense, retrained

@@ -11,10 +11,10 @@ from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.errors import InputError
 from rewound.history import Pruned, Ruled, Start, State, Trained, trained
 from rewound.names import path_of
-from rewound.pruner import Pruner, as_pruner
+from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, changed_fields
-from rewound.results import UNSTRUCTURED
 from rewound.schedule import Segment
+from rewound.tables.results import UNSTRUCTURED
 from rewound.technique import technique_named
 
 _ALMOST_ONE = 0.999  # step: the least time, given by four digits, is not refused

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import Diverged, InputError, check_kind, shown
-from rewound.mask import Mask
+from rewound.pruning.mask import Mask
 from rewound.randomness import fold
 from rewound.recipe import Position, Recipe, Scores, check_recipe
 from rewound.schedule import Segment, total

@@ -15,8 +15,8 @@ from rewound.executors.watch import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
 from rewound.planning import Plan
-from rewound.prunable import prunable_weights
-from rewound.ticket import load
+from rewound.pruning.prunable import prunable_weights
+from rewound.tickets.ticket import load
 
 WIDE = 10_000
 """Columns where there is no terminal: each layer on a line of its own, however long its name."""

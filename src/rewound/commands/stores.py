@@ -10,8 +10,8 @@ from rewound.commands.console import console, sized
 from rewound.durations import spoken
 from rewound.errors import InputError
 from rewound.packing import read_packs, unpack_store
-from rewound.records import Result
-from rewound.store import Store, is_store
+from rewound.storage.records import Result
+from rewound.storage.store import Store, is_store
 
 
 def show_store(root: Path, key: str | None) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rewound.collection import collected
 from rewound.commands.console import console, progress_of, say, say_files, sized
 from rewound.commands.outputs import report_folder, writable_file
-from rewound.comparison import compare
+from rewound.conclusions.comparison import compare
 from rewound.declaration import Declaration
 from rewound.devices import device_kind
 from rewound.drawing import DEFAULT, Drawing
@@ -20,12 +20,12 @@ from rewound.outlook import estimate, outdated
 from rewound.packing import pack_store
 from rewound.planning import plan
 from rewound.provenance import of_sweep
-from rewound.records import DEFAULT_STORE
 from rewound.remaining import todo
 from rewound.report import show_comparison, show_tables, written_to
-from rewound.results import Row
-from rewound.store import Store, is_store
+from rewound.storage.records import DEFAULT_STORE
+from rewound.storage.store import Store, is_store
 from rewound.sweep import Sweep, parse_sweep
+from rewound.tables.results import Row
 
 
 def run_sweep(

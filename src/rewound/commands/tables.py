@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rewound.cell import line_of
 from rewound.commands.console import console, say_files
 from rewound.commands.outputs import report_folder
-from rewound.comparison import compare
+from rewound.conclusions.cell import line_of
+from rewound.conclusions.comparison import compare
 from rewound.drawing import Drawing
 from rewound.errors import InputError
 from rewound.report import report_files, say_comparison
-from rewound.results import Row, read_rows
-from rewound.tables import with_details
+from rewound.tables.folder import with_details
+from rewound.tables.results import Row, read_rows
 
 
 def read_tables(paths: Sequence[Path]) -> list[Row]:

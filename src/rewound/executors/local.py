@@ -21,7 +21,7 @@ from rewound.planning import Plan
 from rewound.realisation import recomputing
 from rewound.recipe import Recipe
 from rewound.remaining import tidy
-from rewound.store import Say, Store, is_store
+from rewound.storage.store import Say, Store, is_store
 
 _TELL = 0.5  # seconds between updates of the progress bar
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from rewound.errors import InputError
 from rewound.executors.walking import POLL
 from rewound.faults import Fault, fault_of
-from rewound.store import Say
+from rewound.storage.store import Say
 
 Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
 """Takes what to say things with, what to warn with, and what to call now and then to learn that it has to end."""

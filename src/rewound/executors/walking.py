@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from rewound.execution import Paused, Worker, execute
 from rewound.executors.watch import Watch
-from rewound.fleet import Fleet
+from rewound.fleets.fleet import Fleet
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
-from rewound.store import Store
+from rewound.storage.store import Store
 
 POLL = 0.1  # seconds between looks at what others do
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from rewound.planning import Plan
 from rewound.remaining import answers, to_recompute, todo
-from rewound.store import Store
+from rewound.storage.store import Store
 
 
 class Progress(NamedTuple):

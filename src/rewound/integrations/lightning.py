@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rewound import ranks
 from rewound.algorithm import RATE
-from rewound.course import Init
 from rewound.errors import InputError
-from rewound.loop import Epochs
-from rewound.preparation import epochs
-from rewound.pruner import Pruner
-from rewound.snapshot import Stateful
+from rewound.loops import ranks
+from rewound.loops.course import Init
+from rewound.loops.loop import Epochs
+from rewound.loops.preparation import epochs
+from rewound.loops.snapshot import Stateful
+from rewound.pruning.pruner import Pruner
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

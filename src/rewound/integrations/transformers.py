@@ -14,12 +14,12 @@ from typing import cast
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import RATE
-from rewound.course import Init
 from rewound.errors import InputError, check_kind
-from rewound.loop import Epochs
-from rewound.preparation import epochs, inner
-from rewound.pruner import Pruner
-from rewound.snapshot import Stateful
+from rewound.loops.course import Init
+from rewound.loops.loop import Epochs
+from rewound.loops.preparation import epochs, inner
+from rewound.loops.snapshot import Stateful
+from rewound.pruning.pruner import Pruner
 
 try:
     from transformers import (

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewound.cell import Line
-from rewound.conformance import Card, Compared, Curve, Lead
+from rewound.conclusions.cell import Line
+from rewound.conclusions.conformance import Card, Compared, Curve, Lead
 from rewound.pages.criteria import criteria, note, remarks, signed, verdict
 from rewound.pages.look import ratios
 from rewound.pages.terminal import plain_table

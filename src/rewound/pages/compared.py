@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rewound.conformance import Card, Compared, Curve
+from rewound.conclusions.conformance import Card, Compared, Curve
 from rewound.pages.criteria import criteria, note, remarks, verdict
 from rewound.pages.drawings import Json
 from rewound.pages.look import ratios

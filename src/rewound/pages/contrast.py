@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rewound.findings import ABLATIONS
-from rewound.results import Row
-from rewound.rivals import LEAST_PAIRS, Difference, differences
+from rewound.conclusions.findings import ABLATIONS
+from rewound.conclusions.rivals import LEAST_PAIRS, Difference, differences
+from rewound.tables.results import Row
 
 
 @dataclass(frozen=True)

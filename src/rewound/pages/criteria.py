@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rewound.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
+from rewound.conclusions.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
 
 _VERDICTS = {True: "conforms", False: "does not conform", None: "no criterion fails, but not all could be judged"}
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, cells, failures
-from rewound.comparison import overlay
+from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.cell import Cell, cells, failures
+from rewound.conclusions.comparison import overlay
+from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
 from rewound.errors import InputError
-from rewound.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, pruning_title, ratios
 from rewound.pages.panel import (
@@ -27,8 +27,8 @@ from rewound.pages.panel import (
     handles,
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.panels import curves_of
-from rewound.results import Row
+from rewound.paper.panels import curves_of
+from rewound.tables.results import Row
 
 
 @dataclass(frozen=True)

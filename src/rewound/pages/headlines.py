@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, Line, cells
-from rewound.findings import ABLATIONS, best_over_time, longest_times
+from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.cell import Cell, Line, cells
+from rewound.conclusions.findings import ABLATIONS, best_over_time, longest_times
+from rewound.conclusions.trust import Reach, Reaches, reaches
 from rewound.pages.look import LOOKS, looks, ratios
-from rewound.results import Row
-from rewound.trust import Reach, Reaches, reaches
+from rewound.tables.results import Row
 
 
 def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None) -> dict[tuple[str, str], str]:

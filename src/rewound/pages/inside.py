@@ -10,7 +10,7 @@ from statistics import median
 from rewound.pages.drawings import MODES, Json
 from rewound.pages.look import looks, ratios
 from rewound.pages.subjects import Setting, Subject, setting, setting_of
-from rewound.results import LayerRow
+from rewound.tables.results import LayerRow
 
 
 def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Json:

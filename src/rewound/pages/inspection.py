@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rewound.flops import Profile
 from rewound.recipes import RECIPES, recipe_named
-from rewound.ticket import Ticket
+from rewound.tickets.ticket import Ticket
 
 _NO_FLOPS = (
     "FLOPs need the network: give its recipe with --recipe, or count them in Python with "

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
-from rewound.baseline import Baseline
-from rewound.cell import Cell
+from rewound.conclusions.baseline import Baseline
+from rewound.conclusions.cell import Cell
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits

@@ -16,10 +16,10 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from rewound.conformance import Card
+from rewound.conclusions.conformance import Card
 from rewound.pages.payload import as_json, story
-from rewound.results import Row
-from rewound.tables import Tables
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
 
 PAGE: Final = "index.html"
 _SCRIPTS: Final = (

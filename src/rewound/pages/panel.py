@@ -13,11 +13,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from rewound.baseline import Baseline
-from rewound.literature import Published
+from rewound.conclusions.baseline import Baseline
 from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios
-from rewound.panels import Point
+from rewound.paper.literature import Published
+from rewound.paper.panels import Point
 
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"

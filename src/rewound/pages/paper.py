@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rewound.cell import Cell
-from rewound.experiment import Experiment, experiments
+from rewound.conclusions.cell import Cell
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.panel import (
@@ -28,9 +27,10 @@ from rewound.pages.panel import (
     ratio_axis,
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.panels import Curves, Panel
-from rewound.paper import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
-from rewound.results import Row
+from rewound.paper.experiment import Experiment, experiments
+from rewound.paper.figures import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
+from rewound.paper.panels import Curves, Panel
+from rewound.tables.results import Row
 
 _SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}
 _SIZES: Final = {1: (4.2, 2.3), 2: (3.0, 1.75), 3: (2.6, 1.75)}  # of a panel, in inches, by columns

@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from rewound.cell import Line
-from rewound.conformance import Card
+from rewound.conclusions.cell import Line
+from rewound.conclusions.conformance import Card
+from rewound.conclusions.speedup import Speedup
+from rewound.conclusions.trust import Reach, Reaches, weaknesses
 from rewound.pages.charts import charts
 from rewound.pages.compared import told_card
 from rewound.pages.details import details
@@ -20,10 +22,8 @@ from rewound.pages.inside import layer_maps, training
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
 from rewound.pages.subjects import Setting, Subject, setting, setting_of, subjects
-from rewound.results import CurveRow, LayerRow, Row
-from rewound.speedup import Speedup
-from rewound.tables import Tables
-from rewound.trust import Reach, Reaches, weaknesses
+from rewound.tables.folder import Tables
+from rewound.tables.results import CurveRow, LayerRow, Row
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)
 

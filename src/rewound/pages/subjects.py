@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, Line, cells, line_of
-from rewound.comparison import overlay
-from rewound.findings import best_over_time
+from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.cell import Cell, Line, cells, line_of
+from rewound.conclusions.comparison import overlay
+from rewound.conclusions.findings import best_over_time
+from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
+from rewound.conclusions.trust import Reaches, reaches
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.headlines import headlines, priced
 from rewound.pages.look import looks
-from rewound.results import Row, is_structured
-from rewound.speedup import Speedup, over_dense, over_fine_tuning
-from rewound.trust import Reaches, reaches
+from rewound.tables.results import Row, is_structured
 
 
 class Setting(NamedTuple):

@@ -7,15 +7,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewound.baseline import Baseline, baselines
-from rewound.cell import Cell, Line, cells, failures
+from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.cell import Cell, Line, cells, failures
+from rewound.conclusions.findings import best_over_time
+from rewound.conclusions.rivals import Difference
+from rewound.conclusions.trust import Reaches, reaches, weaknesses
 from rewound.errors import InputError
-from rewound.findings import best_over_time
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, pruning_title, ratios
-from rewound.results import Row
-from rewound.rivals import Difference
-from rewound.trust import Reaches, reaches, weaknesses
+from rewound.tables.results import Row
 
 
 def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> RenderableType:

@@ -1,0 +1,196 @@
+"""Two tables of results side by side: the cells they share, and a conformance card for every recipe they share.
+
+Cells are matched by recipe, pruning, technique, nominal density (to four decimals, as the authors' one-shot rows have)
+and nominal retraining time. Failed runs are left out and counted.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Final, TypeAlias
+
+from rewound.conclusions.baseline import baselines
+from rewound.conclusions.cell import Cell, Line, cells, line_of
+from rewound.conclusions.conformance import LEAST_SIGMA, Card, Compared, Curve, Lead
+from rewound.conclusions.findings import at_full_time
+from rewound.conclusions.intervals import Pooled, pooled
+from rewound.conclusions.units import metric_of, scales, unit_of
+from rewound.errors import InputError
+from rewound.tables.csvfiles import write_table
+from rewound.tables.results import Row
+
+SAME_DENSITY: Final = 0.000051  # half of the fourth decimal: 0.8**5 = 0.32768 is 0.3277 in a one-shot row
+TEST_SHARE: Final = 0.8  # of the held-out images, in the paper and in the recipes here
+LEADS: Final = (
+    ("lr-rewinding", "fine-tuning"),
+    ("weight-rewinding", "fine-tuning"),
+    ("lr-rewinding", "weight-rewinding"),
+)
+LEADS_TO: Final = 0.25  # the largest density: 4x and beyond
+COLUMNS: Final = (
+    *("recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),
+    *("ours", "n", "theirs", "theirs_min", "theirs_max", "m", "sigma", "difference", "margin", "inside"),
+)
+
+_Values: TypeAlias = Callable[[Cell], list[float]]
+
+
+def compare(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Card]:
+    """One card for every recipe of which both tables have dense networks or a cell.
+
+    >>> rows = [Row("digits", "unstructured", False, "", 1, None, n, 0.97, 0.97 + n / 1000) for n in (1, 2, 3)]
+    >>> [(card.recipe, card.dense_conforms, card.cells_conform) for card in compare(rows, rows)]
+    [('digits', True, None)]
+    """
+    ours, theirs = list(ours), list(theirs)
+    pairs, scale, cards = matched(ours, theirs), scales(ours), []
+    for recipe in sorted(scale.keys() & scales(theirs).keys()):
+        mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
+        card = _card(recipe, scale[recipe], mine, yours, [pair for pair in pairs if pair[0].line.recipe == recipe])
+        if card.dense or card.curves:
+            cards.append(card)
+    if not cards:
+        raise InputError(
+            f"nothing to compare: one table has {_contents(ours)}, the other {_contents(theirs)}; "
+            "recipe, pruning, technique, density and retraining time must agree"
+        )
+    return cards
+
+
+def matched(ours: Iterable[Row], theirs: Iterable[Row]) -> list[tuple[Cell, Cell]]:
+    """The cells that both tables have, ours and theirs; a recipe whose units differ is an error."""
+    ours, theirs = list(ours), list(theirs)
+    scale, other = scales(ours), scales(theirs)
+    if wrong := sorted(recipe for recipe in scale.keys() & other.keys() if scale[recipe] != other[recipe]):
+        raise InputError(f"cannot compare {wrong[0]}: one table has fractions, the other larger values; use one unit")
+    there: dict[tuple[Line, float], list[Cell]] = defaultdict(list)
+    for cell in cells(theirs):
+        there[cell.line, cell.retrain_epochs].append(cell)
+    found = ((cell, _nearest(there[cell.line, cell.retrain_epochs], cell.density)) for cell in cells(ours))
+    return [(cell, near) for cell, near in found if near is not None]
+
+
+def overlay(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Row]:
+    """Their runs of cells that we have too, to be drawn over ours: under our densities, and moved to our dense mean.
+
+    A delta is measured from a table's own dense networks, which come along; where theirs has none, ours do, and its
+    values stay where they are.
+    """
+    ours, theirs = list(ours), list(theirs)
+    places = {(cell.line, cell.density, cell.retrain_epochs): one.density for one, cell in matched(ours, theirs)}
+    shared = {line.recipe for line, *_ in places}
+    known = shared & {row.recipe for row in theirs if row.dense and row.test is not None}
+    zero, moved = baselines(row for row in theirs if row.recipe in known), baselines(ours)
+    found = [row for row in ours if row.dense and row.recipe in shared - known]
+    for row in theirs:
+        place = (line_of(row), row.density, row.retrain_epochs or 0)
+        density = places.get(place) if not row.dense else 1.0 if row.recipe in known else None
+        if density is not None and row.test is not None:
+            shift = moved[row.recipe].mean - zero[row.recipe].mean if row.recipe in known else 0.0
+            found.append(replace(row, density=density, test=row.test + shift))
+    return found
+
+
+def write_comparison(cards: Iterable[Card], path: Path) -> None:
+    """Write `compare.csv`: a line per compared cell, as shown; dense networks have an empty technique."""
+    lines = []
+    for card in cards:
+        for cell in ([card.dense] if card.dense else []) + list(card.cells):
+            place = (*cell.line, cell.density, cell.retrain_epochs or None)
+            values = (cell.ours, cell.n, cell.theirs, cell.low, cell.high, cell.m, cell.sigma)
+            judged = (cell.difference, cell.margin, cell.inside)
+            lines.append((*place, *map(_rounded, (*values, *judged))))
+    write_table(COLUMNS, lines, path)
+
+
+def _rounded(value: float | bool) -> float | bool:
+    # Tables keep ten digits, so a millionth of a point is nothing; adding 0 turns -0.0 into 0.
+    return round(value, 6) + 0.0 if isinstance(value, float) else value
+
+
+def _nearest(cells: Sequence[Cell], density: float) -> Cell | None:
+    near = min(cells, key=lambda cell: abs(cell.density - density), default=None)
+    return near if near is not None and abs(near.density - density) <= SAME_DENSITY else None
+
+
+def _card(recipe: str, scale: float, ours: list[Row], theirs: list[Row], pairs: list[tuple[Cell, Cell]]) -> Card:
+    unit = unit_of(metric_of(recipe, scale))
+    held_out = unit == "points" and all(row.val is not None for row in ours + theirs if row.test is not None)
+    share = TEST_SHARE if held_out else 1.0
+
+    def values(cell: Cell) -> list[float]:
+        return [scale * (share * test + (1 - share) * val) for test, val in zip(cell.tests, cell.vals, strict=True)]
+
+    mine, yours = cells(ours), cells(theirs)
+    compared = _compared(pairs, mine, yours, values)
+    dense = _dense(recipe, ours), _dense(recipe, theirs)
+    longest = max((cell.retrain_epochs for cell in mine + yours), default=0)
+    return Card(
+        recipe,
+        unit=unit,
+        measure="80% test + 20% validation" if held_out else "test",
+        dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
+        curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),
+        leads=tuple(_leads(compared, at_full_time([cell for cell, _ in pairs], longest))),
+        alone=(len(mine) - len(pairs), len(yours) - len(pairs)),
+        failed=(sum(row.test is None for row in ours), sum(row.test is None for row in theirs)),
+    )
+
+
+def _dense(recipe: str, rows: Iterable[Row]) -> list[Cell]:
+    """The dense networks as one cell; none where there are none."""
+    finished = [
+        (row.test, row.test if row.val is None else row.val) for row in rows if row.dense and row.test is not None
+    ]
+    if not finished:
+        return []
+    tests, vals = zip(*finished, strict=True)
+    return [Cell(Line(recipe, "", False, ""), 1.0, 0.0, tests, vals)]
+
+
+def _compared(
+    pairs: Iterable[tuple[Cell, Cell]], mine: Iterable[Cell], yours: Iterable[Cell], values: _Values
+) -> list[Compared]:
+    our_spread, their_spread = _spreads(mine, values), _spreads(yours, values)
+    found = []
+    for one, other in pairs:
+        spread = their_spread[other.line, other.density] or our_spread[one.line, one.density]
+        sigma = max(LEAST_SIGMA, math.sqrt(spread.variance) if spread else 0.0)
+        ours, theirs = values(one), values(other)
+        means = fmean(ours), len(ours), fmean(theirs), min(theirs), max(theirs), len(theirs)
+        found.append(Compared(one.line, one.density, one.retrain_epochs, *means, sigma))
+    return found
+
+
+def _spreads(made: Iterable[Cell], values: _Values) -> dict[tuple[Line, float], Pooled | None]:
+    """The variance between trials, pooled over the retraining times of a line and density."""
+    samples: dict[tuple[Line, float], list[list[float]]] = defaultdict(list)
+    for cell in made:
+        samples[cell.line, cell.density].append(values(cell))
+    return {place: pooled(mine) for place, mine in samples.items()}
+
+
+def _leads(compared: Iterable[Compared], full: Iterable[Cell]) -> Iterator[Lead]:
+    chosen = {(cell.line, cell.density, cell.retrain_epochs) for cell in full if cell.line.iterative}
+    levels: dict[Line, dict[float, Compared]] = defaultdict(dict)
+    for cell in compared:
+        if (cell.line, cell.density, cell.retrain_epochs) in chosen and cell.density <= LEADS_TO:
+            levels[cell.line][cell.density] = cell
+    for first, second in LEADS:
+        for line in (line for line in levels if line.technique == first):
+            above, below = levels[line], levels.get(line._replace(technique=second), {})
+            if both := above.keys() & below.keys():
+                ours = fmean(above[density].ours - below[density].ours for density in both)
+                theirs = fmean(above[density].theirs - below[density].theirs for density in both)
+                yield Lead(line, second, ours, theirs, len(both))
+
+
+def _contents(rows: Sequence[Row]) -> str:
+    recipes = sorted({row.recipe for row in rows})
+    named = ", ".join(recipes[:3]) + (", ..." if len(recipes) > 3 else "")
+    n = len(cells(rows))
+    return f"{n} cell{'' if n == 1 else 's'} of {named}" if recipes else "no rows"

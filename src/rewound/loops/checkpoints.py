@@ -1,0 +1,193 @@
+"""The folder of a run in a user's own loop: its snapshots, one file each, and the arguments it was made with.
+
+    arguments.json      what the run was asked for; other arguments are an error that names the difference
+    rewind-0060.pt      the dense run after 60 epochs, if the technique goes back there
+    level-00.pt         the end of the dense run; level-03.pt that of the third level
+    latest.pt           where the present level can be resumed
+    lock                held by the process that trains here; the system lets go of it when that ends, however it does
+
+Files are written beside their place and renamed, so that a killed process leaves the old one or the new one. They are
+read by torch's `weights_only` loader, which runs no code.
+"""
+
+import errno
+import json
+import math
+import pickle
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from rewound.errors import InputError
+from rewound.loops import ranks
+from rewound.loops.lock import locked
+from rewound.loops.progress import Progress
+from rewound.loops.snapshot import Content, Subjects
+from rewound.storage.artifact import Damaged, replacing, write_whole
+
+Arguments = Mapping[str, object]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The snapshots below one path; with several processes rank 0 writes, and all must see the same folder."""
+
+    path: Path
+
+    def claim(self, arguments: Arguments, may_differ: Collection[str] = (), *, check: bool = True) -> None:
+        """Make the folder for a run with these arguments, or check that it was made for them."""
+        made = self._arguments() if check else {}
+        for name, value in arguments.items():
+            if made and not _is_same(made.get(name), value) and name not in may_differ:
+                raise InputError(
+                    f"{self.path} was made with {name} {made.get(name)}, not {value}; "
+                    "give the same arguments, or another folder"
+                )
+        if ranks.rank() == 0:
+            text = json.dumps({"version": VERSION, **arguments}, indent=1) + "\n"
+            write_whole(self.path / "arguments.json", text.encode())
+        ranks.from_first(None)  # wait for the file
+
+    def _arguments(self) -> dict[str, object]:
+        try:
+            found = json.loads((self.path / "arguments.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
+            raise InputError(
+                f"cannot read {self.path / 'arguments.json'}: {why}; give another folder, "
+                "or remove this file if the arguments are the same as before"
+            ) from error
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise InputError(f"{self.path} was made by another version of rewound; give another folder")
+        return found
+
+    def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
+        """Keep a snapshot of the run; afterwards every rank may read it."""
+        content = {**subjects.taken(), "progress": progress.state_dict()}
+        if failed := ranks.from_first(self._failure(name, content) if ranks.rank() == 0 else None):
+            raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
+
+    def _failure(self, name: str, content: Content) -> str | None:
+        """Write a snapshot; why it could not be, said on every rank instead of keeping the others waiting."""
+        try:
+            with replacing(self._file(name)) as temporary:
+                torch.save(content, temporary)
+        except OSError as error:
+            return error.strerror or str(error)
+        except RuntimeError as error:  # of torch's writer, which knows only that fewer bytes arrived than it sent
+            return f"the file ends too soon, as on a full disk ({error})"
+        return None
+
+    def read(self, name: str) -> Content | None:
+        """A snapshot with its tensors on the CPU, or None."""
+        try:
+            return self._content(name)
+        except Damaged as error:
+            raise InputError(f"{error}; remove the folder to start again") from error
+
+    def _content(self, name: str) -> Content | None:
+        path = self._file(name)
+        if not path.exists():
+            return None
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            # A file that was cut short is an invalid argument to torch; what else a system says may pass.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise InputError(f"cannot read {path}: {error.strerror}; make it readable and run again") from error
+            raise Damaged(f"cannot read {path}: it is damaged") from error
+        if not isinstance(content, dict) or "progress" not in content:
+            raise InputError(f"cannot read {path}: it is no snapshot of a run; give another folder")
+        return cast(Content, content)
+
+    def keep(self, levels: Collection[int]) -> None:
+        """Remove the ends of all other levels, and what resumed the one that has ended."""
+        if ranks.rank() == 0:
+            self._file("latest").unlink(missing_ok=True)
+            for level in self._levels():
+                if level not in levels:
+                    self._file(level_name(level)).unlink()
+
+    def resumable(self, densities: Sequence[float], say: Callable[[str], None] = lambda text: None) -> Content | None:
+        """The newest snapshot on the way to these densities."""
+        if (newest := self._newest(say)) is None:
+            return None
+        _, name, done = newest
+        shared = sum(mine == theirs for mine, theirs in zip(done, densities, strict=False))
+        content = self.read(name if shared == len(done) else level_name(shared))
+        if content is None or (done and densities[-1] > done[-1]):
+            raise InputError(
+                f"{self.path} was pruned to {1 / done[-1]:.4g}x, which does not lead to {1 / densities[-1]:.4g}x; "
+                "give the same arguments, or another folder"
+            )
+        return content
+
+    def _newest(self, say: Callable[[str], None]) -> tuple[int, str, list[float]] | None:
+        """Epochs, name and densities of the newest snapshot that can be read; says which were passed over."""
+        newest: tuple[int, str, list[float]] | None = None
+        damaged: list[Damaged] = []
+        for name in ("latest", *map(level_name, reversed(self._levels()))):
+            try:
+                content = self._content(name)
+            except Damaged as error:
+                damaged.append(error)
+                continue
+            if content is not None:
+                progress = progress_in(content)
+                newest = max(newest or (-1, "", []), (progress.epoch, name, progress.densities))
+                if name != "latest":
+                    break  # earlier levels are older
+        if newest is None and damaged:
+            raise InputError(f"{damaged[0]}; remove the folder to start again") from damaged[0]
+        for passed_over in damaged:
+            say(f"{passed_over}; going on from epoch {newest[0] if newest else 0}")
+        return newest
+
+    def _levels(self) -> list[int]:
+        """The levels whose ends are kept, in order."""
+        return sorted(int(path.stem.removeprefix("level-")) for path in self.path.glob("level-*.pt"))
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.pt"
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[Folder]:
+    """The run's folder, locked; a temporary one where nobody asked to resume."""
+    if path is not None:
+        with locked(path):
+            yield Folder(path)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Folder(Path(ranks.from_first(temporary)))
+        ranks.from_first(None)  # nobody reads it any more
+
+
+def _is_same(made: object, given: object) -> bool:
+    """Whether an argument is what it was; a rate of 0.2 was once written as 0.19999999999999996."""
+    if isinstance(made, float) and isinstance(given, float):
+        return math.isclose(made, given, rel_tol=1e-9)
+    return made == given
+
+
+def progress_in(content: Content) -> Progress:
+    """How far the run had come when the snapshot was taken."""
+    return Progress.from_state_dict(cast(Content, content["progress"]))
+
+
+def level_name(level: int) -> str:
+    """The end of a level; 0 is the dense run."""
+    return f"level-{level:02d}"
+
+
+def rewind_name(epoch: int) -> str:
+    """The dense run after so many epochs."""
+    return f"rewind-{epoch:04d}"

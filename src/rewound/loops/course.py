@@ -1,0 +1,142 @@
+"""What a run in a user's own loop will do, checked before its first epoch: its levels, and what they need."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import inf
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from rewound.algorithm import Level, goals, levels
+from rewound.errors import InputError, as_number, as_whole, check_kind, shown
+from rewound.loops.joint import called
+from rewound.pruning.prunable import prunable_weights
+from rewound.pruning.pruner import Pruner
+from rewound.technique import Technique, technique_named
+
+Init = Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run as it was asked for."""
+
+    training_epochs: int
+    compression: float
+    technique: str
+    retrain_epochs: int
+    rate: float
+    one_shot: bool
+    pruner: Pruner
+    final: float | None
+    adopt: bool
+    max_drop: float | None
+    init: Init | None
+
+    def __post_init__(self) -> None:
+        for name in ("training_epochs", "retrain_epochs"):
+            object.__setattr__(self, name, as_whole(name, getattr(self, name)))
+        for name in ("compression", "rate", "final", "max_drop"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_number(name, value))
+        for name in ("one_shot", "adopt"):
+            check_kind(name, getattr(self, name), bool, "give True or False")
+        if self.init is not None and not callable(self.init):
+            raise InputError(
+                f"init must be a function that draws fresh weights for a model in place, not {shown(self.init)}"
+            )
+        if self.final is not None and not 0 <= self.final < inf:
+            raise InputError(f"final must be a learning rate, 0 or above, not {self.final:g}")
+        if self.training_epochs < 1:
+            raise InputError(f"training takes at least 1 epoch, not {self.training_epochs}")
+        if self.max_drop is not None and not self.max_drop >= 0:
+            raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
+        source = self.levels[0].weights_from
+        if self.adopt and isinstance(source, int):
+            raise InputError(
+                f"cannot use {self.technique} on an adopted network: its weights at epoch {source} were not kept; "
+                "use lr-rewinding or fine-tuning"
+            )
+        if source == "fresh" and self.init is None:
+            raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
+
+    @property
+    def how(self) -> Technique:
+        """The technique itself."""
+        return technique_named(self.technique)
+
+    @property
+    def levels(self) -> list[Level]:
+        """What each level prunes to, starts from and trains, in epochs."""
+        densities = goals(self.compression, self.rate, one_shot=self.one_shot)
+        return list(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
+
+    @property
+    def dense(self) -> Level:
+        """The dense run as level 0; an adopted network has had its own."""
+        return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_epochs)
+
+    @property
+    def epochs(self) -> int:
+        """How long the whole run is."""
+        return sum(level.length for level in (self.dense, *self.levels))
+
+    @property
+    def rewound_to(self) -> set[int]:
+        """The epochs of the dense run that the technique goes back to."""
+        source = self.levels[0].weights_from
+        return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
+
+    def told(self, done: int) -> str:
+        """One line for a person, when so many epochs are done."""
+        dense = f"{_many(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
+        levels = f"{_many(len(self.levels), 'level')} of {_many(self.levels[0].length, 'epoch')} by {self.technique}"
+        so_far = f", {done:,} of them done" if done else ""
+        return f"rewound: {dense}{levels} to {self.compression:g}x: {_many(self.epochs, 'epoch')}{so_far}"
+
+    def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
+        """What must stay the same for a run to be continued, as plain data."""
+        plain = ("training_epochs", "compression", "technique", "retrain_epochs", "rate", "one_shot", "final", "adopt")
+        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.pruner).items()}
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "pruner": pruner,
+            "optimizer": called(optimizer),
+            "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
+        }
+
+    def check(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Whether this model can be pruned while this optimizer trains it."""
+        weights = prunable_weights(model)
+        wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+        if wrapped or any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor
+            how = "FullyShardedDataParallel" if wrapped else "fully_shard"
+            raise InputError(
+                f"cannot prune sharded parameters ({how}): a rank sees only its part of the weights to rank; "
+                "use DistributedDataParallel"
+            )
+        self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        self.pruner.check_zeros_stay(model)
+        trained = trained_weights(model, optimizer)
+        selected = [name for name in weights if self.pruner.selects(name)]
+        if selected and not any(name in trained for name in selected):
+            raise InputError(
+                "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
+                "what is to be pruned"
+            )
+        self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, self.levels[-1].density)
+
+    def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
+        """The weights that would be pruned if they were trained."""
+        trained = trained_weights(model, optimizer)
+        return [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
+
+
+def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and id(w) in moved}
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' * (count != 1)}"

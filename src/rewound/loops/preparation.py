@@ -1,0 +1,198 @@
+"""Before the first epoch of a user's own loop: what its script gave is unwrapped, checked and made into a run.
+
+run = rewound.epochs(90, model, optimizer, scheduler, compression=10, checkpoint="run/")
+for epoch in run:  # was: for epoch in range(90)
+    train_one_epoch(...)
+    scheduler.step()
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from rewound.algorithm import RATE, longest_time
+from rewound.errors import InputError, as_path, as_whole, check_kind, shown
+from rewound.loops.averages import warn_of_dense
+from rewound.loops.course import Course, Init, trained_weights
+from rewound.loops.groups import check_rates
+from rewound.loops.joint import joint
+from rewound.loops.loop import Epochs
+from rewound.loops.progress import Progress
+from rewound.loops.rehearsal import adopted
+from rewound.loops.schedulers import Scheduler, bare, check_given
+from rewound.loops.snapshot import Stateful, Subjects
+from rewound.pruning.pruner import Pruner, as_pruner
+from rewound.schedule import Schedule
+from rewound.technique import technique_named
+
+Thing = TypeVar("Thing")
+_ORDER = "the order is epochs(training_epochs, model, optimizer, scheduler)"
+
+
+def epochs(
+    training_epochs: int,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
+    *,
+    compression: float = 10.0,
+    technique: str = "lr-rewinding",
+    retrain_epochs: int | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful | torch.Generator] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    steps_per_epoch: int = 1,
+    resume: bool = True,
+    say: Callable[[str], None] = print,
+) -> Epochs:
+    """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
+
+    It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
+    the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`. A level
+    takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
+
+    `optimizer` may be several in a list (Muon for matrices, AdamW for the rest), which the loop steps in one order.
+    `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
+    them; and generators that the loop draws from: saved, and not rewound. `checkpoint` is a folder: the same script run
+    again continues there, after `kill -9` too; with other arguments (all from `training_epochs` to `pruner`, `final`
+    and `adopt`; a larger `compression` goes on), another kind of optimizer or other shapes of weights it is an error.
+    `init` draws fresh weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were
+    reported worse than the dense network by more. `final` is the learning rate that holds after the end of the
+    schedule.
+
+    `adopt` takes a network that was trained elsewhere: there is no dense run, and the schedule is what the new
+    `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
+    else restores model and optimizer (a Trainer), and calls `load_state_dict`.
+
+    >>> model = nn.Linear(8, 4)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> run = epochs(2, model, sgd, compression=1.5)
+    >>> for epoch in run:
+    ...     model(torch.randn(16, 8)).square().mean().backward()
+    ...     sgd.step()
+    rewound: 2 dense epochs, then 2 levels of 2 epochs by lr-rewinding to 1.5x: 6 epochs
+    dense, epoch 2 of 6
+    level 1 of 2: 1.25x (density 0.8), epoch 4 of 6
+    level 2 of 2: 1.50x (density 0.6667), epoch 6 of 6
+    >>> run.mask
+    Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
+    """
+    longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs))
+    course = Course(
+        training_epochs,
+        compression,
+        technique,
+        max(1, int(longest)) if retrain_epochs is None else retrain_epochs,
+        rate,
+        one_shot,
+        as_pruner(pruner),
+        final,
+        adopt,
+        max_drop,
+        init,
+    )
+    schedule = scheduler if isinstance(scheduler, Schedule) else None
+    if schedule is not None and not adopt:
+        raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
+    if as_whole("steps_per_epoch", steps_per_epoch) < 1:
+        raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
+    check_kind("resume", resume, bool, "give True or False")
+    check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
+    generators = [thing for thing in also if isinstance(thing, torch.Generator)]
+    stateful = [thing for thing in also if not isinstance(thing, torch.Generator)]
+    if not callable(say):
+        raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
+    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
+    optimizers = [inner(each) for each in _listed(optimizer)]
+    _check_kinds(model, optimizers)
+    subjects = Subjects(_bare(model), joint(optimizers), _several(scheduler), stateful, generators)
+    _check_schedulers(subjects)
+    check_rates(subjects.optimizer)
+    if not adopt:
+        check_given(subjects.schedulers, subjects.optimizer)
+    course.check(subjects.model, subjects.optimizer)
+    subjects.check()
+    trained = trained_weights(subjects.model, subjects.optimizer)
+    weights = {name: weight for name, weight in trained.items() if course.pruner.selects(name)}
+    warn_of_dense(subjects.also, weights, subjects.model)
+    progress = Progress()
+    if schedule is not None and final is not None:
+        schedule = replace(schedule, hold=None)  # `final` says what holds after its end
+    if adopt:
+        schedules = schedule or subjects.schedulers
+        progress.recording = adopted(subjects.optimizer, schedules, training_epochs, steps_per_epoch)
+    return Epochs(course, subjects, progress, folder, resume, say)
+
+
+def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Whether each thing is what its place asks for, and each parameter in one optimizer alone."""
+    check_kind("model", model, nn.Module, _ORDER)
+    for optimizer in optimizers:
+        check_kind("optimizer", optimizer, Optimizer, _ORDER)
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise InputError(
+                f"the steps of {type(optimizer).__name__} cannot be followed, since it does not call "
+                "Optimizer.__init__; give an optimizer that does"
+            )
+    stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+    if len(set().union(*stepped)) < sum(map(len, stepped)):
+        raise InputError("some parameters are in two of the optimizers, which would both step them; give each its own")
+
+
+def _check_schedulers(subjects: Subjects) -> None:
+    """Whether the schedulers move this optimizer's rate."""
+    groups = {id(group) for group in subjects.optimizer.param_groups}
+    for scheduler in subjects.schedulers:
+        moved = getattr(bare(scheduler), "optimizer", None)
+        if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, inner(moved).param_groups)):
+            raise InputError(
+                f"{type(bare(scheduler)).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the "
+                "one given, whose rate would never move; give the scheduler made for this optimizer"
+            )
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model itself, inside what torch.compile and data parallelism put around it."""
+    while True:
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def inner(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, inside what Accelerate or Lightning put around it.
+
+    Another one that holds an optimizer, like Lookahead, takes steps of its own: it is used as it is.
+    """
+    while _delegates(optimizer) and isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = within
+    return optimizer
+
+
+def _delegates(optimizer: object) -> bool:
+    libraries = {base.__module__.partition(".")[0] for base in type(optimizer).__mro__}
+    return not libraries.isdisjoint({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
+
+
+def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:
+    return () if scheduler is None or isinstance(scheduler, Schedule) else _listed(scheduler)
+
+
+def _listed(given: Thing | Sequence[Thing]) -> Sequence[Thing]:
+    """One thing, or several; a name where a thing belongs is one wrong thing, not one for each letter."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

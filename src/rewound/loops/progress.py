@@ -1,0 +1,145 @@
+"""How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from torch import Tensor
+
+from rewound.algorithm import has_dropped, returned
+from rewound.errors import InputError
+from rewound.loops import ranks
+from rewound.loops.recording import Recording
+from rewound.pruning.mask import Mask
+from rewound.technique import Facts
+
+
+class Reached(NamedTuple):
+    """The end of one level; level 0 is the dense run."""
+
+    level: int
+    density: float
+    epochs: int
+    """Epochs so far, the dense run included."""
+    accuracy: float | None
+    """What was last reported in the level, if anything was."""
+
+    def told(self, levels: int, epochs: int, metric: str) -> str:
+        """One line for a person.
+
+        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080, metric="accuracy")
+        'level 3 of 11: 1.95x (density 0.512), epoch 360 of 1,080, accuracy 0.912'
+        """
+        which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
+        told = "" if self.accuracy is None else f", {metric} {self.accuracy:g}"
+        return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
+
+
+@dataclass
+class Progress:
+    """Where a run stands; `level` 0 is the dense run, `done` counts the epochs of the present level."""
+
+    level: int = 0
+    done: int = 0
+    epoch: int = 0
+    """Epochs done in all: the number of the next one."""
+    steps: int = 0
+    """Optimizer steps taken in the present epoch."""
+    mask: Mask | None = None
+    recording: Recording = field(default_factory=Recording)
+    reached: list[Reached] = field(default_factory=list)
+    densities: list[float] = field(default_factory=list)
+    """What was pruned to, level by level."""
+    facts: Facts | None = None
+    """What a learning-rate rule may know of the present level's pruning, where there is a rule."""
+    accuracy: float | None = None
+    higher_is_better: bool = True
+    metric: str = "accuracy"
+
+    def report(self, accuracy: object, higher_is_better: bool, metric: str) -> None:
+        """Note how good the network is; what is not finite would be neither within `max_drop` nor beyond it."""
+        try:
+            value = float(accuracy)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"run.report takes one number, not {accuracy!r}") from error
+        if not math.isfinite(value):
+            raise InputError(
+                f"run.report takes a finite number, not {value}: the network has diverged, or was evaluated on nothing"
+            )
+        known = any(score is not None for score in (*self._scores, self.accuracy))
+        if known and higher_is_better != self.higher_is_better:
+            raise InputError(
+                f"higher_is_better was {self.higher_is_better} in earlier reports, which {higher_is_better} cannot be "
+                "compared with; report one metric throughout"
+            )
+        self.accuracy, self.higher_is_better, self.metric = value, higher_is_better, metric
+
+    def agree(self) -> None:
+        """What rank 0 reported counts on every rank; others may have seen other data, or not have looked."""
+        reported = (self.accuracy, self.higher_is_better, self.metric)
+        self.accuracy, self.higher_is_better, self.metric = ranks.from_first(reported)
+
+    def check_reports(self, max_drop: float | None, folder: Path | None) -> None:
+        """An error if `max_drop` cannot be judged, since nothing was reported of some level."""
+        silent = next((reached.level for reached in self.reached if reached.accuracy is None), None)
+        if max_drop is not None and silent is not None:
+            which = f"level {silent}" if silent else "the dense run"
+            there = "" if folder is None else " and train anew in another folder, or go on without max_drop"
+            raise InputError(
+                "max_drop needs run.report(accuracy=...) in every level, on rank 0 at least, but "
+                f"{which} ended without one; report it{there}"
+            )
+
+    def end_epoch(self) -> None:
+        """The present epoch is done."""
+        self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0
+
+    def told_when_left(self, levels: int, epochs: int, resumable: bool) -> str:
+        """One line for a person whose loop was left before its end."""
+        where = f"level {self.level} of {levels}" if self.level else "the dense run"
+        lost = "the mask is no longer held" if self.level else "nothing has been pruned"
+        remedy = "; run the same script again to go on" if resumable else ""
+        return f"left in epoch {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
+
+    def has_dropped(self, max_drop: float | None) -> bool:
+        """Whether what was reported of the last levels ends the run."""
+        return has_dropped(self._scores, max_drop, higher_is_better=self.higher_is_better)
+
+    def returned(self, max_drop: float | None) -> int:
+        """The level that would be returned now."""
+        return returned(self._scores, max_drop, higher_is_better=self.higher_is_better)
+
+    @property
+    def _scores(self) -> list[float | None]:
+        return [reached.accuracy for reached in self.reached]
+
+    def state_dict(self) -> dict[str, object]:
+        """Plain data, the mask with eight weights to a byte."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        mask = self.mask and {
+            "bits": self.mask.packed(),
+            "shapes": {name: tuple(kept.shape) for name, kept in self.mask.items()},
+        }
+        reached = [tuple(row) for row in self.reached]
+        facts = self.facts and tuple(self.facts)
+        return {**plain, "mask": mask, "facts": facts, "recording": self.recording.state_dict(), "reached": reached}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, object]) -> "Progress":
+        """The inverse of `state_dict`."""
+        mask = cast(dict[str, dict[str, object]] | None, state["mask"])
+        facts = cast(tuple[float, float] | None, state.get("facts"))
+        return cls(
+            **{name: state[name] for name in _PLAIN if name in state},  # type: ignore[arg-type]  # what `state_dict` wrote
+            mask=None
+            if mask is None
+            else Mask.unpacked(cast(dict[str, Tensor], mask["bits"]), cast(dict[str, tuple[int, ...]], mask["shapes"])),
+            facts=facts and Facts(*facts),
+            recording=Recording.from_state_dict(cast(dict[str, object], state["recording"])),
+            reached=[Reached(*row) for row in cast(list[tuple[int, float, int, float | None]], state["reached"])],
+        )
+
+
+_PLAIN = ("level", "done", "epoch", "steps", "densities", "accuracy", "higher_is_better", "metric")

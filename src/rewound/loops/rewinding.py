@@ -1,0 +1,63 @@
+"""The beginning of a level: prune what the last one left, and put back what the technique rewinds.
+
+The mask comes from the weights as they are, the previous level's; the weights under it may then come from the dense
+run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, optimizer slots, EMA and scaler.
+"""
+
+import torch
+
+from rewound.algorithm import Level
+from rewound.errors import InputError
+from rewound.loops import ranks
+from rewound.loops.averages import prune_along
+from rewound.loops.checkpoints import Folder, rewind_name
+from rewound.loops.course import Course, trained_weights
+from rewound.loops.joint import members
+from rewound.loops.snapshot import Subjects
+from rewound.pruning.facts import facts_of
+from rewound.pruning.mask import Mask
+from rewound.pruning.prunable import prunable_weights
+from rewound.technique import Facts
+
+
+def pruned(
+    level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None
+) -> tuple[Mask, Facts | None]:
+    """Bring the subjects to the start of a level; its mask, the same on every rank, and what a rule may know of it."""
+    weights = prunable_weights(subjects.model)
+    trained = trained_weights(subjects.model, subjects.optimizer)
+    chosen = {name: weights[name] for name in (trained if mask is None else mask)}
+    made = ranks.agreed(course.pruner.prune(chosen, level.density, mask), subjects.model)
+    facts = None
+    if callable(course.how.lr):
+        facts = ranks.from_first(facts_of({**trained, **chosen}, mask, made))
+    if isinstance(level.weights_from, int):
+        _rewind(level.weights_from, subjects, folder)
+    elif level.weights_from == "fresh":
+        _draw_anew(course, subjects, folder)
+    made.apply(subjects.model)
+    prune_along(subjects.also, made, subjects.model)
+    return made, facts
+
+
+def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
+    content = folder.read(rewind_name(epoch))
+    if content is None:
+        raise InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
+    subjects.rewind(content)
+
+
+def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
+    """Fresh weights, and everything else as it was before the first epoch."""
+    assert course.init is not None  # `Course` asks for it
+    if course.adopt:
+        for optimizer in members(subjects.optimizer):
+            optimizer.state.clear()
+    else:
+        _rewind(0, subjects, folder)
+    weights = prunable_weights(subjects.model)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    course.init(subjects.model)
+    ranks.share(subjects.model)  # each rank has drawn its own
+    if all(torch.equal(weights[name], old) for name, old in before.items()):  # law 6
+        raise InputError("init gave the initial weights of the dense run: let it draw others, with another seed")

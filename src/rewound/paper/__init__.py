@@ -1,0 +1,1 @@
+"""What the paper's figures show, as numbers: which settings, which panels, which points."""

@@ -1,0 +1,221 @@
+"""Which weights go: score x scope x pattern, three small tables of pure functions.
+
+A score says how much a weight matters, a scope which tensors are ranked together, a pattern what is pruned as one unit.
+The default is the paper's: magnitude, over all layers at once, single weights.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from rewound.errors import InputError, as_number, check_kind, few, shown, warn
+from rewound.names import lookup
+from rewound.pruning.cutting import cut, kept_of
+from rewound.pruning.mask import Mask, plain_name
+from rewound.pruning.prunable import prunable_weights
+from rewound.pruning.reparametrised import dense_originals
+from rewound.randomness import bits, fold
+
+Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
+Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
+Pattern = Callable[[Tensor], Tensor]  # scores of weights -> scores of units, in a shape that expands to the weight's
+
+
+def magnitude(weight: Tensor, name: str, seed: int) -> Tensor:
+    """|w|: the paper's."""
+    return weight.abs()
+
+
+def random(weight: Tensor, name: str, seed: int) -> Tensor:
+    """A uniform draw, the control for any other score."""
+    draws = bits(fold(seed, "score", name), torch.arange(weight.numel(), device=weight.device))
+    return (draws >> 39).to(torch.float32).reshape(weight.shape)  # 24 bits: exact in float32
+
+
+SCORES: Mapping[str, Score] = {"magnitude": magnitude, "random": random}
+SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
+PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
+_TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES, "pattern": PATTERNS}
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
+
+    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; `floor` is the least fraction kept in
+    each tensor.
+
+    >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)
+    >>> list(mask), mask.kept
+    (['0.weight'], 16)
+    """
+
+    score: str = "magnitude"
+    scope: str = "global"
+    pattern: str = "weight"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
+            if not callable(found := lookup(kind, name, _TABLES[kind])):
+                raise InputError(f"{kind} {name!r} is a {type(found).__name__}, not a function")
+        for field in ("only", "skip"):
+            if isinstance(patterns := getattr(self, field), str):
+                raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")
+            globs = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+            for glob in globs:
+                check_kind(f"each of {field}", glob, str, "give patterns of parameters' names, as ('encoder.*',)")
+            object.__setattr__(self, field, globs)
+        if not 0 <= as_number("floor", self.floor) < 1:
+            raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What is not as in the paper, a word for each field.
+
+        >>> Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01).words
+        {'score': 'random', 'skip': 'skip=stem.*,dense.*', 'floor': 'floor=0.01'}
+        """
+        changed = {name: value for name, value in vars(self).items() if value != getattr(Pruner, name)}
+        texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+        return {name: text if name in ("score", "scope") else f"{name}={text}" for name, text in texts.items()}
+
+    def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
+        """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
+        check_kind("model", model, nn.Module, "give the model itself")
+        self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        self.check_zeros_stay(model)
+        return self.prune(prunable_weights(model), density, mask, seed=seed)
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """An error for a pattern that matches none of a model's parameters, prunable or not."""
+        names = list(dict.fromkeys(map(plain_name, parameters)))
+        for field in ("only", "skip"):
+            for pattern in getattr(self, field):
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
+
+    def check_zeros_stay(self, model: nn.Module) -> None:
+        """An error if zeros in what is selected would not be zeros in what the model computes with."""
+        selected = [name for name in prunable_weights(model) if self.selects(name)]
+        if lost := dense_originals(model, selected):
+            raise InputError(
+                f"cannot prune {few(lost)}: zeros in it are none in the weight that its layer computes from it; leave "
+                f"it whole with skip=({lost[0]!r},), or make it a plain weight with remove_parametrizations"
+            )
+
+    def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
+        """The same for named weights, the prunable set already chosen."""
+        if not 0 < as_number("density", density) <= 1:
+            raise InputError(f"density must be above 0 and at most 1, not {density:g}")
+        chosen = {name: weights[name].detach() for name in self._chosen(weights)}
+        score, pattern = lookup("score", self.score, SCORES), lookup("pattern", self.pattern, PATTERNS)
+        before = _within(mask, weights)
+
+        def units(name: str) -> Tensor:
+            scores = score(chosen[name], name, seed)
+            if self.score not in SCORES and not _is_score(scores, chosen[name], before.get(name)):
+                raise InputError(
+                    f"score {self.score!r} must give one number per weight of {name}, none below 0, infinite or NaN"
+                )
+            return pattern(scores)
+
+        shapes = self._units({name: w.shape for name, w in chosen.items()})
+        # A unit is left while any of its weights is.
+        left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
+        kept: dict[str, Tensor] = {}
+        for group in self._groups(chosen):
+            kept |= cut({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
+        # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
+        pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
+        _warn_of_starved(pruned)
+        return pruned
+
+    def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
+        """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
+        units = self._units(shapes)
+        sizes = {name: unit.numel() for name, unit in units.items()}
+        if density * (total := sum(sizes.values())) < 1 - 1e-9:
+            raise InputError(
+                f"density {density:g} leaves less than one of {total:,} weights; the largest compression is {total:,}"
+            )
+        return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in self._groups(units))
+
+    def _groups(self, names: Collection[str]) -> list[list[str]]:
+        """The names that are ranked together, each in one group."""
+        given = lookup("scope", self.scope, SCOPES)(list(names))
+        try:
+            groups = [list(group) for group in given]
+            times = Counter(name for group in groups for name in group)
+        except TypeError:
+            raise InputError(f"scope {self.scope!r} must give lists of names, not {shown(given)}") from None
+        if wrong := [name for name in {**dict.fromkeys(names), **times} if times[name] != (name in names)]:
+            raise InputError(
+                f"scope {self.scope!r} must put each of {few(list(names))} into one group, and has "
+                f"{shown(wrong[0])} in {times[wrong[0]]}"
+            )
+        return groups
+
+    def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
+        pattern = lookup("pattern", self.pattern, PATTERNS)
+        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in self._chosen(shapes)}
+
+    def _chosen(self, names: Collection[str]) -> list[str]:
+        chosen = [name for name in names if self.selects(name)]
+        if not chosen:
+            raise InputError(
+                "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
+                "outside normalisation layers" + (", selected by only and skip" if names else "")
+            )
+        return chosen
+
+    def selects(self, name: str) -> bool:
+        """Whether `only` and `skip` leave a parameter of this name to be pruned."""
+        matches: Callable[[Iterable[str]], bool] = lambda globs: any(fnmatchcase(name, glob) for glob in globs)  # noqa: E731
+        return (not self.only or matches(self.only)) and not matches(self.skip)
+
+
+def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
+    """The masks that pruning goes on from, if they are for these weights."""
+    if mask is None:
+        return Mask({})
+    check_kind("mask", mask, Mask, "give what a Pruner made before, or a rewound.Mask of it")
+    for name, kept in mask.items():
+        if name not in weights or weights[name].shape != kept.shape:
+            raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
+    return mask
+
+
+def as_pruner(given: Pruner | None) -> Pruner:
+    """The pruner that was given, or the paper's."""
+    if given is None:
+        return Pruner()
+    check_kind("pruner", given, Pruner, 'give a rewound.Pruner, as Pruner(score="magnitude")')
+    return given
+
+
+def _is_score(scores: object, weight: Tensor, left: Tensor | None) -> bool:
+    """Whether all that is left can be ranked; where weights are no numbers, the network is to blame."""
+    if not isinstance(scores, Tensor) or scores.shape != weight.shape:
+        return False
+    ranked = (scores >= 0) & scores.isfinite()
+    whole = bool((ranked if left is None else ranked | ~left.to(ranked.device)).all())
+    return whole or not bool(weight.isfinite().all())
+
+
+def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
+    """The weights of the units that are kept, as far as they were left."""
+    expanded = kept.expand(weight.shape)
+    return expanded.contiguous() if before is None else expanded & before.to(expanded.device)
+
+
+def _warn_of_starved(mask: Mask) -> None:
+    starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
+    if starved:
+        warn(f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a least fraction of each tensor")

@@ -1,0 +1,119 @@
+"""Who is working on what: one small file per node, with the owner's host, process and heartbeat.
+
+A claim whose local owner is dead is free at once; another host's when its heartbeat has stopped for two minutes.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rewound.storage.artifact import write_whole
+
+HEARTBEAT = 2.0
+"""Seconds between two signs of how far the work is."""
+STALE = 120.0
+"""Seconds without one after which another host's claim is taken over."""
+
+
+class Claim(NamedTuple):
+    """Who works on a node, and how many steps it has done."""
+
+    host: str
+    pid: int
+    birth: str | None
+    """When the process was born, so that a number used again is not taken for it."""
+    steps: int
+
+
+def take(path: Path) -> bool:
+    """Claim the work that this file stands for, unless somebody alive has it."""
+    with (path.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists() and not _is_abandoned(path):
+            return False
+        beat(path, 0)
+        return True
+
+
+def beat(path: Path, steps: int) -> None:
+    """Say that this process is at the work, and how many steps it has done."""
+    write_whole(path, json.dumps(_mine(steps)).encode(), durable=False)
+
+
+@contextmanager
+def heart(folder: Path) -> Iterator[None]:
+    """Inside, this process's claims in a folder do not grow old, however long an epoch or a recomputation takes."""
+    mine, stop = _mine(0)[:3], threading.Event()
+
+    def beats() -> None:
+        while not stop.wait(STALE / 4):
+            for path in folder.glob("*.json"):
+                if (owner := _read(path)) is not None and owner[:3] == mine:
+                    with suppress(OSError):  # given up since it was read
+                        os.utime(path)
+
+    thread = threading.Thread(target=beats, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def under_way(folder: Path) -> dict[str, Claim]:
+    """The claims of a folder that somebody alive holds, by key."""
+    found = ((path, _read(path)) for path in folder.glob("*.json"))
+    return {path.stem: claim for path, claim in found if claim is not None and not _is_abandoned(path)}
+
+
+def _mine(steps: int) -> Claim:
+    pid = os.getpid()
+    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
+
+
+def _read(path: Path) -> Claim | None:
+    """The claim in a file; None: it is not there, or makes no sense."""
+    try:
+        return Claim(*json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody alive holds the claim in a file."""
+    owner = _read(path)
+    if owner is None:
+        return True
+    if owner.host == socket.gethostname():
+        return _process_start(owner.pid) != owner.birth
+    try:
+        return time.time() - path.stat().st_mtime > STALE
+    except FileNotFoundError:  # given up since it was read
+        return True
+
+
+def _process_start(pid: int) -> str | None:
+    """When a local process was born: with its number, it names one process for ever. None: it is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None if Path("/proc/self").exists() or not _is_alive(pid) else "unknown"
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

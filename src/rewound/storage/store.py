@@ -1,0 +1,223 @@
+"""Where states live: a folder of content-addressed artifacts that workers share and nothing else.
+
+    results/ab/abcd....json          what was measured; kept for ever
+    states/ab/abcd....safetensors    tensors; kept while a planned node needs them
+    drafts/abcd....safetensors       where an unfinished node can be resumed
+    claims/abcd....json              who is working on what
+    damaged/                         what failed its checksum, set aside
+
+Every artifact is written to a temporary file and published by one atomic rename, with a checksum inside. A node is
+claimed before it is worked on; a claim whose local owner is dead is taken over at once, one from another host when its
+heartbeat stops. Nothing is ever unpickled.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from safetensors import SafetensorError
+
+from rewound.errors import InputError
+from rewound.pruning.mask import Mask
+from rewound.storage.artifact import Damaged, digest, replacing, write_whole
+from rewound.storage.claims import Claim, beat, heart, take, under_way
+from rewound.storage.records import Notes, Point, Result
+from rewound.storage.refusals import refusal, said_of
+from rewound.storage.statefile import is_to_train_from, read_state, write_state
+from rewound.training import State
+
+Say = Callable[[str], None]
+VERSION = 1
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(json|safetensors)")
+
+
+@dataclass(frozen=True)
+class Store:
+    """The artifacts below one folder; created on first use."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        with said_of(self.root):
+            for part in ("results", "states", "drafts", "claims", "damaged"):
+                (self.root / part).mkdir(parents=True, exist_ok=True)
+            version = self.root / "version"
+            if not version.exists():
+                self._write(version, f"{VERSION}\n".encode())
+            found = version.read_text().strip()
+        if not found.isdigit() or int(found) > VERSION:
+            raise InputError(
+                f"store {self.root} was written by a newer version ({found}; this one knows {VERSION}); upgrade rewound"
+            )
+
+    # Results
+
+    def result(self, key: str) -> Result | None:
+        """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
+        path = self._path("results", key, "json")
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("checksum") != digest(content):
+                raise Damaged(path)
+        except FileNotFoundError:
+            return None
+        except (Damaged, ValueError, KeyError, AttributeError, TypeError):  # not even an object
+            self._set_aside(path)
+            return None
+        content["curve"] = [Point(*point) for point in content["curve"]]
+        return cast(Result, content)
+
+    def publish(self, key: str, result: Result) -> None:
+        """Keep what was measured at `key`."""
+        path = self._path("results", key, "json")
+        self._write(path, json.dumps({**result, "checksum": digest(result)}, indent=1).encode())
+
+    def finished(self) -> set[str]:
+        """The keys of all results, whatever they say."""
+        return {path.stem for path in self.root.glob("results/??/*.json")}
+
+    def forget(self, key: str) -> None:
+        """Drop a result, so that it is computed again."""
+        self._path("results", key, "json").unlink(missing_ok=True)
+
+    # States and drafts
+
+    def save(
+        self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True
+    ) -> None:
+        """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
+        with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
+            write_state(temporary, state, mask, draft, slots=slots)
+
+    def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
+        """The state, mask and notes at `key`, or None; a damaged file is set aside and counts as absent.
+
+        A state kept without its optimizer slots is no state `to_train` from.
+        """
+        path = self._state_path(key, draft)
+        if not path.exists():
+            return None
+        try:
+            kept = read_state(path)
+        except FileNotFoundError:  # dropped since it was looked for
+            return None
+        except OSError as error:  # it cannot be read now, which says nothing about what it holds
+            raise refusal(self.root, error) from error
+        except (Damaged, SafetensorError, ValueError):
+            self._set_aside(path)
+            return None
+        return None if to_train and not kept.has_slots else (kept.state, kept.mask, kept.notes)
+
+    def has_state(self, key: str, *, to_train: bool = False) -> bool:
+        """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
+        path = self._state_path(key, False)
+        if not path.exists() or not to_train:
+            return path.exists()
+        return is_to_train_from(path)
+
+    def drop(self, key: str, *, draft: bool = False) -> None:
+        """Remove tensors that nothing needs any more."""
+        self._state_path(key, draft).unlink(missing_ok=True)
+
+    def sweep_up(self) -> None:
+        """Remove what writers that were killed left half-written, an hour after nobody touched it."""
+        for path in self.root.rglob(".*.part"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > 3600:
+                    path.unlink()
+
+    def size(self) -> int:
+        """Bytes of tensors held."""
+        return sum(
+            path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors")
+        )
+
+    # Moving
+
+    def artifacts(self, key: str) -> list[Path]:
+        """The files that belong to `key`: its result, its tensors, its draft."""
+        paths = (self._path("results", key, "json"), self._state_path(key, False), self._state_path(key, True))
+        return [path for path in paths if path.exists()]
+
+    def merge(self, name: str, content: bytes) -> Literal["added", "present", "damaged"]:
+        """Take an artifact of another store, named as it is there, unless it is here already or fails its checksum."""
+        match = _ARTIFACT.fullmatch(name)
+        if match is None:
+            raise InputError(f"{name!r} is not an artifact of a store")
+        key, draft, is_result = match["key"], name.startswith("drafts"), name.endswith("json")
+        path = self._path("results", key, "json") if is_result else self._state_path(key, draft)
+        if path.exists():
+            return "present"
+        self._write(path, content)
+        whole = self.result(key) if is_result else self.load(key, draft=draft, to_train=False)
+        return "damaged" if whole is None else "added"
+
+    # Claims
+
+    def claim(self, key: str) -> bool:
+        """Take the work on `key`, unless somebody alive has it."""
+        with said_of(self.root):
+            return take(self._claim_path(key))
+
+    def beat(self, key: str, steps: int) -> None:
+        """Say that the owner of the claim is alive, and how many steps it has done."""
+        with said_of(self.root):
+            beat(self._claim_path(key), steps)
+
+    def alive(self) -> AbstractContextManager[None]:
+        """Inside, the claims of this process stay its own on every host, whatever it is busy with."""
+        return heart(self.root / "claims")
+
+    def release(self, key: str) -> None:
+        """Give the claim up."""
+        self._claim_path(key).unlink(missing_ok=True)
+
+    def claims(self) -> dict[str, Claim]:
+        """The work under way, by key."""
+        return under_way(self.root / "claims")
+
+    # Files
+
+    def _path(self, part: str, key: str, suffix: str) -> Path:
+        return self.root / part / _checked(key)[:2] / f"{key}.{suffix}"
+
+    def _state_path(self, key: str, draft: bool) -> Path:
+        if draft:
+            return self.root / "drafts" / f"{_checked(key)}.safetensors"
+        return self._path("states", key, "safetensors")
+
+    def _claim_path(self, key: str) -> Path:
+        return self.root / "claims" / f"{_checked(key)}.json"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with said_of(self.root):
+            write_whole(path, content)
+
+    def _set_aside(self, path: Path) -> None:
+        target = self.root / "damaged" / path.name
+        with said_of(self.root), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
+            path.replace(target)
+        print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
+
+
+def is_store(root: Path) -> bool:
+    """Whether there is one: to look into another folder must not make it one."""
+    return (root / "version").exists()
+
+
+def is_artifact(name: str) -> bool:
+    """Whether a path below a store is one of a result, a state or a draft."""
+    return _ARTIFACT.fullmatch(name) is not None
+
+
+def _checked(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
+    return key

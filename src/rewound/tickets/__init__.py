@@ -1,0 +1,1 @@
+"""A pruned network as one small file, safe to read from a stranger."""

@@ -1,0 +1,154 @@
+"""A pruned network from the bytes of a file that nobody has to trust; what is in one is said in `encoding`.
+
+Whatever passes is consistent in itself. Nothing is allocated on the word of a header: values are counted before they
+are read, and a mask of n weights has at least n/64 bytes in the file, of which each codes at most eight (`huffman`).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TypedDict
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, deserialize
+from torch import Tensor
+
+from rewound.errors import InputError
+from rewound.storage.artifact import Damaged, digest
+from rewound.tickets.encoding import DTYPES, VERSION, Content, Place
+from rewound.tickets.huffman import uncoded
+
+REMEDY = "give the file that rewound.save or rewound prune wrote"
+_MOST_DIMENSIONS = 64  # numpy's limit
+
+
+class _Part(TypedDict):
+    """A tensor as safetensors hands it out: as long as its type and shape say, and checked no further."""
+
+    dtype: str
+    shape: list[int]
+    data: bytearray
+
+
+def decoded(data: bytes, name: str = "the file") -> Content:
+    """The content of a file, consistent in itself; `name` is what an error calls the file."""
+    try:
+        parts: dict[str, _Part] = dict(deserialize(data))  # type: ignore[no-untyped-call]  # safetensors has no types
+    except SafetensorError as error:
+        raise InputError(f"{name} is not a safetensors file, or not a whole one; {REMEDY}") from error
+    try:
+        header = _header(data)
+        if header is None:
+            remedy = "rewound.save writes one, with rewound.mask_of_zeros where zeros are the mask"
+            raise InputError(f"{name} is a safetensors file but no ticket; {remedy}")
+        if isinstance(version := header.get("version"), int) and version > VERSION:
+            raise InputError(f"{name} is a ticket of version {version}; this rewound knows {VERSION}, upgrade it")
+        return _content(header, parts)
+    except (Damaged, RecursionError) as error:
+        raise InputError(f"the ticket {name} is damaged: {error}; save it or get it again") from error
+
+
+def _header(data: bytes) -> dict[str, object] | None:
+    """What the metadata says of a ticket, if anything; safetensors has read them, but hands them out of files alone."""
+    length = int.from_bytes(data[:8], "little")
+    metadata = _parsed(data[8 : 8 + length]).get("__metadata__")
+    if not isinstance(metadata, dict) or "rewound" not in metadata:
+        return None
+    header = _parsed(metadata["rewound"])
+    return header if "hash" in header else None  # the states of a store say other things under that name
+
+
+def _content(header: dict[str, object], parts: dict[str, _Part]) -> Content:
+    if header.pop("checksum", None) != digest(header):
+        raise Damaged("its metadata does not match its checksum")
+    if header.get("version") != VERSION or not isinstance(about := header.get("about"), dict):
+        raise Damaged("its metadata is not that of a ticket")
+    layout = _parsed(_taken("layout", parts))
+    state, mask = _state(layout.get("state")), layout.get("mask")
+    if not isinstance(mask, list) or not all(isinstance(name, str) and name in state for name in mask):
+        raise Damaged("its mask is not a list of its tensors")
+    places = {name: place for name, place in state.items() if isinstance(place, Place)}
+    masked = {place if isinstance(place := state[name], str) else name for name in mask}
+    bits = _bits({name: place for name, place in places.items() if name in masked}, _taken("mask", parts))
+    content = Content(state, mask, bits, _values(places, bits, parts), about)
+    if header.get("hash") != content.hash:
+        raise Damaged("its content does not match its hash")
+    return content
+
+
+def _state(found: object) -> dict[str, Place | str]:
+    if not isinstance(found, dict):
+        raise Damaged("its tensors are not listed")
+    state = {name: _place(name, entry) for name, entry in found.items()}
+    for name, place in state.items():
+        if isinstance(place, str) and not isinstance(state.get(place), Place):
+            raise Damaged(f"{name!r} is tied to {place!r}, which has no place of its own")
+    return state
+
+
+def _place(name: str, entry: object) -> Place | str:
+    match entry:
+        case str():
+            return entry
+        case [str(dtype), list(shape)] if dtype in DTYPES and len(shape) <= _MOST_DIMENSIONS:
+            # torch multiplies the sizes of an empty tensor, too, each as at least 1, and that must not overflow.
+            if all(type(n) is int and n >= 0 for n in shape) and math.prod(max(n, 1) for n in shape) < 2**63:
+                return Place(dtype, tuple(shape))
+    raise Damaged(f"{name!r} does not have the type and shape of a tensor")
+
+
+def _bits(places: Mapping[str, Place], raw: bytes) -> dict[str, Tensor]:
+    """The packed masks of these places."""
+    lengths = {name: -(-place.size // 8) for name, place in places.items()}
+    if len(raw) != sum(lengths.values()):
+        raise Damaged(f"its mask has {len(raw):,} bytes of bits where its tensors have {sum(lengths.values()):,}")
+    runs = np.split(np.frombuffer(bytearray(raw), np.uint8), np.cumsum(list(lengths.values())))
+    bits = {name: torch.from_numpy(run) for name, run in zip(lengths, runs, strict=False)}
+    for name, place in places.items():
+        if place.size % 8 and int(bits[name][-1]) & (0xFF >> place.size % 8):
+            raise Damaged(f"the mask of {name!r} goes on after its end")
+    return bits
+
+
+def _values(places: Mapping[str, Place], bits: Mapping[str, Tensor], parts: Mapping[str, _Part]) -> dict[str, Tensor]:
+    """By dtype, as many values as the places have or their masks keep."""
+    counts: dict[str, int] = {}
+    for name, place in places.items():
+        kept = int(np.bitwise_count(bits[name].numpy()).sum()) if name in bits else place.size
+        counts[place.dtype] = counts.get(place.dtype, 0) + kept
+    expected = {f"values/{dtype}": (dtype, [count]) for dtype, count in counts.items() if count}
+    if expected != {name: (part["dtype"], part["shape"]) for name, part in parts.items()}:
+        raise Damaged("its values are not as many, or not of the types, as its tensors and masks say")
+    values = {dtype: torch.empty(0, dtype=DTYPES[dtype]) for dtype in counts}
+    for name, (dtype, _) in expected.items():
+        values[dtype] = torch.frombuffer(parts[name]["data"], dtype=DTYPES[dtype])
+    if "BOOL" in values and bool((values["BOOL"].view(torch.uint8) > 1).any()):
+        raise Damaged("it has values that are neither true nor false")
+    return values
+
+
+def _taken(name: str, parts: dict[str, _Part]) -> bytes:
+    """What was coded, taken from the parts."""
+    part = parts.pop(name, None)
+    if part is None or part["dtype"] != "U8":
+        raise Damaged(f"it has no {name}")
+    try:
+        return uncoded(bytes(part["data"]))
+    except ValueError as error:
+        raise Damaged(f"its {name} {error}") from error
+
+
+def _parsed(text: str | bytes) -> dict[str, object]:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a name comes twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"its metadata cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise Damaged("its metadata is not a table")
+    return found
