@@ -2,6 +2,7 @@
 
 import gzip
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from rewound.errors import InputError
 from rewound.executors.local import Options, run
 from rewound.packing import pack_store, read_packs, unpack_store
 from rewound.planning import Plan, plan
+from rewound.recipe import Position
 from rewound.recipes.digits import Digits
+from rewound.storage.merging import is_artifact, merge
+from rewound.storage.records import Notes
 from rewound.storage.store import Store
 from rewound.targets import dense, retrained
+from rewound.training import State, begin
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))
 
@@ -63,7 +68,7 @@ def test_a_damaged_artifact_is_set_aside(tmp_path: Path, targets: tuple) -> None
     for path in home.artifacts(key):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
-        assert away.merge(str(path.relative_to(home.root)), bytes(content)) == "damaged"
+        assert merge(away, str(path.relative_to(home.root)), bytes(content)) == "damaged"
     assert away.artifacts(key) == []
 
 
@@ -137,7 +142,89 @@ def test_a_store_that_takes_nothing_is_not_blamed_on_the_pack(tmp_path: Path, ta
         unpack_store(read_packs(pack), away)
 
 
-def test_only_artifacts_are_merged(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+KEY = "ab" * 16
+NAMES = {
+    "result": f"results/ab/{KEY}.json",
+    "state": f"states/ab/{KEY}.safetensors",
+    "draft": f"drafts/{KEY}.safetensors",
+}
+
+
+def after(steps: int) -> State:
+    return replace(begin(RECIPE, 1), position=Position(0, steps))
+
+
+def kept(folder: Path, steps: int, *, draft: bool = False, slots: bool = True) -> tuple[Store, bytes]:
+    """A store with one state, and its file."""
+    store = Store(folder)
+    store.save(KEY, after(steps), None, draft=Notes(curve=[], seconds=1.0) if draft else None, slots=slots)
+    return store, (folder / NAMES["draft" if draft else "state"]).read_bytes()
+
+
+def steps_of(store: Store) -> int:
+    draft = store.load(KEY, draft=True)
+    assert draft is not None
+    return draft[0].position.steps
+
+
+def test_a_draft_gives_way_to_one_that_is_further_and_to_no_other(tmp_path: Path) -> None:
+    home, behind = kept(tmp_path / "home", 10, draft=True)
+    away, ahead = kept(tmp_path / "away", 20, draft=True)
+    damaged = bytearray(ahead)
+    damaged[-1] ^= 1
+    assert merge(home, NAMES["draft"], bytes(damaged)) == "damaged"
+    assert steps_of(home) == 10
+    assert merge(home, NAMES["draft"], ahead) == "added"
+    assert merge(away, NAMES["draft"], behind) == merge(away, NAMES["draft"], ahead) == "present"
+    assert steps_of(home) == steps_of(away) == 20
+
+
+def test_a_store_of_drafts_is_not_empty(tmp_path: Path, rewound_command: Rewound) -> None:
+    kept(tmp_path / "store", 10, draft=True)
+    code, out, err = rewound_command("show", "--store", tmp_path / "store")
+    assert (code, err) == (0, "")
+    assert out.endswith("KiB of tensors; under way: nothing; to be resumed: 1\n")
+
+
+def test_a_draft_of_what_has_ended_here_is_of_no_use(tmp_path: Path) -> None:
+    _, draft = kept(tmp_path / "away", 20, draft=True)
+    work, home = plan((dense(RECIPE, 1),)), Store(tmp_path / "home")
+    run(work, home, Options())
+    key = work.nodes[-1].key
+    assert merge(home, f"drafts/{key}.safetensors", draft) == "present"
+    assert home.drafts() == set()
+
+
+def test_a_state_gives_way_to_one_that_can_be_trained_from(tmp_path: Path) -> None:
+    home, poor = kept(tmp_path / "home", 10, slots=False)
+    away, rich = kept(tmp_path / "away", 10)
+    assert merge(away, NAMES["state"], poor) == "present"
+    assert merge(home, NAMES["state"], rich) == "added"
+    assert home.load(KEY) is not None
+    assert away.load(KEY) is not None
+
+
+def test_a_damaged_file_gives_way_to_a_whole_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, whole = kept(tmp_path / "home", 10, draft=True)
+    path = tmp_path / "home" / NAMES["draft"]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert merge(home, NAMES["draft"], whole) == "added"
+    assert steps_of(home) == 10
+    assert "does not match its checksum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../evil.json", f"results/../{KEY}.json", f"results/cd/{KEY}.json", f"states/ab/{KEY}.json"),
+        *(f"drafts/ab/{KEY}.safetensors", f"drafts/{KEY}.json", f"claims/{KEY}.json", f"{NAMES['result']}\n"),
+    ],
+)
+def test_only_artifacts_are_merged(tmp_path: Path, name: str) -> None:
+    assert not is_artifact(name)
     with pytest.raises(ValueError, match="not an artifact"):
-        store.merge("../evil.json", b"{}")
+        merge(Store(tmp_path / "store"), name, b"{}")
+
+
+def test_artifacts_are_known_by_their_names() -> None:
+    assert all(map(is_artifact, NAMES.values()))

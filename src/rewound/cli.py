@@ -228,7 +228,7 @@ def pack_command(
 def unpack_command(
     files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")], store: StorePath = DEFAULT_STORE
 ) -> None:
-    """Merge packs into the store; nothing that is there is overwritten."""
+    """Merge packs into the store; no result that is there is overwritten."""
     from rewound.commands.stores import unpack_files
 
     unpack_files(files, store)

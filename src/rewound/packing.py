@@ -2,7 +2,7 @@
 
 It holds the results of the sweep, the tensors that nodes still to do will read, and drafts; the rest can be made again.
 Nothing is merged before all packs are known to be whole. Every artifact carries its own checksum and is checked before
-it is merged; nothing that is there is overwritten.
+it is merged; a result that is there is never overwritten, a draft only by one that is further.
 """
 
 import io
@@ -16,7 +16,8 @@ from typing import NamedTuple
 from rewound.errors import InputError
 from rewound.planning import Plan
 from rewound.remaining import todo
-from rewound.storage.store import Store, is_artifact
+from rewound.storage.merging import is_artifact, merge
+from rewound.storage.store import Store
 
 _BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
 
@@ -122,5 +123,5 @@ def unpack_store(packs: Iterable[bytes], store: Store) -> Merged:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is not None:
-                    counts[store.merge(member.name, file.read())] += 1
+                    counts[merge(store, member.name, file.read())] += 1
     return Merged(**counts)

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Group
 from rich.table import Table
 
 from rewound.commands.console import console, sized
@@ -20,7 +21,7 @@ def show_store(root: Path, key: str | None) -> None:
     if not is_store(root):
         raise InputError(f"there is no store at {root}; make one with: {again}")
     store = Store(root)
-    if key is None and not store.finished() and not store.claims():
+    if key is None and not (store.finished() or store.drafts() or store.claims()):
         raise InputError(f"the store at {root} is empty; fill it, for example with: {again}")
     console.print(_overview(store) if key is None else _detail(store, key))
 
@@ -34,7 +35,7 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
     console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
 
 
-def _overview(store: Store) -> Table:
+def _overview(store: Store) -> Group:
     results = [result for key in sorted(store.finished()) if (result := store.result(key))]
     table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.root}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
@@ -43,8 +44,9 @@ def _overview(store: Store) -> Table:
         counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
         table.add_row(recipe, *map(str, counts), took)
     under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
-    table.caption = f"{sized(store.size())} of tensors; under way: {under_way}"
-    return table
+    interrupted = len(store.drafts() - store.claims().keys())
+    rest = f"{sized(store.size())} of tensors; under way: {under_way}; to be resumed: {interrupted}"
+    return Group(table, rest)
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from safetensors import SafetensorError
 
@@ -35,7 +35,6 @@ Say = Callable[[str], None]
 VERSION = 1
 
 _KEY = re.compile(r"[0-9a-f]{32}")
-_ARTIFACT = re.compile(r"(results/..|states/..|drafts)/(?P<key>[0-9a-f]{32})\.(json|safetensors)")
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,8 @@ class Store:
                 raise Damaged(path)
         except FileNotFoundError:
             return None
+        except OSError as error:  # it cannot be read now, which says nothing about what it holds
+            raise refusal(self.root, error) from error
         except (Damaged, ValueError, KeyError, AttributeError, TypeError):  # not even an object
             self._set_aside(path)
             return None
@@ -133,31 +134,20 @@ class Store:
                 if time.time() - path.stat().st_mtime > 3600:
                     path.unlink()
 
+    def drafts(self) -> set[str]:
+        """The keys of what is unfinished and can be resumed."""
+        return {path.stem for path in self.root.glob("drafts/*.safetensors")}
+
     def size(self) -> int:
         """Bytes of tensors held."""
         return sum(
             path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors")
         )
 
-    # Moving
-
     def artifacts(self, key: str) -> list[Path]:
         """The files that belong to `key`: its result, its tensors, its draft."""
         paths = (self._path("results", key, "json"), self._state_path(key, False), self._state_path(key, True))
         return [path for path in paths if path.exists()]
-
-    def merge(self, name: str, content: bytes) -> Literal["added", "present", "damaged"]:
-        """Take an artifact of another store, named as it is there, unless it is here already or fails its checksum."""
-        match = _ARTIFACT.fullmatch(name)
-        if match is None:
-            raise InputError(f"{name!r} is not an artifact of a store")
-        key, draft, is_result = match["key"], name.startswith("drafts"), name.endswith("json")
-        path = self._path("results", key, "json") if is_result else self._state_path(key, draft)
-        if path.exists():
-            return "present"
-        self._write(path, content)
-        whole = self.result(key) if is_result else self.load(key, draft=draft, to_train=False)
-        return "damaged" if whole is None else "added"
 
     # Claims
 
@@ -210,11 +200,6 @@ class Store:
 def is_store(root: Path) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
     return (root / "version").exists()
-
-
-def is_artifact(name: str) -> bool:
-    """Whether a path below a store is one of a result, a state or a draft."""
-    return _ARTIFACT.fullmatch(name) is not None
 
 
 def _checked(key: str) -> str:
