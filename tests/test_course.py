@@ -9,7 +9,6 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 import rewound
-import rewound.loops.loop
 from loops import STEPS, Loop, T, network, one_step, redraw, same
 from rewound import InputError, Pruner, Schedule
 

@@ -12,7 +12,6 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rewound
-import rewound.loops.loop
 from loops import STEPS, Loop, T, network, one_step, redraw, same
 from rewound import TECHNIQUES, InputError, Mask, Pruner, levels
 

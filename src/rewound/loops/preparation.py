@@ -25,6 +25,7 @@ from rewound.loops.joint import joint
 from rewound.loops.loop import Epochs
 from rewound.loops.progress import Progress
 from rewound.loops.rehearsal import adopted
+from rewound.loops.run import Run
 from rewound.loops.schedulers import Scheduler, bare, check_given
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.pruning.pruner import Pruner, as_pruner
@@ -133,7 +134,7 @@ def epochs(
     if adopt:
         schedules = schedule or subjects.schedulers
         progress.recording = adopted(subjects.optimizer, schedules, training_epochs, steps_per_epoch)
-    return Epochs(course, subjects, progress, folder, resume, say)
+    return Epochs(Run(course, subjects, progress, folder, resume, say))
 
 
 def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
