@@ -12,10 +12,11 @@ from rewound.execution import Paused
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.executors.watch import Progress
+from rewound.outlook import estimate
 from rewound.planning import plan
 from rewound.recipe import Position
 from rewound.storage.store import Store
-from tiny import ENTERED
+from tiny import ENTERED, Tiny
 from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless, values
 
 
@@ -53,6 +54,22 @@ def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatc
     run(sweep, other, keep_all=True)
     assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, other))
     assert_same_tensors(store, other)
+
+
+def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    work = plan(sweep_of(FINE_TUNING, recipe="Watched").targets)
+    before = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
+    with pytest.raises(Interrupted):
+        local.run(work, store, Options(), say=lambda text: None, tick=interrupting(1))
+    (key,) = store.drafts()
+    draft = store.drafted(key)
+    assert draft is not None
+    done = round(draft.steps / Tiny().steps_per_epoch)
+    assert done > 0
+    after = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
+    assert after == f"{int(before) - done} (and {done} done, in drafts)"
 
 
 @pytest.mark.parametrize("after", [2, 3])

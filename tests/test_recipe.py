@@ -1,4 +1,4 @@
-"""Recipes: their fields, their identity, and the facts of the shipped ones that need no training."""
+"""Recipes: their fields, their identity, and retraining times in steps."""
 
 import inspect
 from abc import abstractmethod

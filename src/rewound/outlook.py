@@ -9,7 +9,7 @@ from rewound.durations import spoken
 from rewound.execution import made_by
 from rewound.planning import Node, Plan
 from rewound.recipe import Recipe
-from rewound.remaining import to_recompute, todo
+from rewound.remaining import steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
 
 
@@ -25,7 +25,9 @@ def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterato
     yield "dense epochs", f"{plan.epochs(dense=True):,.0f}"
     yield "retraining epochs, naive", f"{plan.naive_epochs:,.0f}"
     yield "retraining epochs, shared", f"{plan.epochs(dense=False):,.0f}"
-    yield "epochs to do", f"{_epochs(plan, left):,.0f}"
+    drafted = sum((node.steps - steps_to_do(node, store)) / node.recipe.steps_per_epoch for node in left if store)
+    more = f" (and {drafted:,.0f} done, in drafts)" if drafted else ""
+    yield "epochs to do", f"{_epochs(plan, left) - drafted:,.0f}{more}"
     if again:
         yield "of them to recompute", f"{_epochs(plan, again):,.0f}, since their tensors were dropped"
     yield "time to do", _time(plan, left, store, device, jobs)
@@ -57,7 +59,8 @@ def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: 
         )
     else:
         return f"unknown: {recipe.label()} has not run on {device} yet"
-    seconds = sum(node.steps for node in left) * per_step / jobs
+    steps = sum(steps_to_do(node, store) if store else node.steps for node in left)
+    seconds = steps * per_step / jobs
     return f"about {spoken(seconds)} with {jobs} job{'s' if jobs > 1 else ''} ({how})"
 
 

@@ -35,6 +35,12 @@ def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
     return [node for node in open_nodes if answers(node, store.result(node.key))]
 
 
+def steps_to_do(node: Node, store: Store) -> int:
+    """How many steps of an unfinished node are left, after those that its draft has done."""
+    draft, begin = store.drafted(node.key), node.after.steps if node.after else 0
+    return node.steps - max(0, draft.steps - begin) if draft else node.steps
+
+
 def release(node: Node, plan: Plan, store: Store) -> None:
     """Drop the tensors that the node has read, unless a node that is still to be done reads them, too."""
     finished = store.finished()

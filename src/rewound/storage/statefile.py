@@ -6,7 +6,7 @@ file's metadata. Nothing is ever unpickled.
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -71,11 +71,23 @@ def read_state(path: Path) -> Kept:
 
 def is_to_train_from(path: Path) -> bool:
     """Whether the file was written with the optimizer's slots; also of one that is damaged: reading it finds out."""
+    facts = _facts(path)
+    return facts is None or bool(facts["slots"])
+
+
+def position_in(path: Path) -> Position | None:
+    """How far the state in a file has come, by what its header says; None where it cannot be read."""
+    facts = _facts(path)
+    return None if facts is None else Position(*facts["position"])
+
+
+def _facts(path: Path) -> dict[str, Any] | None:
+    """What the header says, without a look at the tensors."""
     try:
         with safe_open(path, framework="pt") as file:
-            return bool(json.loads((file.metadata() or {})["rewound"])["slots"])
+            return cast(dict[str, Any], json.loads((file.metadata() or {})["rewound"]))
     except (SafetensorError, ValueError, KeyError, OSError):
-        return True
+        return None
 
 
 def _notes(draft: Notes | None) -> Notes:

@@ -24,11 +24,12 @@ from safetensors import SafetensorError
 
 from rewound.errors import InputError
 from rewound.pruning.mask import Mask
+from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, digest, replacing, write_whole
 from rewound.storage.claims import Claim, beat, heart, take, under_way
 from rewound.storage.records import Notes, Point, Result
 from rewound.storage.refusals import refusal, said_of
-from rewound.storage.statefile import is_to_train_from, read_state, write_state
+from rewound.storage.statefile import is_to_train_from, position_in, read_state, write_state
 from rewound.training import State
 
 Say = Callable[[str], None]
@@ -133,6 +134,10 @@ class Store:
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > 3600:
                     path.unlink()
+
+    def drafted(self, key: str) -> Position | None:
+        """How far the draft of an unfinished node has come; None without one."""
+        return position_in(self._state_path(key, True))
 
     def drafts(self) -> set[str]:
         """The keys of what is unfinished and can be resumed."""
