@@ -167,6 +167,21 @@ def test_progress_in_a_log_is_a_line_now_and_then(rewound_command: Rewound, monk
     assert len(set(told)) > 1
 
 
+def test_the_time_left_is_counted_from_the_first_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 75.0, 85.0, 120.0])  # it compiles for 75 seconds
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress_of("x") as show:
+        for steps in (1_000, 1_010, 1_110, 1_460):  # a thousand were done before
+            show(steps, 2_000)
+    assert capsys.readouterr().out.splitlines() == [
+        "x: 1,000 of 2,000 steps",
+        "x: 1,010 of 2,000 steps",
+        "x: 1,460 of 2,000 steps, about 54 seconds left",
+    ]
+
+
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console.say("mine:Boom: 1 of 2 steps")
     assert capsys.readouterr().out == "mine:Boom: 1 of 2 steps\n"

@@ -11,7 +11,7 @@ from rewound.errors import InputError
 from rewound.execution import Paused
 from rewound.executors import local
 from rewound.executors.local import Options
-from rewound.executors.watch import Progress
+from rewound.executors.watch import Progress, Watch
 from rewound.outlook import estimate
 from rewound.planning import plan
 from rewound.recipe import Position
@@ -70,6 +70,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
     assert done > 0
     after = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
     assert after == f"{int(before) - done} (and {done} done, in drafts)"
+    assert Watch(work, store).progress() == Progress(draft.steps, nodes=0, failed=0)
 
 
 @pytest.mark.parametrize("after", [2, 3])

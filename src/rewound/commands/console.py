@@ -76,12 +76,14 @@ def _bar(name: str) -> Iterator[Show]:
 def _lines(name: str) -> Show:
     """A line at the beginning and then one now and then."""
     first: tuple[float, float] | None = None
-    told = -math.inf
+    told, moves = -math.inf, False
 
     def show(steps: float, total: float) -> None:
-        nonlocal first, told
+        nonlocal first, told, moves
         now = time.monotonic()
-        first = first or (now, steps)
+        if first is None or (not moves and steps > first[1]):
+            # Counted from the first steps on: what comes before them, such as compilation, does not come again.
+            first, moves = (now, steps), first is not None
         if steps >= total or now - told < LINE:
             return
         told, seconds, done = now, now - first[0], steps - first[1]

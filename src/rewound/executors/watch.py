@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rewound.planning import Plan
-from rewound.remaining import answers, to_recompute, todo
+from rewound.remaining import answers, steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
 
 
@@ -23,6 +23,8 @@ class Watch:
         self.nodes = {node.key: node for node in plan.nodes}
         self.open = todo(plan, store)
         self.again = {node.key for node in to_recompute(self.open, store)}
+        drafts = store.drafts()
+        self.drafted = {n.key: n.steps - steps_to_do(n, store) for n in self.open if n.key in drafts}
         self.status: dict[str, bool] = {}
 
     def look(self) -> None:
@@ -45,6 +47,8 @@ class Watch:
     def progress(self) -> Progress:
         self.look()
         done = sum(self.nodes[key].steps for key in self.status)
-        waiting = self.nodes.keys() - self.status.keys()
-        under_way = sum(claim.steps for key, claim in self.store.claims().items() if key in waiting)
+        claimed = {key: claim.steps for key, claim in self.store.claims().items()}
+        begun = (claimed.keys() | self.drafted.keys()) & (self.nodes.keys() - self.status.keys())
+        # Before its first heartbeat a claim says nothing of the draft that it goes on from.
+        under_way = sum(max(claimed.get(key, 0), self.drafted.get(key, 0)) for key in begun)
         return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
