@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from rewound.devices import device_named
-from rewound.durations import spoken
 from rewound.execution import made_by
 from rewound.planning import Node, Plan
+from rewound.quantities import sized, spoken
 from rewound.recipe import Recipe
 from rewound.remaining import steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
@@ -33,7 +33,7 @@ def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterato
     yield "time to do", _time(plan, left, store, device, jobs)
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
-    yield "tensors kept while needed", f"at most {size / 1e6:,.0f} MB ({len(kept):,} states)"
+    yield "tensors kept while needed", f"at most {sized(size)} ({len(kept):,} states)"
 
 
 def _epochs(plan: Plan, nodes: list[Node]) -> float:

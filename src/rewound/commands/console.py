@@ -13,15 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rewound.durations import spoken
 from rewound.pages.page import PAGE
+from rewound.quantities import spoken
 
 Show = Callable[[float, float], None]
 """Takes how many steps are done, and of how many."""
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
-
-_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 console = Console(emoji=False)  # or mine:Boom: ends in a picture
 
@@ -91,16 +89,6 @@ def _lines(name: str) -> Show:
         say(f"{name}: {steps:,.0f} of {total:,.0f} steps{left}")
 
     return show
-
-
-def sized(size: int) -> str:
-    """A number of bytes in the unit that people would say it in.
-
-    >>> sized(0), sized(200), sized(3_500), sized(5_000_000)
-    ('0 bytes', '200 bytes', '3.4 KiB', '4.8 MiB')
-    """
-    unit, name = next(((unit, name) for unit, name in _SIZES if size >= unit), (0, ""))
-    return f"{size / unit:.1f} {name}" if unit else f"{size} bytes"
 
 
 def say_files(paths: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rewound.collection import collected
-from rewound.commands.console import console, progress_of, say, say_files, sized
+from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.conclusions.comparison import compare
 from rewound.declaration import Declaration
@@ -20,6 +20,7 @@ from rewound.outlook import estimate, outdated
 from rewound.packing import pack_store
 from rewound.planning import plan
 from rewound.provenance import of_sweep
+from rewound.quantities import sized
 from rewound.remaining import todo
 from rewound.report import show_comparison, show_tables, written_to
 from rewound.storage.records import DEFAULT_STORE

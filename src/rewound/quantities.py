@@ -1,8 +1,9 @@
-"""How long something takes, in the unit that people would say it in."""
+"""How long something takes and how large it is, in the unit that people would say it in."""
 
 from typing import Final
 
 _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+_SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def spoken(seconds: float) -> str:
@@ -15,3 +16,13 @@ def spoken(seconds: float) -> str:
     count = seconds / size
     text = f"{count:,.0f}" if count >= 9.95 else f"{count:.1f}".removesuffix(".0")
     return f"{text} {name}{'' if text == '1' else 's'}"
+
+
+def sized(size: int) -> str:
+    """A number of bytes with one digit after the point.
+
+    >>> sized(0), sized(200), sized(3_500), sized(5_000_000)
+    ('0 bytes', '200 bytes', '3.4 KiB', '4.8 MiB')
+    """
+    unit, name = next(((unit, name) for unit, name in _SIZES if size >= unit), (0, ""))
+    return f"{size / unit:.1f} {name}" if unit else f"{size} bytes"
