@@ -11,7 +11,7 @@ from rewound.algorithm import KEEP, RATE, check_final, check_time, goals
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.schedule import Piece
-from rewound.targets import dense, retrained
+from rewound.sweeps.targets import dense, retrained
 
 
 def linear(S: Schedule, T: int, t: int, facts: Facts) -> Schedule:

@@ -11,11 +11,11 @@ import pytest
 from command_line import SWEEP, Rewound, snapshot
 from rewound.commands import console
 from rewound.executors import local
-from rewound.planning import plan
+from rewound.plans.planning import plan
 from rewound.storage.artifact import digest
 from rewound.storage.records import Result
 from rewound.storage.store import Store
-from rewound.sweep import load_sweep
+from rewound.sweeps.sweep import load_sweep
 from rewound.tables.results import read_rows
 from tiny import POISON, Tiny
 

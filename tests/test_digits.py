@@ -7,7 +7,7 @@ import torch
 
 from rewound.recipes.digits import Digits
 from rewound.schedule import Segment
-from rewound.sweep import load_sweep
+from rewound.sweeps.sweep import load_sweep
 from rewound.training import begin, evaluate, train
 
 

@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 import torch
 
-from rewound.collection import collected
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.history import Pruned
-from rewound.outlook import outdated
-from rewound.planning import plan
+from rewound.plans.collection import collected
+from rewound.plans.outlook import outdated
+from rewound.plans.planning import plan
 from rewound.pruning.cutting import kept_count
 from rewound.storage.store import Store
 from stored import KEY

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-import rewound.execution
-from rewound.collection import collected
+import rewound.plans.execution
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.executors.watch import Progress
-from rewound.planning import Plan, plan
+from rewound.plans.collection import collected
+from rewound.plans.planning import Plan, plan
 from rewound.storage.records import Result
 from rewound.storage.store import Store
-from rewound.sweep import Sweep
+from rewound.sweeps.sweep import Sweep
 from rewound.tables.results import read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
@@ -108,7 +108,7 @@ def test_weights_that_are_infinite_fail_although_the_loss_was_a_number(store: St
 
 def test_a_failed_node_leaves_no_draft(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
     POISON[2, 0] = 12
     run(failing((2,)), store)
     assert list(store.root.glob("drafts/*")) == []

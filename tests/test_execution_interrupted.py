@@ -5,15 +5,15 @@ from typing import NoReturn
 
 import pytest
 
-import rewound.execution
-from rewound.collection import collected
+import rewound.plans.execution
 from rewound.errors import InputError
-from rewound.execution import Paused
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.executors.watch import Progress, Watch
-from rewound.outlook import estimate
-from rewound.planning import plan
+from rewound.plans.collection import collected
+from rewound.plans.execution import Paused
+from rewound.plans.outlook import estimate
+from rewound.plans.planning import plan
 from rewound.recipe import Position
 from rewound.storage.store import Store
 from tiny import ENTERED, Tiny
@@ -37,8 +37,8 @@ def interrupting(after: int) -> Callable[[Progress], None]:
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)  # a draft at the end of every epoch
-    monkeypatch.setattr(rewound.execution, "HEARTBEAT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)  # a draft at the end of every epoch
+    monkeypatch.setattr(rewound.plans.execution, "HEARTBEAT", -1.0)
     sweep = sweep_of(FINE_TUNING, recipe="Watched")
     work = plan(sweep.targets)
     with pytest.raises(Interrupted):
@@ -58,7 +58,7 @@ def test_a_resumed_node_gives_the_same_bits(store: Store, after: int, monkeypatc
 
 def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_TELL", -1.0)
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING, recipe="Watched").targets)
     before = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
     with pytest.raises(Interrupted):
@@ -77,7 +77,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
 def test_a_draft_of_a_run_that_is_cut_anew(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the first cut, or beyond it: the curve has every point once."""
     monkeypatch.setattr(local, "_TELL", -1.0)
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
     whole = sweep_of(FINE_TUNING | {"retrain-epochs": 3}, recipe="Watched")
     grown = sweep_of(FINE_TUNING | {"retrain-epochs": [1, 3]}, recipe="Watched")
     with pytest.raises(Interrupted):
@@ -97,7 +97,7 @@ def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
 ) -> None:
     """The dense run has a result, so its draft is not one of unfinished work at first sight."""
     monkeypatch.setattr(local, "_TELL", -1.0)
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
     run(sweep_of(FINE_TUNING, recipe="Watched"), store)
     further = sweep_of(FINE_TUNING | {"density": 0.25}, recipe="Watched")
     times = iter([False, True])
@@ -114,7 +114,7 @@ def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
 
 def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
-    monkeypatch.setattr(rewound.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING).targets)
     with pytest.raises(Interrupted):
         local.run(work, store, Options(), say=lambda text: None, tick=interrupting(0))
@@ -133,7 +133,7 @@ def test_an_error_while_a_node_is_begun_leaves_no_claim(store: Store, monkeypatc
         raise InputError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.execution, "realised", full)
+        patch.setattr(rewound.plans.execution, "realised", full)
         with pytest.raises(InputError, match="the disk is full"):
             run(sweep_of(FINE_TUNING), store)
     assert store.claims() == {}

@@ -2,14 +2,14 @@
 
 import pytest
 
-from rewound.collection import collected
 from rewound.executors import local
 from rewound.executors.local import Options
 from rewound.executors.watch import Progress
-from rewound.planning import plan
+from rewound.plans.collection import collected
+from rewound.plans.planning import plan
 from rewound.recipe import Position
 from rewound.storage.store import Store
-from rewound.targets import dense
+from rewound.sweeps.targets import dense
 from tiny import ENTERED
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, states, sweep_of, targets_of, timeless, values
 

@@ -11,11 +11,11 @@ import pytest
 from torch import Tensor, nn
 
 import rewound.storage.claims
-from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.local import Options
-from rewound.planning import plan
+from rewound.plans.collection import collected
+from rewound.plans.planning import plan
 from rewound.recipe import Batch
 from rewound.storage.store import Store
 from tiny import Tiny, logged

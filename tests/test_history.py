@@ -14,7 +14,7 @@ from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.schedule import Schedule, Segment, sliced, total
-from rewound.targets import Target, dense, retrained
+from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import TECHNIQUES, Facts
 from rewound.training import begin
 

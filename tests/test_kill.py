@@ -26,7 +26,7 @@ levels = { keep = 0.5, count = 2 }
 DRAFTING = (
     sys.executable,
     "-c",
-    "import rewound.execution as e; e.SNAPSHOT = 0.0; from rewound.cli import main; main()",
+    "import rewound.plans.execution as e; e.SNAPSHOT = 0.0; from rewound.cli import main; main()",
 )
 
 

@@ -24,16 +24,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("hyperparameters", "recipe", "training", "recipes/*", "datasets/*", "devices", "fleets/*"),
     # 2: what a state is, and where it lives; the algorithm around somebody's own loop
-    ("history", "storage/*", "realisation", "loops/*", "tickets/*"),
+    ("history", "storage/*", "loops/*", "tickets/*"),
     # 3: from a declared experiment to tables, and from tables to conclusions
-    (
-        *("declaration", "entries", "variants", "sweep", "targets", "planning", "remaining", "execution"),
-        *("collection", "packing", "tables/*", "conclusions/*", "paper/*"),
-    ),
+    ("sweeps/*", "plans/*", "tables/*", "conclusions/*", "paper/*"),
     # 4: where it runs, how it is shown, who calls it
     (
         *("executors/*", "pages/*", "integrations/*", "commands/*"),
-        *("compression", "drawing", "provenance", "report", "outlook", "faults"),
+        *("compression", "drawing", "provenance", "report", "faults"),
         *("cli", "public", "__main__", "__init__"),
     ),
 )

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from command_line import Rewound
-from rewound.collection import collected
 from rewound.errors import InputError
 from rewound.executors.local import Options, run
-from rewound.packing import pack_store, read_packs, unpack_store
-from rewound.planning import Plan, plan
+from rewound.plans.collection import collected
+from rewound.plans.packing import pack_store, read_packs, unpack_store
+from rewound.plans.planning import Plan, plan
 from rewound.recipe import Position
 from rewound.recipes.digits import Digits
 from rewound.storage.merging import is_artifact, merge
 from rewound.storage.records import Notes
 from rewound.storage.store import Store
-from rewound.targets import dense, retrained
+from rewound.sweeps.targets import dense, retrained
 from rewound.training import State, begin
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))

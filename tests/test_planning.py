@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound.history import Pruned, Start, Trained, trained
-from rewound.planning import Node, Plan, plan
+from rewound.plans.planning import Node, Plan, plan
 from rewound.recipes.digits import Digits
 from rewound.schedule import Segment
-from rewound.sweep import load_sweep, parse_sweep
-from rewound.targets import Target, dense, retrained
+from rewound.sweeps.sweep import load_sweep, parse_sweep
+from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import TECHNIQUES
 
 DIGITS = Digits()

@@ -8,7 +8,7 @@ from torch import Tensor
 from rewound import InputError
 from rewound.randomness import integers
 from rewound.recipes.cifar10 import ResNet20, ResNet56, ResNet110
-from rewound.targets import retrained
+from rewound.sweeps.targets import retrained
 
 CPU = torch.device("cpu")
 CIFAR = [(ResNet20, 271_152), (ResNet56, 851_760), (ResNet110, 1_722_672)]

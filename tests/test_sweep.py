@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rewound.declaration import shipped_sweeps
 from rewound.errors import InputError
 from rewound.history import described
 from rewound.paper.figures import pruning_order
-from rewound.planning import plan
+from rewound.plans.planning import plan
 from rewound.pruning.pruner import Pruner
 from rewound.recipes import RECIPES
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.schedule import Schedule
-from rewound.sweep import Sweep, load_sweep, parse_sweep
+from rewound.sweeps.declaration import shipped_sweeps
+from rewound.sweeps.sweep import Sweep, load_sweep, parse_sweep
 from rewound.technique import TECHNIQUES
 
 WHOLE = """

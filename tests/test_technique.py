@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rewound import TECHNIQUES, Facts, InputError, Pruner, Schedule, State, Technique, begin, train
 from rewound.executors.local import Options, run
-from rewound.planning import plan
+from rewound.plans.planning import plan
+from rewound.plans.realisation import pruned
 from rewound.pruning.mask import Mask
-from rewound.realisation import pruned
 from rewound.recipes.digits import Digits
 from rewound.storage.store import Store
-from rewound.targets import Target, dense, retrained
+from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import technique_named
 
 pytestmark = pytest.mark.usefixtures("one_thread")

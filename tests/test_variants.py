@@ -8,11 +8,11 @@ from pathlib import Path
 
 from command_line import SWEEP, command, environment
 from rewound.history import described
-from rewound.planning import plan
+from rewound.plans.planning import plan
 from rewound.recipes.digits import Digits
-from rewound.sweep import Sweep, parse_sweep
+from rewound.sweeps.sweep import Sweep, parse_sweep
+from rewound.sweeps.variants import told_apart, variants
 from rewound.tables.results import read_rows
-from rewound.variants import told_apart, variants
 from tiny import Tiny
 
 EXPERIMENT = {"technique": "lr-rewinding", "retrain-epochs": 1, "density": 0.5}

@@ -13,8 +13,8 @@ from rewound.pages.sheet import file_name
 from rewound.paper.experiment import experiments
 from rewound.paper.figures import FIGURES, panels
 from rewound.pruning.pruner import Pruner
+from rewound.sweeps.targets import kind_of
 from rewound.tables.results import Row, is_structured, read_rows, write_rows
-from rewound.targets import kind_of
 from tiny_sweeps import sweep_of
 
 RANDOM = "unstructured random"

@@ -16,10 +16,10 @@ from rewound.algorithm import RATE
 from rewound.commands.console import console
 from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
-from rewound.declaration import declared
 from rewound.drawing import Drawing
 from rewound.errors import InputError
 from rewound.storage.records import DEFAULT_STORE
+from rewound.sweeps.declaration import declared
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -16,17 +16,17 @@ from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, keeps_all, opened, run
 from rewound.executors.watch import Progress
-from rewound.outlook import outdated
-from rewound.planning import Plan, plan
+from rewound.plans.outlook import outdated
+from rewound.plans.planning import Plan, plan
+from rewound.plans.realisation import recomputing
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner, as_pruner
-from rewound.realisation import recomputing
 from rewound.recipe import Recipe, check_recipe
 from rewound.recipes import recipe_named
 from rewound.storage.artifact import separate
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store
-from rewound.targets import Target, dense, retrained
+from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import technique_named
 from rewound.tickets.ticket import save as write_ticket
 

@@ -3,10 +3,10 @@
 import shlex
 from collections import Counter
 
-from rewound.declaration import Declaration
 from rewound.pages.page import Origin
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store
+from rewound.sweeps.declaration import Declaration
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 

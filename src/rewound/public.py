@@ -11,7 +11,7 @@ from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.schedule import Schedule
-from rewound.sweep import Sweep, load_sweep
+from rewound.sweeps.sweep import Sweep, load_sweep
 from rewound.technique import TECHNIQUES, Facts, Technique
 from rewound.tickets.ticket import Ticket, load, save
 from rewound.training import State, begin, evaluate, train

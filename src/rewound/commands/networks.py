@@ -14,7 +14,7 @@ from rewound.compression import LevelReport, PrunedNetwork
 from rewound.executors.watch import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
-from rewound.planning import Plan
+from rewound.plans.planning import Plan
 from rewound.pruning.prunable import prunable_weights
 from rewound.tickets.ticket import load
 

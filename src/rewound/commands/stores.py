@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rewound.commands.console import console
 from rewound.errors import InputError
-from rewound.packing import read_packs, unpack_store
+from rewound.plans.packing import read_packs, unpack_store
 from rewound.quantities import sized, spoken
 from rewound.storage.records import Result
 from rewound.storage.store import Store, is_store

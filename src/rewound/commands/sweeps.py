@@ -7,25 +7,25 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rewound.collection import collected
 from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.conclusions.comparison import compare
-from rewound.declaration import Declaration
 from rewound.devices import device_kind
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
 from rewound.executors import local
-from rewound.outlook import estimate, outdated
-from rewound.packing import pack_store
-from rewound.planning import plan
+from rewound.plans.collection import collected
+from rewound.plans.outlook import estimate, outdated
+from rewound.plans.packing import pack_store
+from rewound.plans.planning import plan
+from rewound.plans.remaining import todo
 from rewound.provenance import of_sweep
 from rewound.quantities import sized
-from rewound.remaining import todo
 from rewound.report import show_comparison, show_tables, written_to
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store, is_store
-from rewound.sweep import Sweep, parse_sweep
+from rewound.sweeps.declaration import Declaration
+from rewound.sweeps.sweep import Sweep, parse_sweep
 from rewound.tables.results import Row
 
 

@@ -13,14 +13,14 @@ import torch
 
 from rewound.devices import device_named
 from rewound.errors import InputError
-from rewound.execution import Paused, Worker
 from rewound.executors.processes import run_processes
 from rewound.executors.walking import walk
 from rewound.executors.watch import Progress, Watch
-from rewound.planning import Plan
-from rewound.realisation import recomputing
+from rewound.plans.execution import Paused, Worker
+from rewound.plans.planning import Plan
+from rewound.plans.realisation import recomputing
+from rewound.plans.remaining import tidy
 from rewound.recipe import Recipe
-from rewound.remaining import tidy
 from rewound.storage.store import Say, Store, is_store
 
 _TELL = 0.5  # seconds between updates of the progress bar

@@ -6,10 +6,10 @@ Any number of workers, started by one command or by several at once, share the w
 import time
 from collections.abc import Callable
 
-from rewound.execution import Paused, Worker, execute
 from rewound.executors.watch import Watch
 from rewound.fleets.fleet import Fleet
-from rewound.planning import Node, Plan
+from rewound.plans.execution import Paused, Worker, execute
+from rewound.plans.planning import Node, Plan
 from rewound.recipe import Recipe
 from rewound.storage.store import Store
 

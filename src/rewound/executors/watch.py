@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from rewound.planning import Plan
-from rewound.remaining import answers, steps_to_do, to_recompute, todo
+from rewound.plans.planning import Plan
+from rewound.plans.remaining import answers, steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
 
 

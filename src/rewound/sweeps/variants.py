@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import product
 
-from rewound.declaration import Table
-from rewound.entries import axis_in
 from rewound.hyperparameters import field_word
 from rewound.recipe import Recipe
+from rewound.sweeps.declaration import Table
+from rewound.sweeps.entries import axis_in
 
 
 def variants(task: type[Recipe], table: Table) -> tuple[Recipe, ...]:

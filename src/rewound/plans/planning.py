@@ -13,7 +13,7 @@ from functools import cached_property
 
 from rewound.history import Pruned, Ruled, Start, Trained, start_of
 from rewound.recipe import Recipe
-from rewound.targets import Target
+from rewound.sweeps.targets import Target
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,5 @@ def declared(word: str | Path) -> Declaration:
 
 def shipped_sweeps() -> dict[str, str]:
     """The sweeps that come with the package, by name."""
-    folder = files("rewound").joinpath("sweeps")
+    folder = files("rewound").joinpath("sweeps", "shipped")
     return {f.name.removesuffix(".toml"): f.read_text() for f in folder.iterdir() if f.name.endswith(".toml")}

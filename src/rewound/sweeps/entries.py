@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from rewound.declaration import Table
 from rewound.errors import InputError, as_number
 from rewound.names import unknown
+from rewound.sweeps.declaration import Table
 
 
 def check_keys(kind: str, table: Table, names: Iterable[str]) -> None:

@@ -3,12 +3,12 @@
 import math
 
 from rewound.history import Pruned, lineage
-from rewound.planning import plan
+from rewound.plans.planning import plan
 from rewound.storage.records import Result
 from rewound.storage.store import Store
+from rewound.sweeps.targets import Target
 from rewound.tables.folder import Tables
 from rewound.tables.results import CurveRow, LayerRow, Row
-from rewound.targets import Target
 
 
 def collected(targets: tuple[Target, ...], store: Store) -> Tables:

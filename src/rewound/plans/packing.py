@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rewound.errors import InputError
-from rewound.planning import Plan
-from rewound.remaining import todo
+from rewound.plans.planning import Plan
+from rewound.plans.remaining import todo
 from rewound.storage.merging import is_artifact, merge
 from rewound.storage.store import Store
 

@@ -23,14 +23,14 @@ from itertools import product
 from pathlib import Path
 
 from rewound.algorithm import KEEP, check_densities, densities
-from rewound.declaration import Table, declared
-from rewound.entries import as_count, as_finite, axis_in, check_keys, table_in, text_in
 from rewound.errors import InputError
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
-from rewound.targets import Target, dense, retrained
-from rewound.variants import told_apart, variants
+from rewound.sweeps.declaration import Table, declared
+from rewound.sweeps.entries import as_count, as_finite, axis_in, check_keys, table_in, text_in
+from rewound.sweeps.targets import Target, dense, retrained
+from rewound.sweeps.variants import told_apart, variants
 
 
 @dataclass(frozen=True)

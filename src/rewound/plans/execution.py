@@ -16,11 +16,11 @@ from rewound.errors import Diverged
 from rewound.fleets.fleet import Fleet, Run
 from rewound.history import described, own_functions
 from rewound.names import source_digest
-from rewound.planning import Node, Plan
+from rewound.plans.planning import Node, Plan
+from rewound.plans.realisation import rates, realised
+from rewound.plans.remaining import release
 from rewound.pruning.mask import Mask
-from rewound.realisation import rates, realised
 from rewound.recipe import Recipe, Scores
-from rewound.remaining import release
 from rewound.schedule import sliced
 from rewound.storage.claims import HEARTBEAT
 from rewound.storage.records import Failure, LayerCount, Notes, Point, Result

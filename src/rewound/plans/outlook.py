@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from statistics import median
 
 from rewound.devices import device_named
-from rewound.execution import made_by
-from rewound.planning import Node, Plan
+from rewound.plans.execution import made_by
+from rewound.plans.planning import Node, Plan
+from rewound.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.quantities import sized, spoken
 from rewound.recipe import Recipe
-from rewound.remaining import steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rewound.planning import Node, Plan
+from rewound.plans.planning import Node, Plan
 from rewound.storage.records import Result
 from rewound.storage.store import Store
 
