@@ -28,7 +28,8 @@ from torch import Tensor  # noqa: E402
 
 from rewound.errors import Diverged, InputError  # noqa: E402
 from rewound.fleets.captured import Program  # noqa: E402
-from rewound.fleets.fleet import Fleet, Run  # noqa: E402
+from rewound.fleets.fleet import Fleet  # noqa: E402
+from rewound.fleets.place import Run  # noqa: E402
 from rewound.pruning.mask import Mask  # noqa: E402
 from rewound.randomness import fold, permutation  # noqa: E402
 from rewound.recipe import Position  # noqa: E402

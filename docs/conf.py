@@ -24,7 +24,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sp
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"(?!rewound\.).*"),  # other projects'
-    (r"py:class", r"rewound\.(executors\.watch\.Progress|planning\.Plan)"),  # what a progress bar is told
     (r"py:obj", r".*"),
 ]
 default_role = "py:obj"  # `code` in a docstring is a link where it names something of ours

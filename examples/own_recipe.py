@@ -99,7 +99,5 @@ class Tumours(Recipe):
 
 
 if __name__ == "__main__":
-    network = rewound.prune(Tumours(), compression=5)
-    for level in network.levels:
-        print(f"level {level.level}: {level.compression:.2f}x, test {level.test:.3f}")
+    network = rewound.prune(Tumours(), compression=5)  # says what each level reaches
     network.save("tumours-pruned")

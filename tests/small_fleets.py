@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound.errors import Diverged
-from rewound.fleets.fleet import Event, Fleet, Run
-from rewound.fleets.place import Place
+from rewound.fleets.fleet import Event, Fleet
+from rewound.fleets.place import Place, Run
 from rewound.pruning.mask import Mask
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20

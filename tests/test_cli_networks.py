@@ -92,6 +92,19 @@ def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(t
     assert network.settings["retrain_epochs"] == 0.9 * Tiny().training_epochs
 
 
+def test_prune_tells_its_levels_and_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[float, float]] = []
+    options = {"one_shot": True, "compression": 2, "store": tmp_path}
+    network = rewound.prune(Tiny(), **options, progress=lambda *told: seen.append(told))  # type: ignore[arg-type]
+    assert re.fullmatch(r"level 0: 1\.00x, val .*\nlevel 1: 2\.00x, val .*\n", capsys.readouterr().out)
+    assert {total for _, total in seen} == {2 * Tiny().schedule.steps}
+    assert seen == sorted(seen)
+    assert seen[-1][0] == 2 * Tiny().schedule.steps
+    assert repr(network) == f"PrunedNetwork(2.00x, level 1 of 1, test {network.levels[1].test:.4g})"
+    rewound.prune(Tiny(), **options, say=lambda line: None)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == ""
+
+
 def test_prune_stops_within_the_drop(rewound_command: Rewound) -> None:
     code, out, err = rewound_command(
         *("prune", "tiny:Tiny", "--compression", 1000, "--rate", 0.7, "--max-drop", 0.0, "--out", "pruned")

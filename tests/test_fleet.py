@@ -9,8 +9,8 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from rewound.errors import Diverged, InputError
 from rewound.fleets.captured import Program
-from rewound.fleets.fleet import Fleet, Run
-from rewound.fleets.place import Place
+from rewound.fleets.fleet import Fleet
+from rewound.fleets.place import Place, Run
 from rewound.schedule import Segment
 from rewound.training import State, begin, evaluate
 from small_fleets import (

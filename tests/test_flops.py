@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from rewound.flops import MULTIPLY_ADDS, PAPER, Add, Cost, profile
+from rewound.costs import MULTIPLY_ADDS, PAPER, Add, Cost
+from rewound.flops import profile
 from rewound.recipes.resnet import ResNet
 
 IMAGE = torch.zeros(1, 3, 32, 32)

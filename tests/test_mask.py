@@ -143,3 +143,13 @@ def test_a_compiled_part_of_a_model_keeps_its_name() -> None:
     assert list(mask) == ["0.weight", "1.weight"]
     mask.apply(model)
     assert all_zero(model[0]._orig_mod.weight[~mask["0.weight"]])
+
+
+def test_masks_are_equal_if_they_keep_the_same_weights() -> None:
+    tensors = {"a": torch.tensor([True, False]), "b": torch.tensor([[True]])}
+    mask = Mask(tensors)
+    assert mask == Mask({name: tensor.clone() for name, tensor in reversed(tensors.items())})
+    assert mask != Mask({**tensors, "b": torch.tensor([[False]])})
+    assert mask != Mask({**tensors, "b": torch.tensor([True])})
+    assert mask != Mask({"a": tensors["a"]})
+    assert mask != tensors

@@ -7,8 +7,7 @@ import torch
 
 from rewound.errors import Diverged
 from rewound.fleets.captured import Program, capturable
-from rewound.fleets.fleet import Run
-from rewound.fleets.place import Place
+from rewound.fleets.place import Place, Run
 from rewound.recipe import Position, Recipe
 from rewound.recipes.cifar10 import ResNet56
 from rewound.recipes.digits import Digits

@@ -107,6 +107,13 @@ def test_pruned_weights_are_zero_at_every_step(kind: str) -> None:
 # Law 6
 
 
+def test_a_state_is_shown_in_one_line_and_is_itself_alone() -> None:
+    state = begin(Digits(), 3)
+    assert repr(state) == f"State({len(state.model)} tensors, 0 slots, seed 3, prunings 0, steps 0)"
+    assert state == state
+    assert state != state.clone()
+
+
 def test_fresh_weights_are_another_draw() -> None:
     recipe = Dropped()
     fresh, again = begin(recipe, 1, fresh=True), begin(recipe, 1, fresh=True)

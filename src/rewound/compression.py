@@ -5,8 +5,9 @@ for the full original time; repeat until the compression is reached.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -15,7 +16,6 @@ from torch import nn
 from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import Options, keeps_all, opened, run
-from rewound.executors.watch import Progress
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import Plan, plan
 from rewound.plans.realisation import recomputing
@@ -45,7 +45,7 @@ class LevelReport:
     key: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PrunedNetwork:
     """A pruned network with the story of how it was found; `levels[0]` is the dense network."""
 
@@ -54,6 +54,10 @@ class PrunedNetwork:
     levels: tuple[LevelReport, ...]
     chosen: int
     settings: dict[str, object]
+
+    def __repr__(self) -> str:
+        last, level = len(self.levels) - 1, self.levels[self.chosen]
+        return f"PrunedNetwork({level.compression:.2f}x, level {self.chosen} of {last}, test {level.test:.4g})"
 
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
@@ -85,9 +89,8 @@ def prune(
     device: str = "cpu",
     store: str | Path = DEFAULT_STORE,
     keep: str = "needed",
-    say: Callable[[str], None] = lambda text: None,
-    tick: Callable[[Progress, Plan], None] = lambda progress, plan: None,
-    on_level: Callable[[LevelReport], None] = lambda level: None,
+    say: Callable[[str], None] = print,
+    progress: Callable[[float, float], None] = lambda steps, total: None,
 ) -> PrunedNetwork:
     """Train a recipe's network and prune it to `compression`, level by level.
 
@@ -96,6 +99,8 @@ def prune(
     `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
     by more, and returns the last that does not. Everything done is in `store`: the same call continues an interrupted
     one, and one with a larger compression goes on from its levels if `keep` is "all".
+
+    `say` takes a line for each level, `progress` how many steps are done, and of how many.
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
     check_recipe(task)
@@ -106,32 +111,19 @@ def prune(
     epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
-    whole, place = plan(targets), opened(as_path("store", store), task, device)
-    for line in outdated(whole, place, device):
-        say(line)
-    present = {node.key for node in whole.nodes if place.has_state(node.key)}
+    search = _Search(task, targets, opened(as_path("store", store), task, device), device, say, progress)
+    present = search.begin()
     levels: list[LevelReport] = []
-
-    def reach(number: int) -> LevelReport:
-        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), whole.readers)
-        run(part, place, Options(device=device, keep_all=True), say=say, tick=lambda p: tick(p, whole))
-        return _report(number, targets[number], place)
-
     for number in range(len(targets)):
-        levels.append(reach(number))
-        on_level(levels[-1])
+        levels.append(level := search.reach(number))
+        say(f"level {number}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}")
         scores = [level.val for level in levels]
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
             break
     chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
-    if place.load(levels[chosen].key, to_train=False) is None:  # measured before, by a run that kept no tensors
-        say(recomputing(levels[chosen].key))
-        place.forget(levels[chosen].key)
-        levels[chosen] = reach(chosen)
-    model, mask = _network(task, targets[chosen], place)
-    for node in whole.nodes:  # tensors are kept while something planned needs them, and what is returned
-        if node.key != levels[chosen].key and node.key not in present and not all_kept:
-            place.drop(node.key)
+    model, mask = search.network(chosen)
+    if not all_kept:
+        search.drop({*present, levels[chosen].key})
     settings: dict[str, object] = {
         "recipe": task.label(),
         "technique": technique,
@@ -140,25 +132,64 @@ def prune(
         "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
         "pruner": vars(as_pruner(pruner)),
         "metric": task.metric.name,
+        "unit": task.metric.unit,
     }
     return PrunedNetwork(model, mask, tuple(levels), chosen, settings)
 
 
-def _report(number: int, target: Target, store: Store) -> LevelReport:
-    result = store.result(target.state.key)
-    if result is None or "failed" in result:
-        raise RuntimeError(f"level {number} (density {target.density:.4g}) diverged; nothing to build the next one on")
-    density, scores = target.density, (result["val"], result["test"], result["flops"])
-    return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
+@dataclass(frozen=True)
+class _Search:
+    """The levels of one network, `targets[0]` the dense one, and the store in which they are reached."""
 
+    recipe: Recipe
+    targets: Sequence[Target]
+    store: Store
+    device: str
+    say: Callable[[str], None]
+    progress: Callable[[float, float], None]
 
-def _network(recipe: Recipe, target: Target, store: Store) -> tuple[nn.Module, Mask]:
-    stored = store.load(target.state.key, to_train=False)
-    if stored is None:
-        raise RuntimeError(
-            f"the tensors of {target.state.key[:12]} are gone from the store; run the same command again"
-        )
-    state, mask, _ = stored
-    model = recipe.model(state.seed)
-    model.load_state_dict(dict(state.model))
-    return model, mask if mask is not None else Mask.full(recipe.prunable(model))
+    @cached_property
+    def plan(self) -> Plan:
+        return plan(self.targets)
+
+    def begin(self) -> set[str]:
+        """Say what of the store was made otherwise; the keys of the tensors that are there before anything is done."""
+        for line in outdated(self.plan, self.store, self.device):
+            self.say(line)
+        return {node.key for node in self.plan.nodes if self.store.has_state(node.key)}
+
+    def reach(self, number: int) -> LevelReport:
+        """Train and prune up to a level, as far as that is still to do."""
+        whole, target = self.plan, self.targets[number]
+        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), whole.readers)
+        total = sum(node.steps for node in whole.nodes)
+        options = Options(device=self.device, keep_all=True)
+        run(part, self.store, options, say=self.say, tick=lambda done: self.progress(done.steps, total))
+        result = self.store.result(target.state.key)
+        if result is None or "failed" in result:
+            raise RuntimeError(
+                f"level {number} (density {target.density:.4g}) diverged; nothing to build the next one on"
+            )
+        density, scores = target.density, (result["val"], result["test"], result["flops"])
+        return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
+
+    def network(self, number: int) -> tuple[nn.Module, Mask]:
+        """The network of a level that has been reached."""
+        key = self.targets[number].state.key
+        if (stored := self.store.load(key, to_train=False)) is None:  # measured before, by a run that kept no tensors
+            self.say(recomputing(key))
+            self.store.forget(key)
+            self.reach(number)
+            stored = self.store.load(key, to_train=False)
+        if stored is None:
+            raise RuntimeError(f"the tensors of {key[:12]} are gone from the store; run the same command again")
+        state, mask, _ = stored
+        model = self.recipe.model(state.seed)
+        model.load_state_dict(dict(state.model))
+        return model, mask if mask is not None else Mask.full(self.recipe.prunable(model))
+
+    def drop(self, but: Collection[str]) -> None:
+        """Remove the tensors of the search: they are kept while something planned needs them, and what is returned."""
+        for node in self.plan.nodes:
+            if node.key not in but:
+                self.store.drop(node.key)

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from rewound.costs import MULTIPLY_ADDS, PAPER, Add, Cost, CostFunction, Costs
+from rewound.costs import MULTIPLY_ADDS, CostFunction, Costs
 from rewound.errors import InputError, check_kind, shown
-
-__all__ = ["MULTIPLY_ADDS", "PAPER", "Add", "Cost", "CostFunction", "Costs", "Profile", "profile"]
 
 
 @dataclass(frozen=True)

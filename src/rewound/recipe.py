@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from rewound.costs import MULTIPLY_ADDS, Costs
 from rewound.errors import InputError, check_kind
-from rewound.flops import MULTIPLY_ADDS, Costs, Profile, profile
+from rewound.flops import Profile, profile
 from rewound.hyperparameters import coerced, field_word, widened
 from rewound.names import path_of, source_digest, unknown
 from rewound.pruning.prunable import prunable_weights
@@ -28,9 +29,9 @@ Batch: TypeAlias = tuple[Tensor, ...]
 
 
 class Metric(NamedTuple):
-    """What `evaluate` returns: its name, its unit ("fraction" is shown in points), and which way is better.
+    """What `evaluate` returns: its name, the unit it is in (that of `max_drop`, too), and which way is better.
 
-    Of a sweep whose metric is better when lower, tables are written and no conclusions drawn.
+    If lower is better, `rewound run` writes tables, but draws no conclusions from them.
     """
 
     name: str = "accuracy"

@@ -24,7 +24,7 @@ from rewound.schedule import Segment, total
 _COUNTS = ("step", "mu_product")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class State:
     """Everything that training changes: W in the paper's sense, with what belongs to it (law 4)."""
 
@@ -37,6 +37,10 @@ class State:
     position: Position
     loss: float = math.nan
     """The mean training loss since the previous stop; told, not part of the state."""
+
+    def __repr__(self) -> str:
+        where = f"prunings {self.position.prunings}, steps {self.position.steps:,}"
+        return f"State({len(self.model)} tensors, {len(self.slots)} slots, seed {self.seed}, {where})"
 
     def clone(self) -> "State":
         """A copy that outlives the next training step."""

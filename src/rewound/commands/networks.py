@@ -11,10 +11,8 @@ from rich.table import Table
 from rewound.commands.console import console, progress_of, say
 from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork
-from rewound.executors.watch import Progress
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
-from rewound.plans.planning import Plan
 from rewound.pruning.prunable import prunable_weights
 from rewound.tickets.ticket import load
 
@@ -23,17 +21,10 @@ WIDE = 10_000
 
 
 def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
-    """Show how `pruned` (`rewound.prune` with all but what it tells) goes on, and save what it returns."""
+    """Show how `pruned` (`rewound.prune` of the recipe, and whatever else was asked) goes on; save what it returns."""
     writable(folder)
     with progress_of(recipe) as show:
-
-        def tick(progress: Progress, whole: Plan) -> None:
-            show(progress.steps, sum(node.steps for node in whole.nodes))
-
-        def on_level(level: LevelReport) -> None:
-            say(f"level {level.level}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}")
-
-        network = pruned(say=say, tick=tick, on_level=on_level)
+        network = pruned(say=say, progress=show)
     network.save(folder)
     console.print(_level_table(network.levels, network.chosen))
     chosen = network.levels[network.chosen]

@@ -21,8 +21,6 @@ from rewound.recipe import Recipe, Scores
 from rewound.schedule import total
 from rewound.training import State, evaluate, train
 
-__all__ = ["CAPACITY", "Event", "Fleet", "Run"]
-
 CAPACITY = 12
 """How many captured runs share a GPU that has the memory: eight are 3% slower, sixteen no faster (README)."""
 _RESERVE = 2 << 30  # bytes left free for evaluation, orders and whoever else is there

@@ -59,7 +59,7 @@ class Place:
         self.position, self.key = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         # The orders of an even and an odd epoch: data position n is entry n % 2N, also where a batch straddles two.
         self.orders = torch.zeros(2 * program.recipe.train_size, dtype=torch.int64, device=device)
-        self.told = torch.zeros((), pin_memory=device.type == "cuda")
+        self.stop_losses = torch.zeros((), pin_memory=device.type == "cuda")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: deque[torch.cuda.Event] = deque()
         self._arrival: torch.cuda.Event | None = None
@@ -104,7 +104,7 @@ class Place:
         self._done = self._since = 0
         self._epochs = [-1, -1]
         self._ahead.clear()
-        self._told, self._arrival = False, None
+        self._at_stop, self._arrival = False, None
         self.resume()  # the state may just have been made on the caller's stream
         with torch.cuda.stream(self.stream), torch.no_grad():
             self.model.load_state_dict(dict(state.model))
@@ -124,7 +124,7 @@ class Place:
 
     def launch(self) -> bool:
         """Queue one step, unless the next stop is reached or enough are queued; whether it did."""
-        if self._told or self._is_far_ahead():
+        if self._at_stop or self._is_far_ahead():
             return False
         with torch.cuda.stream(self.stream):
             self._feed()
@@ -133,21 +133,21 @@ class Place:
             if self.stream is not None:
                 self._ahead.append(self.stream.record_event())
             if self._done == self._stops[0]:
-                self._told = True
-                self.told.copy_(self.losses, non_blocking=True)
+                self._at_stop = True
+                self.stop_losses.copy_(self.losses, non_blocking=True)
                 self.losses.zero_()
                 self._arrival = self.stream.record_event() if self.stream is not None else None
         return True
 
     def arrived(self) -> bool:
         """Whether the next stop has been reached."""
-        return self._told and (self._arrival is None or self._arrival.query())  # type: ignore[no-untyped-call]
+        return self._at_stop and (self._arrival is None or self._arrival.query())  # type: ignore[no-untyped-call]
 
     def report(self) -> tuple[State | Diverged, bool]:
         """What there is to see at the stop, and whether the run has ended; valid until `resume` or `start`."""
         stop = self._stops.popleft()
-        mean = self.told.item() / (stop - self._since)
-        self._since, self._told, self._arrival = stop, False, None
+        mean = self.stop_losses.item() / (stop - self._since)
+        self._since, self._at_stop, self._arrival = stop, False, None
         position = Position(self._prunings, self._first + stop)
         if not math.isfinite(mean):
             return Diverged(position.steps, mean), True

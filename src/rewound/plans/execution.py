@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from rewound.errors import Diverged
-from rewound.fleets.fleet import Fleet, Run
+from rewound.fleets.fleet import Fleet
+from rewound.fleets.place import Run
 from rewound.history import described, own_functions
 from rewound.names import source_digest
 from rewound.plans.planning import Node, Plan

@@ -54,6 +54,16 @@ class Mask(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Mask({len(self)} tensors, {self.kept:,} of {self.total:,} weights kept, density {self.density:.4g})"
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the other keeps the same weights of the same tensors, on whatever device.
+
+        >>> Mask({"weight": torch.tensor([True, False])}) == Mask({"weight": torch.tensor([True, False])})
+        True
+        """
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return self.keys() == other.keys() and all(torch.equal(self[name].cpu(), other[name].cpu()) for name in self)
+
     @property
     def density(self) -> float:
         """The fraction of weights kept."""
@@ -103,7 +113,7 @@ class Mask(Mapping[str, Tensor]):
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
         check_kind("model", model, nn.Module, "give the model itself")
         parameters = plain_parameters(model, tied=True)
-        if wrong := self._strangers(model):
+        if wrong := self._strangers(parameters):
             raise InputError(
                 f"this mask is for another model: no parameter of the mask's name and shape for {few(wrong)}"
             )
@@ -111,11 +121,11 @@ class Mask(Mapping[str, Tensor]):
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model has a parameter of every name and shape of the mask."""
-        return not self._strangers(model)
+        return not self._strangers(plain_parameters(model, tied=True))
 
-    def _strangers(self, model: nn.Module) -> list[str]:
-        shapes = {name: parameter.shape for name, parameter in plain_parameters(model, tied=True).items()}
-        return [name for name, mask in self.items() if shapes.get(name) != mask.shape]
+    def _strangers(self, parameters: Mapping[str, Tensor]) -> list[str]:
+        """The names under which there is no parameter of the mask's shape."""
+        return [name for name, mask in self.items() if name not in parameters or parameters[name].shape != mask.shape]
 
 
 def _count(kept: Tensor) -> int:

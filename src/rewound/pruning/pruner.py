@@ -98,7 +98,7 @@ class Pruner:
         names = list(dict.fromkeys(map(plain_name, parameters)))
         for field in ("only", "skip"):
             for pattern in getattr(self, field):
-                if not any(fnmatchcase(name, pattern) for name in names):
+                if not any(_matches(name, (pattern,)) for name in names):
                     raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
 
     def check_zeros_stay(self, model: nn.Module) -> None:
@@ -177,8 +177,11 @@ class Pruner:
 
     def selects(self, name: str) -> bool:
         """Whether `only` and `skip` leave a parameter of this name to be pruned."""
-        matches: Callable[[Iterable[str]], bool] = lambda globs: any(fnmatchcase(name, glob) for glob in globs)  # noqa: E731
-        return (not self.only or matches(self.only)) and not matches(self.skip)
+        return (not self.only or _matches(name, self.only)) and not _matches(name, self.skip)
+
+
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rewound.costs import PAPER
 from rewound.datasets import cifar10
 from rewound.errors import InputError
-from rewound.flops import PAPER
 from rewound.randomness import integers
 from rewound.recipe import Batch
 from rewound.recipes.images import ImageClassification, Images, shifted, split

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rewound.costs import PAPER
 from rewound.errors import InputError
-from rewound.flops import PAPER
 from rewound.randomness import fold, permutation
 from rewound.recipe import Batch
 from rewound.recipes.images import ImageClassification, Images, split

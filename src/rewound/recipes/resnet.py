@@ -15,10 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rewound.costs import Add
 from rewound.errors import InputError
-from rewound.flops import Add
-
-__all__ = ["ResNet"]
 
 
 class ConvNorm(nn.Conv2d):

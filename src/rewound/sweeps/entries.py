@@ -47,13 +47,6 @@ def as_finite(name: str, value: object) -> float:
     return found
 
 
-def as_count(name: str, value: object) -> int:
-    """What was given for `name`, if it is a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be whole numbers, not {value!r}")
-    return value
-
-
 def _missing(key: str) -> str:
     examples = {"recipe": '"digits"', "trials": "[1, 2, 3]", "technique": '["lr-rewinding"]', "retrain-epochs": "[16]"}
     return f"the key {key} is missing; give it, for example {key} = {examples[key]}"

@@ -23,12 +23,12 @@ from itertools import product
 from pathlib import Path
 
 from rewound.algorithm import KEEP, check_densities, densities
-from rewound.errors import InputError
+from rewound.errors import InputError, as_whole
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.sweeps.declaration import Table, declared
-from rewound.sweeps.entries import as_count, as_finite, axis_in, check_keys, table_in, text_in
+from rewound.sweeps.entries import as_finite, axis_in, check_keys, table_in, text_in
 from rewound.sweeps.targets import Target, dense, retrained
 from rewound.sweeps.variants import told_apart, variants
 
@@ -165,7 +165,7 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
 def _trials(table: Table) -> tuple[int, ...]:
     if isinstance(number := table.get("trials"), int):
         raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
-    return tuple(as_count("trials", value) for value in axis_in(table, "trials"))
+    return tuple(as_whole("a trial", value) for value in axis_in(table, "trials"))
 
 
 def _levels(value: object) -> tuple[float, ...]:
@@ -178,7 +178,7 @@ def _levels(value: object) -> tuple[float, ...]:
             raise InputError(f"keep must be between 0 and 1, not {keep:g}")
         if "compression" in value:
             return tuple(densities(as_finite("compression", value["compression"]), keep))
-        count = as_count("count", value["count"])
+        count = as_whole("count", value["count"])
         if count < 1:
             raise InputError(f"count must be at least 1, not {count}")
         return tuple(keep**i for i in range(1, count + 1))
