@@ -57,8 +57,8 @@ class Start:
 class Pruned:
     """The weights of one state under the mask that `pruner` makes of another (the previous level)."""
 
-    weights: "State"
-    source: "State"
+    weights: "Past"
+    source: "Past"
     pruner: Pruner
     density: float
     kept: int
@@ -127,10 +127,11 @@ class Trained:
         return Trained(self.parent, tuple(sliced(self.rates, 0, steps)))
 
 
-State: TypeAlias = Start | Trained
+Past: TypeAlias = Start | Trained
+"""What states come from: weights, masks and further training are those of one of these."""
 
 
-def trained(parent: State | Pruned, rates: Sequence[Segment]) -> Trained:
+def trained(parent: Past | Pruned, rates: Sequence[Segment]) -> Trained:
     """`parent` trained on along `rates`: one operation with whatever training came before."""
     if isinstance(parent, Trained):
         if isinstance(parent.rates, Ruled):
@@ -139,25 +140,25 @@ def trained(parent: State | Pruned, rates: Sequence[Segment]) -> Trained:
     return Trained(parent, tuple(merged(list(rates))))
 
 
-def start_of(state: State | Pruned) -> Start:
+def start_of(past: Past | Pruned) -> Start:
     """Where it all began."""
-    while not isinstance(state, Start):
-        state = state.parent if isinstance(state, Trained) else state.weights
-    return state
+    while not isinstance(past, Start):
+        past = past.parent if isinstance(past, Trained) else past.weights
+    return past
 
 
-def lineage(state: State) -> Iterator[Trained]:
+def lineage(past: Past) -> Iterator[Trained]:
     """The levels that led to a state, the dense run first: each the source of the next one's mask."""
-    if isinstance(state, Trained):
-        if isinstance(state.parent, Pruned):
-            yield from lineage(state.parent.source)
-        yield state
+    if isinstance(past, Trained):
+        if isinstance(past.parent, Pruned):
+            yield from lineage(past.parent.source)
+        yield past
 
 
-def own_functions(state: State) -> list[str]:
+def own_functions(past: Past) -> list[str]:
     """The import paths of the user's rules, scores, scopes and patterns that a state came to be by."""
     names = set[str]()
-    for level in lineage(state):
+    for level in lineage(past):
         if isinstance(level.rates, Ruled):
             names.add(level.rates.path)
         if isinstance(level.parent, Pruned):
@@ -165,11 +166,11 @@ def own_functions(state: State) -> list[str]:
     return sorted(name for name in names if ":" in name)
 
 
-def described(state: State) -> list[str]:
+def described(past: Past) -> list[str]:
     """One line per operation, for a person."""
-    start = start_of(state)
+    start = start_of(past)
     lines = [" ".join(["start", start.recipe.label(), *changed_fields(start.recipe), f"seed {start.seed}"])]
-    for level in lineage(state):
+    for level in lineage(past):
         if isinstance(level.parent, Pruned):
             p = level.parent
             w = (

@@ -2,8 +2,7 @@
 
 import torch
 
-from rewound.history import Pruned, Ruled, Start, Trained, start_of
-from rewound.history import State as Past
+from rewound.history import Past, Pruned, Ruled, Start, Trained, start_of
 from rewound.pruning.facts import facts_of
 from rewound.pruning.mask import Mask
 from rewound.randomness import fold

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.errors import InputError
-from rewound.history import Pruned, Ruled, Start, State, Trained, trained
+from rewound.history import Past, Pruned, Ruled, Start, Trained, trained
 from rewound.names import path_of
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, changed_fields
@@ -118,7 +118,7 @@ def retrained(
         )
 
 
-def _weights(level: Level, original: Trained, previous: Trained) -> State:
+def _weights(level: Level, original: Trained, previous: Trained) -> Past:
     """The state that the weights under the new mask come from (law 5: rewinding reads the original dense run)."""
     start = original.parent
     assert isinstance(start, Start)
