@@ -79,11 +79,10 @@ def test_pruned_weights_are_exactly_zero_and_stay_so(whole: Store) -> None:
     for target in sweep.targets:
         stored = whole.load(target.state.key, to_train=False)
         assert stored is not None
-        state, mask, _ = stored
-        assert (mask is None) == (not target.technique)
-        for name, kept in (mask or {}).items():
-            assert state.model[name][~kept].count_nonzero() == 0
-            assert state.model[name][kept].count_nonzero() > 0
+        assert (stored.mask is None) == (not target.technique)
+        for name, kept in (stored.mask or {}).items():
+            assert stored.state.model[name][~kept].count_nonzero() == 0
+            assert stored.state.model[name][kept].count_nonzero() > 0
 
 
 def test_provenance(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,9 +122,9 @@ def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatc
     assert draft.stem == work.nodes[0].key
     stored = store.load(draft.stem, draft=True)
     assert stored is not None
-    assert stored[0].position == Position(0, 9)
-    assert len(stored[2]["curve"]) == 1
-    assert stored[2]["seconds"] > 0
+    assert stored.state.position == Position(0, 9)
+    assert len(stored.notes["curve"]) == 1
+    assert stored.notes["seconds"] > 0
 
 
 def test_an_error_while_a_node_is_begun_leaves_no_claim(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

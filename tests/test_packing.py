@@ -164,7 +164,7 @@ def kept(folder: Path, steps: int, *, draft: bool = False, slots: bool = True) -
 def steps_of(store: Store) -> int:
     draft = store.load(KEY, draft=True)
     assert draft is not None
-    return draft[0].position.steps
+    return draft.state.position.steps
 
 
 def test_a_draft_gives_way_to_one_that_is_further_and_to_no_other(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_states_come_back(store: Store, mask: Mask | None) -> None:
     assert store.size() > 0
     found = store.load(KEY)
     assert found is not None
-    assert_same(found[0], a_state())
-    assert (found[1] is None) == (mask is None)
-    if mask is not None and found[1] is not None:
-        assert torch.equal(found[1]["conv.weight"], mask["conv.weight"])
-    assert found[2] == {"curve": [], "seconds": 0.0}
+    assert_same(found.state, a_state())
+    assert (found.mask is None) == (mask is None)
+    if mask is not None and found.mask is not None:
+        assert torch.equal(found.mask["conv.weight"], mask["conv.weight"])
+    assert found.notes == {"curve": [], "seconds": 0.0}
     store.drop(KEY)
     store.drop(KEY)
     assert store.load(KEY) is None
@@ -56,8 +56,8 @@ def test_a_mask_that_keeps_everything_is_not_no_mask(store: Store) -> None:
     store.save(KEY, a_state(), Mask.full({"conv.weight": torch.ones(4, 3)}))
     found = store.load(KEY)
     assert found is not None
-    assert found[1] is not None
-    assert found[1].density == 1
+    assert found.mask is not None
+    assert found.mask.density == 1
 
 
 def test_drafts_live_beside_states(store: Store) -> None:
@@ -67,9 +67,9 @@ def test_drafts_live_beside_states(store: Store) -> None:
     assert not store.has_state(KEY)
     found = store.load(KEY, draft=True)
     assert found is not None
-    assert found[2] == notes
-    assert isinstance(found[2]["curve"][0], Point)
-    assert_same(found[0], a_state())
+    assert found.notes == notes
+    assert isinstance(found.notes["curve"][0], Point)
+    assert_same(found.state, a_state())
     store.drop(KEY, draft=True)
     assert store.load(KEY, draft=True) is None
 
@@ -81,8 +81,8 @@ def test_what_is_kept_without_slots_is_not_trained_from(store: Store) -> None:
     assert not store.has_state(KEY, to_train=True)
     found = store.load(KEY, to_train=False)
     assert found is not None
-    assert found[0].slots == {}
-    assert torch.equal(found[0].model["conv.weight"], a_state().model["conv.weight"])
+    assert found.state.slots == {}
+    assert torch.equal(found.state.model["conv.weight"], a_state().model["conv.weight"])
     store.save(KEY, a_state(), a_mask())
     assert store.has_state(KEY, to_train=True)
 
@@ -92,8 +92,8 @@ def test_views_are_kept_as_they_look(store: Store) -> None:
     store.save(KEY, State({"w": weight, "t": weight.transpose(1, 2)}, {}, 1, Position(0, 0)), None)
     found = store.load(KEY)
     assert found is not None
-    assert torch.equal(found[0].model["w"], weight)
-    assert torch.equal(found[0].model["t"], weight.transpose(1, 2))
+    assert torch.equal(found.state.model["w"], weight)
+    assert torch.equal(found.state.model["t"], weight.transpose(1, 2))
 
 
 def test_tied_weights_are_kept_under_both_names(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_tied_weights_are_kept_under_both_names(tmp_path: Path) -> None:
     store.save("0" * 32, state, None)
     stored = store.load("0" * 32)
     assert stored is not None
-    assert torch.equal(stored[0].model["encoder.weight"], weight)
-    assert torch.equal(stored[0].model["decoder.weight"], weight)
+    assert torch.equal(stored.state.model["encoder.weight"], weight)
+    assert torch.equal(stored.state.model["decoder.weight"], weight)
 
 
 def test_others_may_read_a_shared_store(store: Store) -> None:
@@ -131,7 +131,7 @@ def test_what_is_interrupted_leaves_nothing_to_see(store: Store, monkeypatch: py
                 store.save(key, a_state(2.0), None)
     found = store.load(KEY)
     assert found is not None
-    assert_same(found[0], a_state())
+    assert_same(found.state, a_state())
     assert not store.has_state(OTHER)
     assert parts(store) == []
 

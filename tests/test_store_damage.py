@@ -79,7 +79,7 @@ def test_no_flipped_bit_of_a_state_goes_unnoticed(store: Store) -> None:
     for index in range(len(content)):
         flip(path, index, bit=index % 8)
         if (found := store.load(KEY)) is not None:  # white space may change without harm
-            assert_same(found[0], a_state())
+            assert_same(found.state, a_state())
         path.write_bytes(content)
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_read_now_is_not_damaged(store: Store, monkeypatch: pytes
             store.load(KEY)
     found = store.load(KEY)
     assert found is not None
-    assert_same(found[0], a_state())
+    assert_same(found.state, a_state())
 
 
 def test_what_is_dropped_meanwhile_is_absent_and_not_damaged(

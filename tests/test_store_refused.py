@@ -73,7 +73,7 @@ def test_what_the_system_refuses_is_said(store: Store, monkeypatch: pytest.Monke
     assert store.result(KEY) == RESULT
     found = store.load(KEY)
     assert found is not None
-    assert_same(found[0], a_state())
+    assert_same(found.state, a_state())
 
 
 def test_a_disk_that_fills_up_while_writing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full(tiny_disk: Path) -> None:
     for number in range(kept):
         found = store.load(f"{number:032x}")
         assert found is not None
-        assert_same(found[0], a_state(number, size=2000))
+        assert_same(found.state, a_state(number, size=2000))
         assert store.result(f"{number:032x}") == RESULT
     store.drop(f"{0:032x}")
     store.save(f"{kept:032x}", a_state(kept, size=2000), a_mask())  # goes on once there is room

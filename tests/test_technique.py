@@ -149,7 +149,7 @@ def test_two_levels_of_a_technique_are_two_calls_of_train(technique: str, tmp_pa
     for prunings, target in enumerate(targets, start=1):
         mask = pruned_from(previous, target.density, mask)
         previous = level_by_hand(technique, t, previous, mask, prunings)
-        state, stored_mask, _ = store.load(target.state.key, to_train=False)
+        state, stored_mask, *_ = store.load(target.state.key, to_train=False)
         assert all(torch.equal(stored_mask[name], kept) for name, kept in mask.items())
         assert same(state, previous)
         assert all(bool((state.model[name][~kept] == 0).all()) for name, kept in mask.items())
@@ -164,7 +164,7 @@ def test_density_one_is_the_dense_control_of_equal_budget(technique: str, tmp_pa
     assert all(layer["kept"] == layer["total"] for layer in result["layers"].values())
     assert len(result["curve"]) == (T + t if technique == "reinitialization" else t)
     everything = Mask.full({name: torch.empty(shape) for name, shape in RECIPE.shapes.items()})
-    state, mask, _ = store.load(target.state.key, to_train=False)
+    state, mask, *_ = store.load(target.state.key, to_train=False)
     assert mask.density == 1.0
     assert same(state, level_by_hand(technique, t, dense_states()[T], everything, 1))
 
@@ -176,7 +176,7 @@ def test_linear_retraining_defined_by_a_user(tmp_path: Path) -> None:
     for target in targets:
         assert rates(store, target) == pytest.approx(expected, rel=1e-8)
         assert target.technique == "test_technique:LLR"
-        assert store.load(target.state.key, to_train=False)[1].density == pytest.approx(target.density, rel=0.01)
+        assert store.load(target.state.key, to_train=False).mask.density == pytest.approx(target.density, rel=0.01)
 
 
 def norm(tensors: list[Tensor]) -> float:
@@ -188,9 +188,9 @@ def test_adaptive_linear_retraining_defined_by_a_user(epochs: int, densities: li
     targets = list(retrained(RECIPE, TRIAL, "test_technique:ALLR", epochs, densities, iterative=True))
     original = dense(RECIPE, TRIAL)
     store = executed([original, *targets], tmp_path)
-    source, before, scales = store.load(original.state.key, to_train=False)[0], 1.0, []
+    source, before, scales = store.load(original.state.key, to_train=False).state, 1.0, []
     for target in targets:
-        state, mask, _ = store.load(target.state.key, to_train=False)
+        state, mask, *_ = store.load(target.state.key, to_train=False)
         weights = {name: source.model[name] for name in RECIPE.shapes}
         lost = norm([w[~mask[n]] for n, w in weights.items()]) / norm(list(weights.values()))
         fraction = before - mask.density

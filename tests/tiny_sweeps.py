@@ -60,7 +60,7 @@ def assert_same_tensors(one: Store, other: Store) -> None:
         mine, yours = one.load(key, to_train=False), other.load(key, to_train=False)
         assert mine is not None
         assert yours is not None
-        assert mine[0].position == yours[0].position
-        for part, same in ((mine[0].model, yours[0].model), (mine[0].slots, yours[0].slots)):
+        assert mine.state.position == yours.state.position
+        for part, same in ((mine.state.model, yours.state.model), (mine.state.slots, yours.state.slots)):
             assert part.keys() == same.keys()
             assert all(torch.equal(part[name], same[name]) for name in part), key

@@ -183,10 +183,9 @@ class _Search:
             stored = self.store.load(key, to_train=False)
         if stored is None:
             raise RuntimeError(f"the tensors of {key[:12]} are gone from the store; run the same command again")
-        state, mask, _ = stored
-        model = self.recipe.model(state.seed)
-        model.load_state_dict(dict(state.model))
-        return model, mask if mask is not None else Mask.full(self.recipe.prunable(model))
+        model = self.recipe.model(stored.state.seed)
+        model.load_state_dict(dict(stored.state.model))
+        return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))
 
     def drop(self, but: Collection[str]) -> None:
         """Remove the tensors of the search: they are kept while something planned needs them, and what is returned."""

@@ -107,8 +107,8 @@ class Job:
         store, source = worker.store, (worker.store, worker.device, worker.say)
         begin = node.after.steps if node.after else 0
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
-        if (draft := store.load(node.key, draft=True)) is not None and draft[0].position.steps > begin:
-            state, self.mask, notes = draft
+        if (draft := store.load(node.key, draft=True)) is not None and draft.state.position.steps > begin:
+            state, self.mask, notes = draft.state, draft.mask, draft.notes
         else:
             state, self.mask = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, *source)

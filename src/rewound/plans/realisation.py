@@ -19,7 +19,7 @@ def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) 
     if isinstance(past, Pruned):
         return pruned(past, store, device, say)[:2]
     if (stored := store.load(past.key)) is not None:
-        return stored[0], stored[1]
+        return stored.state, stored.mask
     say(recomputing(past.key))
     state, mask = realised(past.parent, store, device, say)
     for state in train(start_of(past).recipe, state, mask, lr=rates(past, store, device, say), device=device):  # noqa: B020

@@ -58,7 +58,7 @@ def _has_further(store: Store, key: str, arriving: Kept) -> bool:
     if store.result(key) is not None:
         return True
     mine = store.load(key, draft=True)
-    return mine is not None and mine[0].position >= arriving.state.position
+    return mine is not None and mine.state.position >= arriving.state.position
 
 
 def _read(content: bytes) -> Kept | None:

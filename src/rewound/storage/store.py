@@ -29,7 +29,7 @@ from rewound.storage.artifact import Damaged, digest, replacing, write_whole
 from rewound.storage.claims import Claim, beat, heart, take, under_way
 from rewound.storage.records import Notes, Point, Result
 from rewound.storage.refusals import refusal, said_of
-from rewound.storage.statefile import is_to_train_from, position_in, read_state, write_state
+from rewound.storage.statefile import Kept, is_to_train_from, position_in, read_state, write_state
 from rewound.training import State
 
 Say = Callable[[str], None]
@@ -98,8 +98,8 @@ class Store:
         with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
             write_state(temporary, state, mask, draft, slots=slots)
 
-    def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> tuple[State, Mask | None, Notes] | None:
-        """The state, mask and notes at `key`, or None; a damaged file is set aside and counts as absent.
+    def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> Kept | None:
+        """What is kept at `key`, or None; a damaged file is set aside and counts as absent.
 
         A state kept without its optimizer slots is no state `to_train` from.
         """
@@ -115,7 +115,7 @@ class Store:
         except (Damaged, SafetensorError, ValueError):
             self._set_aside(path)
             return None
-        return None if to_train and not kept.has_slots else (kept.state, kept.mask, kept.notes)
+        return None if to_train and not kept.has_slots else kept
 
     def has_state(self, key: str, *, to_train: bool = False) -> bool:
         """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
