@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound.errors import InputError
-from rewound.history import Pruned, Ruled, Start, Trained, described, lineage, start_of, trained
+from rewound.history import Pruned, Start, Trained, described, lineage, start_of, trained
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.schedule import Schedule, Segment, sliced, total
 from rewound.sweeps.targets import Target, dense, retrained
-from rewound.technique import TECHNIQUES, Facts
+from rewound.technique import TECHNIQUES, Facts, drawn_by
 from rewound.training import begin
 
 DIGITS = Digits()
@@ -242,6 +242,10 @@ def steeper(schedule: Schedule, T: int, t: int, facts: Facts) -> Schedule:
     return Schedule.linear(t - 1, schedule.peak)
 
 
+def forgotten(schedule: Schedule, T: int, t: int, facts: Facts) -> Schedule:
+    Schedule.linear(t, schedule.peak)
+
+
 FALLING = replace(TECHNIQUES["lr-rewinding"], lr=falling)
 STEEPER = replace(TECHNIQUES["lr-rewinding"], lr=steeper)
 
@@ -259,12 +263,10 @@ def test_a_rule_is_addressed_by_its_name_and_what_it_is_given() -> None:
 
 
 def test_a_rule_must_draw_what_was_asked_for() -> None:
-    ruled = Ruled(steeper, "test_history:steeper", DIGITS.schedule, 10)
-    with pytest.raises(InputError, match="drew 9 steps where 10 were asked for"):
-        ruled.realised(Facts(0.1, 0.5))
-    forgotten = Ruled(lambda S, T, t, facts: None, "mine:rule", DIGITS.schedule, 10)  # type: ignore[arg-type,return-value]
-    with pytest.raises(InputError, match=r"what the rule mine:rule returns must be of type Schedule, not None; end it"):
-        forgotten.realised(Facts(0.1, 0.5))
+    with pytest.raises(InputError, match="test_history:steeper drew 9 steps where 10 were asked for"):
+        drawn_by(steeper, DIGITS.schedule, 10, Facts(0.1, 0.5))
+    with pytest.raises(InputError, match="forgotten returns must be of type Schedule, not None; end it"):
+        drawn_by(forgotten, DIGITS.schedule, 10, Facts(0.1, 0.5))
 
 
 # For a person

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from rewound.errors import InputError, check_kind
+from rewound.names import path_of
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Schedule, Segment, merged, sliced, total
-from rewound.technique import Facts, Rule
+from rewound.technique import Facts, Rule, drawn_by
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -83,18 +83,16 @@ class Ruled:
     """Rates that a rule draws once the mask is known: addressed by the rule's name and what it is given."""
 
     rule: Rule
-    path: str
     schedule: Schedule
     steps: int
 
-    def realised(self, facts: Facts) -> list[Segment]:
+    @property
+    def path(self) -> str:
+        return path_of(self.rule)
+
+    def drawn(self, facts: Facts) -> list[Segment]:
         """The rates, now that the facts are known."""
-        drawn = self.rule(self.schedule, self.schedule.steps, self.steps, facts)
-        remedy = "end it with a return, as return Schedule.linear(t, S.peak, 0.0)"
-        check_kind(f"what the rule {self.path} returns", drawn, Schedule, remedy)
-        if drawn.steps != self.steps:
-            raise InputError(f"the rule {self.path} drew {drawn.steps} steps where {self.steps} were asked for")
-        return drawn.segments(0, self.steps)
+        return drawn_by(self.rule, self.schedule, self.steps, facts)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rewound.errors import InputError
+from rewound.errors import InputError, check_kind
 from rewound.names import lookup, path_of
-from rewound.schedule import Schedule
+from rewound.schedule import Schedule, Segment
 
 
 class Facts(NamedTuple):
@@ -32,6 +32,16 @@ class Facts(NamedTuple):
 
 # A rule draws its own schedule of t steps; S is the original one of T steps.
 Rule = Callable[[Schedule, int, int, Facts], Schedule]
+
+
+def drawn_by(rule: Rule, S: Schedule, t: int, facts: Facts) -> list[Segment]:
+    """The learning rates of t steps that a rule draws, now that the facts are known."""
+    schedule, name = rule(S, S.steps, t, facts), path_of(rule)
+    remedy = "end it with a return, as return Schedule.linear(t, S.peak, 0.0)"
+    check_kind(f"what the rule {name} returns", schedule, Schedule, remedy)
+    if schedule.steps != t:
+        raise InputError(f"the rule {name} drew {schedule.steps} steps where {t} were asked for")
+    return schedule.segments(0, t)
 
 
 @dataclass(frozen=True)

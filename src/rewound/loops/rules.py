@@ -8,11 +8,9 @@ rule that warms up for 100 steps does so for 100 batches, whoever steps in them.
 from dataclasses import replace
 
 from rewound.algorithm import Level
-from rewound.history import Ruled
 from rewound.loops.recording import Recording
-from rewound.names import path_of
 from rewound.schedule import Schedule, Segment, sliced
-from rewound.technique import Facts, Rule, Technique
+from rewound.technique import Facts, Rule, Technique, drawn_by
 
 
 def read_by(
@@ -30,7 +28,7 @@ def drawn(rule: Rule, recording: Recording, facts: Facts, epochs: int, optimizer
     """The recording with what a rule draws for so many epochs after its end."""
     S = _of_all(recording.schedule(), optimizers)
     steps = max(1, round(S.steps / recording.trained_epochs))
-    rates = Ruled(rule, path_of(rule), S, epochs * steps).realised(facts)
+    rates = drawn_by(rule, S, epochs * steps, facts)
     cuts = [sliced(rates, epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
     return recording.extended([[Segment(rate, count * optimizers) for rate, count in cut] for cut in cuts])
 

@@ -48,4 +48,4 @@ def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[S
     if not isinstance(past.rates, Ruled):
         return list(past.rates)
     assert isinstance(past.parent, Pruned)
-    return past.rates.realised(pruned(past.parent, store, device, say)[2])
+    return past.rates.drawn(pruned(past.parent, store, device, say)[2])

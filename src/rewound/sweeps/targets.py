@@ -10,7 +10,6 @@ from functools import lru_cache
 from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.errors import InputError
 from rewound.history import Past, Pruned, Ruled, Start, Trained, trained
-from rewound.names import path_of
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Segment
@@ -95,7 +94,7 @@ def retrained(
     original = dense(recipe, trial).state
     salt = f"{technique} {epochs:g}" if independent else ""
     cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
-    rule = Ruled(chosen.lr, path_of(chosen.lr), recipe.schedule, t) if callable(chosen.lr) else None
+    rule = Ruled(chosen.lr, recipe.schedule, t) if callable(chosen.lr) else None
     previous = original
     for number, level in enumerate(levels(chosen, t, T, densities), start=1):
         weights = _weights(level, original, previous)
