@@ -12,7 +12,7 @@ from torch import Tensor
 from rewound import TECHNIQUES, Facts, InputError, Pruner, Schedule, State, Technique, begin, train
 from rewound.executors.local import Options, run
 from rewound.plans.planning import plan
-from rewound.plans.realisation import pruned
+from rewound.plans.realisation import realised
 from rewound.pruning.mask import Mask
 from rewound.recipes.digits import Digits
 from rewound.storage.store import Store
@@ -223,6 +223,6 @@ def test_a_rule_draws_as_many_steps_as_it_is_asked_for(tmp_path: Path) -> None:
 def test_a_rule_is_told_of_all_prunable_weights_also_where_some_are_skipped(tmp_path: Path) -> None:
     (target,) = retrained(RECIPE, TRIAL, "test_technique:LLR", 2, [0.5], Pruner(skip=("stage*",)), iterative=False)
     store = executed([dense(RECIPE, TRIAL), target], tmp_path)
-    state, mask, facts = pruned(target.state.parent, store, torch.device("cpu"), print)
+    state, mask, facts = realised(target.state.parent, store, torch.device("cpu"), print)
     assert mask.total < (total := sum(state.model[name].numel() for name in RECIPE.shapes))
     assert facts.fraction_pruned == (mask.total - mask.kept) / total

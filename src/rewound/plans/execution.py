@@ -78,12 +78,11 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
                 outcome = Diverged(outcome.position.steps, math.nan)  # as its next loss would be
             if isinstance(outcome, Diverged):
                 job.fail(outcome)
-            elif ended:
-                job.look_at(outcome)
-                job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
             else:
                 job.look_at(outcome)
-                if time.monotonic() > worker.until:
+                if ended:
+                    job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
+                elif time.monotonic() > worker.until:
                     job.keep_draft(outcome)
                     drafted.add(member)
             if ended:
@@ -108,10 +107,10 @@ class Job:
         begin = node.after.steps if node.after else 0
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
         if (draft := store.load(node.key, draft=True)) is not None and draft.state.position.steps > begin:
-            state, self.mask, notes = draft.state, draft.mask, draft.notes
+            state, self.mask, notes, facts = draft.state, draft.mask, draft.notes, None
         else:
-            state, self.mask = realised(node.after or node.state.parent, *source)
-        self.rates = rates(node.state, *source)
+            state, self.mask, facts = realised(node.after or node.state.parent, *source)
+        self.rates = rates(node.state, facts, *source)
         self.curve, self.seconds = [point for point in notes["curve"] if point.step > begin], notes["seconds"]
         done = state.position.steps
         self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))

@@ -1,5 +1,7 @@
 """From a history to tensors: read from the store where they are, made again where they are not."""
 
+from typing import NamedTuple
+
 import torch
 
 from rewound.history import Past, Pruned, Ruled, Start, Trained, start_of
@@ -12,19 +14,29 @@ from rewound.technique import Facts
 from rewound.training import State, begin, train
 
 
-def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) -> tuple[State, Mask | None]:
-    """The state and mask of a history."""
+class Realised(NamedTuple):
+    """The tensors of a history."""
+
+    state: State
+    mask: Mask | None
+    facts: Facts | None = None
+    """What the pruning took away, where the history ends with one."""
+
+
+def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) -> Realised:
+    """A history as tensors."""
     if isinstance(past, Start):
-        return begin(past.recipe, past.seed, fresh=past.fresh), None
+        return Realised(begin(past.recipe, past.seed, fresh=past.fresh), None)
     if isinstance(past, Pruned):
-        return pruned(past, store, device, say)[:2]
+        return _pruned(past, store, device, say)
     if (stored := store.load(past.key)) is not None:
-        return stored.state, stored.mask
+        return Realised(stored.state, stored.mask)
     say(recomputing(past.key))
-    state, mask = realised(past.parent, store, device, say)
-    for state in train(start_of(past).recipe, state, mask, lr=rates(past, store, device, say), device=device):  # noqa: B020
-        store.save(past.key, state, mask)
-    return state, mask
+    before = realised(past.parent, store, device, say)
+    lr = rates(past, before.facts, store, device, say)
+    for state in train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device):
+        store.save(past.key, state, before.mask)
+    return Realised(state, before.mask)
 
 
 def recomputing(key: str) -> str:
@@ -32,20 +44,21 @@ def recomputing(key: str) -> str:
     return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
 
 
-def pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> tuple[State, Mask, Facts]:
+def _pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
-    source, before = realised(past.source, store, device, say)
+    source, before, _ = realised(past.source, store, device, say)
     weights = {name: source.model[name] for name in start_of(past).recipe.shapes}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
     mask = past.pruner.prune(weights, past.density, before, seed=fold(seed, past.prunings))
     shared = past.weights.key == past.source.key
-    state = source if shared else realised(past.weights, store, device, say)[0]
-    return state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask)
+    state = source if shared else realised(past.weights, store, device, say).state
+    return Realised(state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask))
 
 
-def rates(past: Trained, store: Store, device: torch.device, say: Say) -> list[Segment]:
-    """The learning rates of a run; a rule draws them now that the mask is known."""
+def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:
+    """The learning rates of a run; a rule draws them by the facts, found anew where they are not at hand."""
     if not isinstance(past.rates, Ruled):
         return list(past.rates)
-    assert isinstance(past.parent, Pruned)
-    return past.rates.drawn(pruned(past.parent, store, device, say)[2])
+    known = facts or realised(past.parent, store, device, say).facts
+    assert known is not None  # a rule follows a pruning
+    return past.rates.drawn(known)
