@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_one_owner_at_a_time(store: Store) -> None:
 
 OWNER = """
 import sys, time
+from collections.abc import Iterator
 from pathlib import Path
 from rewound.storage.store import Store
 store = Store(Path(sys.argv[1]))
@@ -96,10 +98,40 @@ def test_a_claim_that_is_given_up_meanwhile(store: Store, monkeypatch: pytest.Mo
 
     def read_then_released(path: Path) -> Claim | None:
         claim = read(path)
-        store.release(KEY)
+        path.unlink(missing_ok=True)
         return claim
 
     monkeypatch.setattr(rewound.storage.claims, "_read", read_then_released)
     assert store.claims() == {}
     write_claim(store, "elsewhere", 1, "123", 5)
     assert store.claim(KEY)
+
+
+def test_a_claim_that_another_has_taken_over_is_left_to_it(store: Store) -> None:
+    assert store.claim(KEY)
+    write_claim(store, "elsewhere", 1, "123", 5)  # after this process has slept for long
+    store.beat(KEY, 7)
+    store.release(KEY)
+    assert store.claims()[KEY][:2] == ("elsewhere", 1)
+    assert store.claims()[KEY].steps == 5
+
+
+def test_a_disk_that_fails_once_does_not_stop_the_heart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewound.storage.claims, "STALE", 0.04)
+    listed, failing = Path.glob, [True]
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        if failing.pop() if failing else False:
+            raise OSError("the disk does not answer")
+        return listed(folder, pattern)
+
+    assert store.claim(KEY)
+    path = store.root / "claims" / f"{KEY}.json"
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(Path, "glob", glob)
+    with store.alive():
+        limit = time.monotonic() + 10
+        while not path.stat().st_mtime and time.monotonic() < limit:
+            time.sleep(0.01)
+    assert not failing
+    assert path.stat().st_mtime > 0

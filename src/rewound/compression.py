@@ -191,4 +191,4 @@ class _Search:
         """Remove the tensors of the search: they are kept while something planned needs them, and what is returned."""
         for node in self.plan.nodes:
             if node.key not in but:
-                self.store.drop(node.key)
+                self.store.drop(node.key, even_if_for_good=True)

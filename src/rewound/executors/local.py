@@ -73,8 +73,7 @@ def run(
     else:
         run_processes(options.jobs, work, say, warn, alive)
     tick(watch.progress())
-    if not options.keep_all:
-        tidy(plan, store)
+    tidy(plan, store, keep_all=options.keep_all)
 
 
 def opened(root: Path, recipe: Recipe, device: str) -> Store:

@@ -4,7 +4,8 @@ Any number of workers, started by one command or by several at once, share the w
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rewound.executors.watch import Watch
 from rewound.fleets.fleet import Fleet
@@ -27,17 +28,23 @@ def walk(plan: Plan, worker: Worker) -> None:
         if (node := _take(watch, worker.store, None)) is None:
             time.sleep(POLL)
         else:
-            if node.recipe not in fleets:
-                fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
-            execute(_handing_out(node, watch, worker.store), plan, worker, fleets[node.recipe])
+            with _handing_out(node, watch, worker.store) as take:
+                if node.recipe not in fleets:
+                    fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
+                execute(take, plan, worker, fleets[node.recipe])
         worker.alive()
         watch.look()
 
 
-def _handing_out(first: Node, watch: Watch, store: Store) -> Callable[[], Node | None]:
-    """`first`, then whatever else of its recipe is ready, claimed as it is taken."""
+@contextmanager
+def _handing_out(first: Node, watch: Watch, store: Store) -> Iterator[Callable[[], Node | None]]:
+    """Gives `first`, then whatever else of its recipe is ready, claimed as it is taken."""
     waiting = [first]
-    return lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
+    try:
+        yield lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
+    finally:
+        for node in waiting:  # the time was up, or the fleet could not be made
+            store.release(node.key)
 
 
 def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
@@ -47,7 +54,11 @@ def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
         if node.key in watch.status or recipe not in (None, node.recipe):
             continue
         if all(watch.status.get(key) for key in node.needs) and store.claim(node.key):
-            watch.look()
+            try:
+                watch.look()
+            except BaseException:
+                store.release(node.key)
+                raise
             if node.key not in watch.status:
                 return node
             store.release(node.key)  # somebody finished it just before the claim

@@ -84,6 +84,11 @@ class Fleet:
         """How many more runs can be started now."""
         return self.capacity - len(self._busy) - len(self._waiting)
 
+    @property
+    def waiting(self) -> set[int]:
+        """The members that have been started and wait for a place."""
+        return {member for member, _ in self._waiting}
+
     def start(self, run: Run) -> int:
         """Begin a run beside the others; returns the number its events carry."""
         if self.free < 1:

@@ -19,7 +19,7 @@ from rewound.history import described, own_functions
 from rewound.names import source_digest
 from rewound.plans.planning import Node, Plan
 from rewound.plans.realisation import rates, realised
-from rewound.plans.remaining import release
+from rewound.plans.remaining import answers, release
 from rewound.pruning.mask import Mask
 from rewound.recipe import Recipe, Scores
 from rewound.schedule import sliced
@@ -73,8 +73,7 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
             job, now = jobs[member], time.perf_counter()
             for each in jobs.values():
                 each.seconds += (now - looked) / len(jobs)  # runs that share a device share its time
-            looked = now
-            if ended and not isinstance(outcome, Diverged) and not _is_finite(outcome):
+            if ended and not isinstance(outcome, Diverged) and not _is_finite(outcome, fleet.recipe):
                 outcome = Diverged(outcome.position.steps, math.nan)  # as its next loss would be
             if isinstance(outcome, Diverged):
                 job.fail(outcome)
@@ -85,10 +84,11 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
                 elif time.monotonic() > worker.until:
                     job.keep_draft(outcome)
                     drafted.add(member)
+            looked = time.perf_counter()  # evaluation is nobody's training time
             if ended:
                 worker.store.release(jobs.pop(member).node.key)
                 fill()
-            if time.monotonic() > worker.until and drafted.issuperset(jobs):
+            if time.monotonic() > worker.until and jobs.keys() <= drafted | fleet.waiting:
                 raise Paused
             worker.alive()
     finally:
@@ -102,18 +102,34 @@ class Job:
     def __init__(self, node: Node, plan: Plan, worker: Worker) -> None:
         self.node, self.plan, self.worker = node, plan, worker
         self.beaten = self.saved = time.perf_counter()
-        notes = Notes(curve=[], seconds=0.0)
-        store, source = worker.store, (worker.store, worker.device, worker.say)
-        begin = node.after.steps if node.after else 0
+        self.begin = node.after.steps if node.after else 0
+        self.after = node.after.key if node.after else None
+        self.curve, self.seconds = list[Point](), 0.0
+        source = (worker.store, worker.device, worker.say)
+        draft = worker.store.load(node.key, draft=True)
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
-        if (draft := store.load(node.key, draft=True)) is not None and draft.state.position.steps > begin:
-            state, self.mask, notes, facts = draft.state, draft.mask, draft.notes, None
+        if draft is not None and draft.state.position.steps > self.begin:
+            state, self.mask, facts = draft.state, draft.mask, None
+            self._take_over(draft.notes, state.position.steps)
         else:
             state, self.mask, facts = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, facts, *source)
-        self.curve, self.seconds = [point for point in notes["curve"] if point.step > begin], notes["seconds"]
         done = state.position.steps
         self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))
+
+    def _take_over(self, notes: Notes, done: int) -> None:
+        """Go on with what a draft has noted, which may have begun elsewhere than this node does."""
+        begun, seconds = notes.get("begin", self.begin), notes["seconds"]
+        if begun > self.begin:  # what came before is in a result of its own
+            self.begin, self.after = begun, notes.get("after")
+        elif begun < self.begin:
+            seconds *= (done - self.begin) / (done - begun)
+        self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], seconds
+        today, made = made_by(self.node, self.worker.device), notes.get("made", {})
+        if differing := [name for name in made if today.get(name) != made[name]]:
+            self.worker.say(
+                f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
+            )
 
     def look_at(self, state: State) -> None:
         """Note where training is; now and then say so, and keep a draft."""
@@ -127,7 +143,13 @@ class Job:
 
     def keep_draft(self, state: State) -> None:
         """Keep where training is, to be resumed from."""
-        notes = Notes(curve=self.curve, seconds=self.seconds)
+        notes = Notes(
+            curve=self.curve,
+            seconds=self.seconds,
+            begin=self.begin,
+            after=self.after,
+            made=made_by(self.node, self.worker.device),
+        )
         self.worker.store.save(self.node.key, state, self.mask, draft=notes)
         self.saved = time.perf_counter()
 
@@ -139,8 +161,9 @@ class Job:
             result["val"], result["test"] = scores
             _count(result, node.recipe, self.mask)
         if (read := node.key in self.plan.readers) or self.worker.keep_all:
-            store.save(node.key, state, self.mask, slots=read)
-        store.publish(node.key, result)
+            store.save(node.key, state, self.mask, slots=read, for_good=self.worker.keep_all)
+        if not answers(node, store.result(node.key)):  # else it was done again for its tensors alone
+            store.publish(node.key, result)
         store.drop(node.key, draft=True)
         if not self.worker.keep_all:
             release(node, self.plan, store)
@@ -150,22 +173,24 @@ class Job:
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
         self.worker.store.publish(self.node.key, result)
+        self.worker.store.drop(self.node.key, draft=True)
         self.worker.say(f"failed: {self.node.key[:12]}: {failure}; what builds on it is skipped")
 
     def _result(self) -> Result:
         return {
             "recipe": self.node.recipe.label(),
             "history": described(self.node.state),
-            "after": self.node.after.key if self.node.after else None,
-            "steps": self.node.steps,
+            "after": self.after,
+            "steps": self.node.state.steps - self.begin,
             "seconds": self.seconds,
             "curve": self.curve,
             "made": made_by(self.node, self.worker.device),
         }
 
 
-def _is_finite(state: State) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in state.model.values())
+def _is_finite(state: State, recipe: Recipe) -> bool:
+    """Whether all parameters are numbers; a buffer may be infinite, as a causal mask is."""
+    return all(bool(state.model[name].isfinite().all()) for name, _ in recipe.skeleton.named_parameters())
 
 
 def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:

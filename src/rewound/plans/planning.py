@@ -49,6 +49,11 @@ class Plan:
     readers: dict[str, tuple[str, ...]] = field(repr=False)
     """For each key, the nodes that read its tensors."""
 
+    @cached_property
+    def by_key(self) -> dict[str, Node]:
+        """The nodes by the keys of what they publish."""
+        return {node.key: node for node in self.nodes}
+
     @property
     def naive_epochs(self) -> float:
         """Retraining epochs as if nothing were shared: every target by itself, with the levels before it once a run."""

@@ -43,26 +43,36 @@ def steps_to_do(node: Node, store: Store) -> int:
 
 def release(node: Node, plan: Plan, store: Store) -> None:
     """Drop the tensors that the node has read, unless a node that is still to be done reads them, too."""
-    finished = store.finished()
+    if _others_work(plan, store):
+        return
     for key in node.needs:
-        if not _is_needed(key, plan, store, finished):
+        if not _is_needed(key, plan, store):
             store.drop(key)
 
 
-def _is_needed(key: str, plan: Plan, store: Store, finished: set[str]) -> bool:
-    """Whether the tensors are read by a node without a result, or by one that is done again since its own are."""
-    readers = plan.readers.get(key, ())
-    return not finished.issuperset(readers) or any(
-        not store.has_state(reader, to_train=True) and _is_needed(reader, plan, store, finished) for reader in readers
+def _others_work(plan: Plan, store: Store) -> bool:
+    """Whether somebody is at a node of another plan, which may be about to read the same tensors."""
+    return not store.claims().keys() <= plan.by_key.keys()
+
+
+def _is_needed(key: str, plan: Plan, store: Store) -> bool:
+    """Whether the tensors are read by a node without an answer, or by one that is done again since its own are."""
+    return any(
+        reader not in plan.by_key  # a part of a plan keeps what the rest will read
+        or not answers(plan.by_key[reader], store.result(reader))
+        or (not store.has_state(reader, to_train=True) and _is_needed(reader, plan, store))
+        for reader in reversed(plan.readers.get(key, ()))  # what is done last is most often still to do
     )
 
 
-def tidy(plan: Plan, store: Store) -> None:
-    """Drop what a killed run left behind: drafts of finished nodes, tensors that nothing planned needs."""
-    done = store.finished() - {node.key for node in todo(plan, store)}
+def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
+    """Drop what nobody needs: drafts of what is finished or lost, tensors that nothing planned reads any more."""
+    over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
     store.sweep_up()
+    for key in over:
+        store.drop(key, draft=True)
+    if keep_all or _others_work(plan, store):
+        return
     for node in plan.nodes:
-        if node.key in done:
-            store.drop(node.key, draft=True)
-        if node.key in plan.readers and done.issuperset(plan.readers[node.key]):
+        if node.key in plan.readers and over.issuperset(plan.readers[node.key]):
             store.drop(node.key)

@@ -38,26 +38,40 @@ def take(path: Path) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists() and not _is_abandoned(path):
             return False
-        beat(path, 0)
+        _write(path, 0)
         return True
 
 
 def beat(path: Path, steps: int) -> None:
-    """Say that this process is at the work, and how many steps it has done."""
+    """Say that this process is at the work, and how many steps it has done, unless another has taken it over."""
+    if _is_mine(path):
+        _write(path, steps)
+
+
+def give_up(path: Path) -> None:
+    """Let others have the work, unless one of them has taken it over."""
+    if _is_mine(path):
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, steps: int) -> None:
     write_whole(path, json.dumps(_mine(steps)).encode(), durable=False)
+
+
+def _is_mine(path: Path) -> bool:
+    return (owner := _read(path)) is not None and owner[:3] == _mine(0)[:3]
 
 
 @contextmanager
 def heart(folder: Path) -> Iterator[None]:
     """Inside, this process's claims in a folder do not grow old, however long an epoch or a recomputation takes."""
-    mine, stop = _mine(0)[:3], threading.Event()
+    stop = threading.Event()
 
     def beats() -> None:
         while not stop.wait(STALE / 4):
-            for path in folder.glob("*.json"):
-                if (owner := _read(path)) is not None and owner[:3] == mine:
-                    with suppress(OSError):  # given up since it was read
-                        os.utime(path)
+            with suppress(OSError):  # given up since it was listed, or a disk that does not answer: next time, then
+                for path in filter(_is_mine, folder.glob("*.json")):
+                    os.utime(path)
 
     thread = threading.Thread(target=beats, daemon=True)
     thread.start()

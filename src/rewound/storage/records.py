@@ -1,7 +1,7 @@
 """What is kept of a node beside its tensors: the shape of a result, and of a draft's notes; and where, by default."""
 
 from pathlib import Path
-from typing import Final, NamedTuple, Required, TypedDict
+from typing import Final, NamedTuple, NotRequired, Required, TypedDict
 
 DEFAULT_STORE: Final = Path("rewound-store")
 
@@ -52,3 +52,9 @@ class Notes(TypedDict):
 
     curve: list[Point]
     seconds: float
+    begin: NotRequired[int]
+    """The step from which both are counted: another plan may cut the same run elsewhere."""
+    after: NotRequired[str | None]
+    """The node that ends there, under the same mask."""
+    made: NotRequired[dict[str, str]]
+    """As in a result."""

@@ -29,7 +29,15 @@ class Kept(NamedTuple):
     """Whether the optimizer's slots were kept: without them it is no state to train from."""
 
 
-def write_state(path: Path, state: State, mask: Mask | None, draft: Notes | None = None, *, slots: bool = True) -> None:
+def write_state(
+    path: Path,
+    state: State,
+    mask: Mask | None,
+    draft: Notes | None = None,
+    *,
+    slots: bool = True,
+    for_good: bool = False,
+) -> None:
     """Write it, as a whole or without the optimizer's slots; `draft` are the notes of an unfinished node."""
     tensors = {f"model/{name}": t for name, t in state.model.items()}
     if slots:
@@ -42,6 +50,7 @@ def write_state(path: Path, state: State, mask: Mask | None, draft: Notes | None
         "shapes": {name: list(m.shape) for name, m in (mask or {}).items()},
         "masked": mask is not None,
         "slots": slots,
+        "for_good": for_good,
         "draft": draft,
     }
     header = json.dumps(facts, sort_keys=True)
@@ -75,6 +84,12 @@ def is_to_train_from(path: Path) -> bool:
     return facts is None or bool(facts["slots"])
 
 
+def is_for_good(path: Path) -> bool:
+    """Whether the file is to outlive the sweep that it was written for."""
+    facts = _facts(path)
+    return facts is not None and bool(facts.get("for_good"))
+
+
 def position_in(path: Path) -> Position | None:
     """How far the state in a file has come, by what its header says; None where it cannot be read."""
     facts = _facts(path)
@@ -93,4 +108,4 @@ def _facts(path: Path) -> dict[str, Any] | None:
 def _notes(draft: Notes | None) -> Notes:
     if draft is None:
         return Notes(curve=[], seconds=0.0)
-    return Notes(curve=[Point(*point) for point in draft["curve"]], seconds=draft["seconds"])
+    return {**draft, "curve": [Point(*point) for point in draft["curve"]]}

@@ -12,6 +12,7 @@ heartbeat stops. Nothing is ever unpickled.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -26,10 +27,10 @@ from rewound.errors import InputError
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, digest, replacing, write_whole
-from rewound.storage.claims import Claim, beat, heart, take, under_way
+from rewound.storage.claims import Claim, beat, give_up, heart, take, under_way
 from rewound.storage.records import Notes, Point, Result
 from rewound.storage.refusals import refusal, said_of
-from rewound.storage.statefile import Kept, is_to_train_from, position_in, read_state, write_state
+from rewound.storage.statefile import Kept, is_for_good, is_to_train_from, position_in, read_state, write_state
 from rewound.training import State
 
 Say = Callable[[str], None]
@@ -83,7 +84,14 @@ class Store:
 
     def finished(self) -> set[str]:
         """The keys of all results, whatever they say."""
-        return {path.stem for path in self.root.glob("results/??/*.json")}
+        # Not by pathlib's glob, which takes ten times as long: workers look again and again.
+        folders = [folder.path for folder in os.scandir(self.root / "results") if folder.is_dir()]
+        names = (file.name for folder in folders for file in os.scandir(folder))
+        return {name.removesuffix(".json") for name in names if _is_result(name)}
+
+    def has_result(self, key: str) -> bool:
+        """Whether something is known of `key`, whatever it says."""
+        return self._path("results", key, "json").exists()
 
     def forget(self, key: str) -> None:
         """Drop a result, so that it is computed again."""
@@ -92,11 +100,21 @@ class Store:
     # States and drafts
 
     def save(
-        self, key: str, state: State, mask: Mask | None, *, draft: Notes | None = None, slots: bool = True
+        self,
+        key: str,
+        state: State,
+        mask: Mask | None,
+        *,
+        draft: Notes | None = None,
+        slots: bool = True,
+        for_good: bool = False,
     ) -> None:
-        """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`."""
+        """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`.
+
+        What is kept `for_good` outlives the sweep that needs it.
+        """
         with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
-            write_state(temporary, state, mask, draft, slots=slots)
+            write_state(temporary, state, mask, draft, slots=slots, for_good=for_good)
 
     def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> Kept | None:
         """What is kept at `key`, or None; a damaged file is set aside and counts as absent.
@@ -124,9 +142,11 @@ class Store:
             return path.exists()
         return is_to_train_from(path)
 
-    def drop(self, key: str, *, draft: bool = False) -> None:
+    def drop(self, key: str, *, draft: bool = False, even_if_for_good: bool = False) -> None:
         """Remove tensors that nothing needs any more."""
-        self._state_path(key, draft).unlink(missing_ok=True)
+        path = self._state_path(key, draft)
+        if even_if_for_good or not is_for_good(path):
+            path.unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
         """Remove what writers that were killed left half-written, an hour after nobody touched it."""
@@ -145,9 +165,11 @@ class Store:
 
     def size(self) -> int:
         """Bytes of tensors held."""
-        return sum(
-            path.stat().st_size for part in ("states", "drafts") for path in self.root.glob(f"{part}/**/*.safetensors")
-        )
+        size = 0
+        for path in (*self.root.glob("states/*/*.safetensors"), *self.root.glob("drafts/*.safetensors")):
+            with suppress(FileNotFoundError):  # dropped since it was listed
+                size += path.stat().st_size
+        return size
 
     def artifacts(self, key: str) -> list[Path]:
         """The files that belong to `key`: its result, its tensors, its draft."""
@@ -172,7 +194,7 @@ class Store:
 
     def release(self, key: str) -> None:
         """Give the claim up."""
-        self._claim_path(key).unlink(missing_ok=True)
+        give_up(self._claim_path(key))
 
     def claims(self) -> dict[str, Claim]:
         """The work under way, by key."""
@@ -205,6 +227,10 @@ class Store:
 def is_store(root: Path) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
     return (root / "version").exists()
+
+
+def _is_result(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")  # what is being written begins with a point
 
 
 def _checked(key: str) -> str:
