@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 1: one task per file; Train^t(W, m, g), alone and in fleets
     ("hyperparameters", "recipe", "training", "recipes/*", "datasets/*", "devices", "fleets/*"),
     # 2: what a state is, and where it lives; the algorithm around somebody's own loop
-    ("history", "storage/*", "loops/*", "tickets/*"),
+    ("history", "rates", "storage/*", "loops/*", "tickets/*"),
     # 3: from a declared experiment to tables, and from tables to conclusions
     ("sweeps/*", "plans/*", "tables/*", "conclusions/*", "paper/*"),
     # 4: where it runs, how it is shown, who calls it

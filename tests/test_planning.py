@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rewound.history import Pruned, Start, Trained, trained
 from rewound.plans.planning import Node, Plan, plan
 from rewound.recipes.digits import Digits
-from rewound.schedule import Segment
+from rewound.schedule import Schedule, Segment
 from rewound.sweeps.sweep import load_sweep, parse_sweep
 from rewound.sweeps.targets import Target, dense, retrained
-from rewound.technique import TECHNIQUES
+from rewound.technique import TECHNIQUES, Facts, Technique
 
 DIGITS = Digits()
 
@@ -139,6 +139,20 @@ def test_a_plan_of_one_target_is_that_run(technique: str) -> None:
     nodes_of(work)
 
 
+def falling(S: Schedule, T: int, t: int, facts: Facts) -> Schedule:
+    return Schedule.linear(t, S.peak)
+
+
+FALLING = Technique(weights="final", lr=falling)
+
+
+def test_what_a_rule_draws_is_done_whole_beside_what_is_shared() -> None:
+    ruled, shared = one_shot("test_planning:FALLING", 4, 8), one_shot("fine-tuning", 4, 8)
+    nodes = nodes_of(plan([*shared, *ruled]))
+    assert [nodes[target.state.key].steps for target in ruled] == [DIGITS.steps_of(4), DIGITS.steps_of(8)]
+    assert nodes[shared[1].state.key].steps == DIGITS.steps_of(8) - DIGITS.steps_of(4)
+
+
 def test_an_empty_plan() -> None:
     assert plan([]).nodes == ()
     only_dense = parse_sweep({"recipe": "digits", "trials": [1, 2]}, "dense")
@@ -151,8 +165,7 @@ RATES = st.lists(st.builds(Segment, st.sampled_from([0.1, 0.01, 0.001]), st.inte
 
 
 def expanded(state: Trained) -> tuple[float, ...]:
-    assert isinstance(state.rates, tuple)
-    return tuple(rate for rate, steps in state.rates for _ in range(steps))
+    return tuple(rate for rate, steps in state.rates.known for _ in range(steps))
 
 
 @settings(max_examples=200, deadline=None)

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from rewound.names import path_of
 from rewound.pruning.pruner import Pruner
+from rewound.quantities import counted
+from rewound.rates import Given, Rates, Ruled
 from rewound.recipe import Recipe, changed_fields
-from rewound.schedule import Schedule, Segment, merged, sliced, total
-from rewound.technique import Facts, Rule, drawn_by
+from rewound.schedule import Segment, merged, sliced, total
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -79,35 +79,15 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class Ruled:
-    """Rates that a rule draws once the mask is known: addressed by the rule's name and what it is given."""
-
-    rule: Rule
-    schedule: Schedule
-    steps: int
-
-    @property
-    def path(self) -> str:
-        return path_of(self.rule)
-
-    def drawn(self, facts: Facts) -> list[Segment]:
-        """The rates, now that the facts are known."""
-        return drawn_by(self.rule, self.schedule, self.steps, facts)
-
-
-@dataclass(frozen=True)
 class Trained:
     """A state reached by training: the only kind that is stored."""
 
     parent: Start | Pruned
-    rates: tuple[Segment, ...] | Ruled
+    rates: Rates
 
     @cached_property
     def key(self) -> str:
-        if isinstance(self.rates, Ruled):
-            schedule = [self.rates.schedule.steps, self.rates.schedule.pieces, self.rates.schedule.hold]
-            return address("trained", self.parent.key, self.rates.path, schedule, self.rates.steps)
-        return address("trained", self.parent.key, self.rates)
+        return address("trained", self.parent.key, *self.rates.identity)
 
     @property
     def prunings(self) -> int:
@@ -116,13 +96,13 @@ class Trained:
     @cached_property
     def steps(self) -> int:
         """Steps since the last pruning."""
-        return self.rates.steps if isinstance(self.rates, Ruled) else total(self.rates)
+        return self.rates.steps
 
     def until(self, steps: int) -> "Trained":
         """The state on the way to this one after that many steps."""
-        if isinstance(self.rates, Ruled):
-            raise ValueError("a ruled run is not shared in part")
-        return Trained(self.parent, tuple(sliced(self.rates, 0, steps)))
+        if steps > total(self.rates.known):
+            raise ValueError(f"nothing is known of {self.key} after {steps} steps: a rule draws its rates")
+        return Trained(self.parent, Given(tuple(sliced(self.rates.known, 0, steps))))
 
 
 Past: TypeAlias = Start | Trained
@@ -132,10 +112,9 @@ Past: TypeAlias = Start | Trained
 def trained(parent: Past | Pruned, rates: Sequence[Segment]) -> Trained:
     """`parent` trained on along `rates`: one operation with whatever training came before."""
     if isinstance(parent, Trained):
-        if isinstance(parent.rates, Ruled):
-            raise ValueError("a ruled run is complete in itself")
-        return Trained(parent.parent, tuple(merged([*parent.rates, *rates])))
-    return Trained(parent, tuple(merged(list(rates))))
+        before = parent.until(parent.steps).rates.known  # all of them, or the error that they are not known
+        return Trained(parent.parent, Given(tuple(merged([*before, *rates]))))
+    return Trained(parent, Given(tuple(merged(list(rates)))))
 
 
 def start_of(past: Past | Pruned) -> Start:
@@ -170,20 +149,20 @@ def described(past: Past) -> list[str]:
     lines = [" ".join(["start", start.recipe.label(), *changed_fields(start.recipe), f"seed {start.seed}"])]
     for level in lineage(past):
         if isinstance(level.parent, Pruned):
-            p = level.parent
-            w = (
-                "fresh weights"
-                if isinstance(p.weights, Start) and p.weights.fresh
-                else f"weights of {p.weights.key[:12]}"
-            )
-            if p.weights.key == p.source.key:
-                w = "its own weights"
-            others = "".join(f" {word}" for name, word in p.pruner.words.items() if name not in ("score", "scope"))
-            lines.append(
-                f"prune {p.pruner.score}/{p.pruner.scope}{others} to {p.kept:,} weights ({p.density:.4g}), {w}"
-            )
-        rates = level.rates
-        how = rates.path if isinstance(rates, Ruled) else ", ".join(f"{n:,} at {rate:g}" for rate, n in rates[:6])
-        more = "" if isinstance(rates, Ruled) or len(rates) <= 6 else f", ... ({len(rates)} rates)"
-        lines.append(f"train {level.steps:,} step{'' if level.steps == 1 else 's'}: {how}{more} -> {level.key[:12]}")
+            lines.append(_pruning_line(level.parent))
+        lines.append(f"train {counted(level.steps, 'step')}: {level.rates.told} -> {level.key[:12]}")
     return lines
+
+
+def _pruning_line(pruned: Pruned) -> str:
+    pruner = pruned.pruner
+    others = "".join(f" {word}" for name, word in pruner.words.items() if name not in ("score", "scope"))
+    what = f"prune {pruner.score}/{pruner.scope}{others} to {pruned.kept:,} weights ({pruned.density:.4g})"
+    return f"{what}, {_weights_of(pruned)}"
+
+
+def _weights_of(pruned: Pruned) -> str:
+    if pruned.weights.key == pruned.source.key:
+        return "its own weights"
+    fresh = isinstance(pruned.weights, Start) and pruned.weights.fresh
+    return "fresh weights" if fresh else f"weights of {pruned.weights.key[:12]}"

@@ -1,4 +1,4 @@
-"""How long something takes and how large it is, in the unit that people would say it in."""
+"""How long something takes, how large it is and how many there are, as people would say it."""
 
 from typing import Final
 
@@ -26,3 +26,12 @@ def sized(size: int) -> str:
     """
     unit, name = next(((unit, name) for unit, name in _SIZES if size >= unit), (0, ""))
     return f"{size / unit:.1f} {name}" if unit else f"{size} bytes"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2_000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

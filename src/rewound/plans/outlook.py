@@ -8,7 +8,7 @@ from rewound.devices import device_named
 from rewound.plans.execution import made_by
 from rewound.plans.planning import Node, Plan
 from rewound.plans.remaining import steps_to_do, to_recompute, todo
-from rewound.quantities import sized, spoken
+from rewound.quantities import counted, sized, spoken
 from rewound.recipe import Recipe
 from rewound.storage.store import Store
 
@@ -61,7 +61,7 @@ def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: 
         return f"unknown: {recipe.label()} has not run on {device} yet"
     steps = sum(steps_to_do(node, store) if store else node.steps for node in left)
     seconds = steps * per_step / jobs
-    return f"about {spoken(seconds)} with {jobs} job{'s' if jobs > 1 else ''} ({how})"
+    return f"about {spoken(seconds)} with {counted(jobs, 'job')} ({how})"
 
 
 def _bytes(recipe: Recipe) -> int:

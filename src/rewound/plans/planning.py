@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rewound.history import Pruned, Ruled, Start, Trained, start_of
+from rewound.history import Pruned, Start, Trained, start_of
 from rewound.recipe import Recipe
 from rewound.sweeps.targets import Target
 
@@ -114,13 +114,10 @@ def _with_ancestors(targets: Sequence[Target]) -> dict[str, Trained]:
 
 def _cut(states: list[Trained], asked: set[str]) -> list[Node]:
     """The nodes of all states under one root: the tree of their rates, cut where they end or part."""
-    whole = [s for s in states if isinstance(s.rates, Ruled)]
-    nodes = [_node(s, None, asked) for s in whole]
-    # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
-    shared = [s for s in states if not isinstance(s.rates, Ruled)]
-    shared.sort(key=lambda s: () if isinstance(s.rates, Ruled) else s.rates)
+    nodes: list[Node] = []
     path: list[Trained] = []  # the nodes from the root to the previous state
-    for state in shared:
+    # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
+    for state in sorted(states, key=lambda state: state.rates.known):
         common = _common(path[-1], state) if path else 0
         split: Trained | None = None
         while path and path[-1].steps > common:
@@ -151,10 +148,8 @@ def _node(state: Trained, after: Trained | None, asked: set[str]) -> Node:
 
 def _common(one: Trained, other: Trained) -> int:
     """How many steps two states under one root share."""
-    assert not isinstance(one.rates, Ruled)
-    assert not isinstance(other.rates, Ruled)
     steps = 0
-    for mine, yours in zip(one.rates, other.rates, strict=False):
+    for mine, yours in zip(one.rates.known, other.rates.known, strict=False):
         if mine.rate != yours.rate:
             break
         steps += min(mine.steps, yours.steps)

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import torch
 
-from rewound.history import Past, Pruned, Ruled, Start, Trained, start_of
+from rewound.history import Past, Pruned, Start, Trained, start_of
 from rewound.pruning.facts import facts_of
 from rewound.pruning.mask import Mask
 from rewound.randomness import fold
+from rewound.rates import Ruled
 from rewound.schedule import Segment
 from rewound.storage.store import Say, Store
 from rewound.technique import Facts
@@ -58,7 +59,7 @@ def _pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> Reali
 def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:
     """The learning rates of a run; a rule draws them by the facts, found anew where they are not at hand."""
     if not isinstance(past.rates, Ruled):
-        return list(past.rates)
+        return list(past.rates.known)
     known = facts or realised(past.parent, store, device, say).facts
     assert known is not None  # a rule follows a pruning
     return past.rates.drawn(known)

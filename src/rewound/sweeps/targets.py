@@ -9,8 +9,9 @@ from functools import lru_cache
 
 from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.errors import InputError
-from rewound.history import Past, Pruned, Ruled, Start, Trained, trained
+from rewound.history import Past, Pruned, Start, Trained, trained
 from rewound.pruning.pruner import Pruner, as_pruner
+from rewound.rates import Ruled
 from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Segment
 from rewound.tables.results import UNSTRUCTURED
