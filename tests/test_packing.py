@@ -15,7 +15,8 @@ from rewound.plans.packing import pack_store, read_packs, unpack_store
 from rewound.plans.planning import Plan, plan
 from rewound.recipe import Position
 from rewound.recipes.digits import Digits
-from rewound.storage.merging import is_artifact, merge
+from rewound.storage.layout import artifact_at
+from rewound.storage.merging import merge
 from rewound.storage.records import Notes
 from rewound.storage.store import Store
 from rewound.sweeps.targets import dense, retrained
@@ -65,10 +66,10 @@ def test_a_damaged_artifact_is_set_aside(tmp_path: Path, targets: tuple) -> None
     whole, home, away = plan(targets), Store(tmp_path / "home"), Store(tmp_path / "away")
     run(first_levels(whole, 0), home, Options())
     key = whole.nodes[0].key
-    for path in home.artifacts(key):
-        content = bytearray(path.read_bytes())
+    for artifact in home.artifacts(key):
+        content = bytearray(home.root.joinpath(artifact.path).read_bytes())
         content[len(content) // 2] ^= 1
-        assert merge(away, str(path.relative_to(home.root)), bytes(content)) == "damaged"
+        assert merge(away, artifact.path, bytes(content)) == "damaged"
     assert away.artifacts(key) == []
 
 
@@ -221,10 +222,10 @@ def test_a_damaged_file_gives_way_to_a_whole_one(tmp_path: Path, capsys: pytest.
     ],
 )
 def test_only_artifacts_are_merged(tmp_path: Path, name: str) -> None:
-    assert not is_artifact(name)
+    assert artifact_at(name) is None
     with pytest.raises(ValueError, match="not an artifact"):
         merge(Store(tmp_path / "store"), name, b"{}")
 
 
 def test_artifacts_are_known_by_their_names() -> None:
-    assert all(map(is_artifact, NAMES.values()))
+    assert [artifact_at(name) for name in NAMES.values()] == [(kind, KEY) for kind in NAMES]

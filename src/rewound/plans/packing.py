@@ -16,7 +16,8 @@ from typing import NamedTuple
 from rewound.errors import InputError
 from rewound.plans.planning import Plan
 from rewound.plans.remaining import todo
-from rewound.storage.merging import is_artifact, merge
+from rewound.storage.layout import artifact_at
+from rewound.storage.merging import merge
 from rewound.storage.store import Store
 
 _BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
@@ -34,8 +35,8 @@ def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = No
     """Write what is needed to continue `plan` elsewhere; returns the files written, in order."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:  # pruned weights are runs of zeros
-        for path in _needed(plan, store):
-            archive.add(path, str(path.relative_to(store.root)))
+        for name in _needed(plan, store):
+            archive.add(store.root / name, name)
     content = buffer.getvalue()
     out.parent.mkdir(parents=True, exist_ok=True)
     if split_bytes is None:
@@ -49,14 +50,11 @@ def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = No
     return paths
 
 
-def _needed(plan: Plan, store: Store) -> Iterator[Path]:
+def _needed(plan: Plan, store: Store) -> Iterator[str]:
     open_nodes = {node.key for node in todo(plan, store)}
     for node in plan.nodes:
         read_later = not open_nodes.isdisjoint(plan.readers.get(node.key, ()))
-        artifacts = store.artifacts(node.key)
-        yield from (
-            path for path in artifacts if path.parts[-3] == "results" or path.parts[-2] == "drafts" or read_later
-        )
+        yield from (found.path for found in store.artifacts(node.key) if found.kind != "state" or read_later)
 
 
 def read_packs(paths: Sequence[Path]) -> list[bytes]:
@@ -98,7 +96,7 @@ def _whole(pieces: Sequence[Path]) -> bytes:
         if not tarfile.is_tarfile(io.BytesIO(content)):
             raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote")
         with _opened(content) as archive:  # to its end, where its checksum is
-            strange = [member.name for member in archive if not is_artifact(member.name)]
+            strange = [member.name for member in archive if artifact_at(member.name) is None]
         if strange:
             raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
     except EOFError:

@@ -4,7 +4,6 @@ A result is never overwritten. Tensors are only where training goes on from, and
 same: a draft gives way to one of more steps, a state without the optimizer's slots to one with them.
 """
 
-import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -12,40 +11,31 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from rewound.errors import InputError
-from rewound.storage.artifact import Damaged, write_whole
-from rewound.storage.refusals import said_of
+from rewound.storage.artifact import Damaged
+from rewound.storage.layout import DAMAGED, artifact_at
 from rewound.storage.statefile import Kept, read_state
 from rewound.storage.store import Store
-
-_ARTIFACT = re.compile(
-    r"(?:results/(?=(..)/\1)../(?P<result>[0-9a-f]{32})\.json|states/(?=(..)/\3)../(?P<state>[0-9a-f]{32})\.safetensors"
-    r"|drafts/(?P<draft>[0-9a-f]{32})\.safetensors)"
-)
-
-
-def is_artifact(name: str) -> bool:
-    """Whether a path below a store is one of a result, a state or a draft."""
-    return _ARTIFACT.fullmatch(name) is not None
 
 
 def merge(store: Store, name: str, content: bytes) -> Literal["added", "present", "damaged"]:
     """Take an artifact of another store, named as it is there."""
-    match = _ARTIFACT.fullmatch(name)
-    if match is None:
+    artifact, path = artifact_at(name), store.root / name
+    if artifact is None:
         raise InputError(f"{name!r} is not an artifact of a store")
-    path = store.root / name
-    if key := match["result"]:
+    kind, key = artifact
+    if kind == "result":
         if store.result(key) is not None:
             return "present"
-        _write(store, path, content)
+        store.write(path, content)
         return "damaged" if store.result(key) is None else "added"
     arriving = _read(content)
     if arriving is None:
-        _write(store, store.root / "damaged" / path.name, content)
+        store.write(store.root / DAMAGED / path.name, content)
         return "damaged"
-    if _has_further(store, match["draft"], arriving) if match["draft"] else _has_state(store, match["state"], arriving):
+    has = _has_further if kind == "draft" else _has_state
+    if has(store, key, arriving):
         return "present"
-    _write(store, path, content)
+    store.write(path, content)
     return "added"
 
 
@@ -69,8 +59,3 @@ def _read(content: bytes) -> Kept | None:
             return read_state(path)
         except (Damaged, SafetensorError, ValueError, KeyError):
             return None
-
-
-def _write(store: Store, path: Path, content: bytes) -> None:
-    with said_of(store.root):
-        write_whole(path, content)

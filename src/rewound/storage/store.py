@@ -1,10 +1,4 @@
-"""Where states live: a folder of content-addressed artifacts that workers share and nothing else.
-
-    results/ab/abcd....json          what was measured; kept for ever
-    states/ab/abcd....safetensors    tensors; kept while a planned node needs them
-    drafts/abcd....safetensors       where an unfinished node can be resumed
-    claims/abcd....json              who is working on what
-    damaged/                         what failed its checksum, set aside
+"""Where states live: a folder of content-addressed artifacts (`layout`) that workers share and nothing else.
 
 Every artifact is written to a temporary file and published by one atomic rename, with a checksum inside. A node is
 claimed before it is worked on; a claim whose local owner is dead is taken over at once, one from another host when its
@@ -12,14 +6,12 @@ heartbeat stops. Nothing is ever unpickled.
 """
 
 import json
-import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from safetensors import SafetensorError
 
@@ -28,6 +20,7 @@ from rewound.pruning.mask import Mask
 from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, digest, replacing, write_whole
 from rewound.storage.claims import Claim, beat, give_up, heart, take, under_way
+from rewound.storage.layout import CLAIMS, DAMAGED, FOLDERS, Artifact, Kind, artifacts, checked, keys_below, pattern
 from rewound.storage.records import Notes, Point, Result
 from rewound.storage.refusals import refusal, said_of
 from rewound.storage.statefile import Kept, is_for_good, is_to_train_from, position_in, read_state, write_state
@@ -35,8 +28,7 @@ from rewound.training import State
 
 Say = Callable[[str], None]
 VERSION = 1
-
-_KEY = re.compile(r"[0-9a-f]{32}")
+_TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
 
 
 @dataclass(frozen=True)
@@ -47,11 +39,11 @@ class Store:
 
     def __post_init__(self) -> None:
         with said_of(self.root):
-            for part in ("results", "states", "drafts", "claims", "damaged"):
-                (self.root / part).mkdir(parents=True, exist_ok=True)
+            for folder in FOLDERS:
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
             version = self.root / "version"
             if not version.exists():
-                self._write(version, f"{VERSION}\n".encode())
+                self.write(version, f"{VERSION}\n".encode())
             found = version.read_text().strip()
         if not found.isdigit() or int(found) > VERSION:
             raise InputError(
@@ -62,7 +54,7 @@ class Store:
 
     def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
-        path = self._path("results", key, "json")
+        path = self._path("result", key)
         try:
             content = json.loads(path.read_text())
             if content.pop("checksum") != digest(content):
@@ -79,23 +71,16 @@ class Store:
 
     def publish(self, key: str, result: Result) -> None:
         """Keep what was measured at `key`."""
-        path = self._path("results", key, "json")
-        self._write(path, json.dumps({**result, "checksum": digest(result)}, indent=1).encode())
+        path = self._path("result", key)
+        self.write(path, json.dumps({**result, "checksum": digest(result)}, indent=1).encode())
 
     def finished(self) -> set[str]:
         """The keys of all results, whatever they say."""
-        # Not by pathlib's glob, which takes ten times as long: workers look again and again.
-        folders = [folder.path for folder in os.scandir(self.root / "results") if folder.is_dir()]
-        names = (file.name for folder in folders for file in os.scandir(folder))
-        return {name.removesuffix(".json") for name in names if _is_result(name)}
-
-    def has_result(self, key: str) -> bool:
-        """Whether something is known of `key`, whatever it says."""
-        return self._path("results", key, "json").exists()
+        return keys_below(self.root, "result")
 
     def forget(self, key: str) -> None:
         """Drop a result, so that it is computed again."""
-        self._path("results", key, "json").unlink(missing_ok=True)
+        self._path("result", key).unlink(missing_ok=True)
 
     # States and drafts
 
@@ -161,20 +146,19 @@ class Store:
 
     def drafts(self) -> set[str]:
         """The keys of what is unfinished and can be resumed."""
-        return {path.stem for path in self.root.glob("drafts/*.safetensors")}
+        return keys_below(self.root, "draft")
 
     def size(self) -> int:
         """Bytes of tensors held."""
         size = 0
-        for path in (*self.root.glob("states/*/*.safetensors"), *self.root.glob("drafts/*.safetensors")):
+        for path in (path for kind in _TENSORS for path in self.root.glob(pattern(kind))):
             with suppress(FileNotFoundError):  # dropped since it was listed
                 size += path.stat().st_size
         return size
 
-    def artifacts(self, key: str) -> list[Path]:
-        """The files that belong to `key`: its result, its tensors, its draft."""
-        paths = (self._path("results", key, "json"), self._state_path(key, False), self._state_path(key, True))
-        return [path for path in paths if path.exists()]
+    def artifacts(self, key: str) -> list[Artifact]:
+        """What there is of `key`: its result, its tensors, its draft."""
+        return [artifact for artifact in artifacts(key) if (self.root / artifact.path).exists()]
 
     # Claims
 
@@ -190,7 +174,7 @@ class Store:
 
     def alive(self) -> AbstractContextManager[None]:
         """Inside, the claims of this process stay its own on every host, whatever it is busy with."""
-        return heart(self.root / "claims")
+        return heart(self.root / CLAIMS)
 
     def release(self, key: str) -> None:
         """Give the claim up."""
@@ -198,42 +182,31 @@ class Store:
 
     def claims(self) -> dict[str, Claim]:
         """The work under way, by key."""
-        return under_way(self.root / "claims")
+        return under_way(self.root / CLAIMS)
 
     # Files
 
-    def _path(self, part: str, key: str, suffix: str) -> Path:
-        return self.root / part / _checked(key)[:2] / f"{key}.{suffix}"
-
-    def _state_path(self, key: str, draft: bool) -> Path:
-        if draft:
-            return self.root / "drafts" / f"{_checked(key)}.safetensors"
-        return self._path("states", key, "safetensors")
-
-    def _claim_path(self, key: str) -> Path:
-        return self.root / "claims" / f"{_checked(key)}.json"
-
-    def _write(self, path: Path, content: bytes) -> None:
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file below its root."""
         with said_of(self.root):
             write_whole(path, content)
 
     def _set_aside(self, path: Path) -> None:
-        target = self.root / "damaged" / path.name
+        target = self.root / DAMAGED / path.name
         with said_of(self.root), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
             path.replace(target)
         print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
+
+    def _path(self, kind: Kind, key: str) -> Path:
+        return self.root / Artifact(kind, key).path
+
+    def _state_path(self, key: str, draft: bool) -> Path:
+        return self._path("draft" if draft else "state", key)
+
+    def _claim_path(self, key: str) -> Path:
+        return self.root / CLAIMS / f"{checked(key)}.json"
 
 
 def is_store(root: Path) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
     return (root / "version").exists()
-
-
-def _is_result(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")  # what is being written begins with a point
-
-
-def _checked(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
-    return key
