@@ -3,7 +3,7 @@
 import math
 
 from rewound.history import Pruned, lineage
-from rewound.plans.planning import plan
+from rewound.plans import planning
 from rewound.storage.records import Result
 from rewound.storage.store import Store
 from rewound.sweeps.targets import Target
@@ -14,7 +14,7 @@ from rewound.tables.results import CurveRow, LayerRow, Row
 def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     """The tables of these targets, as far as the store knows them."""
     reader = _Reader(store)
-    out = Tables([], [], [], 0)
+    rows, layers, curves = list[Row](), list[LayerRow](), list[CurveRow]()
     missing, seen, lost = 0, set[str](), _lost(targets, reader)
     for target in targets:
         result = reader.result(target.state.key)
@@ -22,12 +22,12 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
         if not failed and (result is None or "val" not in result):
             missing += 1
             continue
-        out.rows.append(_row(target, None if failed else result, reader))
+        rows.append(_row(target, None if failed else result, reader))
         if result is not None and not failed and target.state.key not in seen:
             seen.add(target.state.key)
-            out.layers.extend(_layers(target.state.key, result))
-            out.curves.extend(reader.curve(target.state.key))
-    return Tables(out.rows, out.layers, out.curves, missing)
+            layers.extend(_layers(target.state.key, result))
+            curves.extend(reader.curve(target.state.key))
+    return Tables(rows, layers, curves, missing)
 
 
 def _is_measured(result: Result | None) -> bool:
@@ -37,9 +37,9 @@ def _is_measured(result: Result | None) -> bool:
 
 def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
     """The keys of what failed, or builds on what did."""
-    work = plan(targets)
-    results = {node.key: result for node in work.nodes if (result := reader.result(node.key)) is not None}
-    return work.lost([key for key, result in results.items() if "failed" in result], results)
+    plan = planning.plan(targets)
+    results = {node.key: result for node in plan.nodes if (result := reader.result(node.key)) is not None}
+    return plan.lost([key for key, result in results.items() if "failed" in result], results)
 
 
 class _Reader:
@@ -76,19 +76,19 @@ class _Reader:
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
     return Row(
-        target.task,
-        target.pruning,
-        target.iterative,
-        target.technique,
-        target.density,
-        target.retrain_epochs,
-        target.trial,
-        result["val"] if result else None,
-        result["test"] if result else None,
-        result["flops"] if result else None,
-        target.search_epochs,
-        round(sum(reader.seconds(level.key) for level in retraining), 3),
-        target.state.key,
+        recipe=target.task,
+        pruning=target.pruning,
+        iterative=target.iterative,
+        technique=target.technique,
+        density=target.density,
+        retrain_epochs=target.retrain_epochs,
+        trial=target.trial,
+        val=result["val"] if result else None,
+        test=result["test"] if result else None,
+        flops=result["flops"] if result else None,
+        search_epochs=target.search_epochs,
+        seconds=round(sum(reader.seconds(level.key) for level in retraining), 3),
+        key=target.state.key,
     )
 
 

@@ -21,7 +21,7 @@ _ALMOST_ONE = 0.999  # step: the least time, given by four digits, is not refuse
 _PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """One retrained (or dense) state with the labels of its row."""
 
@@ -64,7 +64,17 @@ def dense(recipe: Recipe, trial: int) -> Target:
     except InputError as error:
         raise InputError(f"cannot train {' '.join([recipe.label(), *changed_fields(recipe)])}: {error}") from error
     state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
-    return Target(recipe, UNSTRUCTURED, False, "", 1.0, None, trial, 0.0, state)
+    return Target(
+        recipe=recipe,
+        pruning=UNSTRUCTURED,
+        iterative=False,
+        technique="",
+        density=1.0,
+        retrain_epochs=None,
+        trial=trial,
+        search_epochs=0.0,
+        state=state,
+    )
 
 
 def retrained(
@@ -100,21 +110,22 @@ def retrained(
     for number, level in enumerate(levels(chosen, t, T, densities), start=1):
         weights = _weights(level, original, previous)
         kept = _kept(recipe, pruner, level.density)
-        root = Pruned(weights, previous, pruner, level.density, kept, salt if number == 1 else "")
+        salted = salt if number == 1 else ""
+        root = Pruned(weights=weights, source=previous, pruner=pruner, density=level.density, kept=kept, salt=salted)
         if rule is not None:
             previous = Trained(root, rule)
         else:
             previous = trained(root, _segments(recipe, level.schedule_from or 0, level.length))
         yield Target(
-            recipe,
-            kind_of(pruner),
-            iterative,
-            technique,
-            level.density,
-            epochs,
-            trial,
-            cost * number,
-            previous,
+            recipe=recipe,
+            pruning=kind_of(pruner),
+            iterative=iterative,
+            technique=technique,
+            density=level.density,
+            retrain_epochs=epochs,
+            trial=trial,
+            search_epochs=cost * number,
+            state=previous,
         )
 
 
