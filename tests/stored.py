@@ -6,7 +6,7 @@ import torch
 
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
-from rewound.storage.records import Point, Result
+from rewound.storage.records import CurvePoint, Result
 from rewound.storage.store import Store
 from rewound.training import State
 
@@ -17,7 +17,7 @@ RESULT: Result = {
     "after": None,
     "steps": 10,
     "seconds": 1.25,
-    "curve": [Point(5, 0.1, 2.5), Point(10, 0.01, 1.5)],
+    "curve": [CurvePoint(5, 0.1, 2.5), CurvePoint(10, 0.01, 1.5)],
     "made": {"torch": "2"},
     "val": 0.1,
     "test": 1 / 3,

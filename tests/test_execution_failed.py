@@ -7,7 +7,7 @@ import pytest
 import rewound.plans.execution
 from rewound.executors import local
 from rewound.executors.local import Options
-from rewound.executors.watch import Progress
+from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
 from rewound.plans.planning import Plan, plan
 from rewound.storage.records import Result
@@ -31,7 +31,7 @@ def test_a_run_that_turns_nan_fails_alone(store: Store) -> None:
     sweep = failing()
     work = plan(sweep.targets)
     said: list[str] = []
-    seen: list[Progress] = []
+    seen: list[Headway] = []
     local.run(work, store, Options(), say=said.append, tick=seen.append)
     failed = {key: result for key, result in results(work, store).items() if result and "failed" in result}
     assert len(failed) == 2

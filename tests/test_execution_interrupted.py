@@ -9,7 +9,7 @@ import rewound.plans.execution
 from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.local import Options
-from rewound.executors.watch import Progress, Watch
+from rewound.executors.watch import Headway, Watch
 from rewound.plans.collection import collected
 from rewound.plans.execution import Paused
 from rewound.plans.outlook import estimate
@@ -24,10 +24,10 @@ class Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-def interrupting(after: int) -> Callable[[Progress], None]:
+def interrupting(after: int) -> Callable[[Headway], None]:
     calls = iter(range(1 + after))  # the first is before the work
 
-    def tick(progress: Progress) -> None:
+    def tick(progress: Headway) -> None:
         if next(calls, None) is None:
             raise Interrupted
 
@@ -70,7 +70,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
     assert done > 0
     after = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
     assert after == f"{int(before) - done} (and {done} done, in drafts)"
-    assert Watch(work, store).progress() == Progress(draft.steps, nodes=0, failed=0)
+    assert Watch(work, store).headway() == Headway(draft.steps, nodes=0, failed=0)
 
 
 @pytest.mark.parametrize("after", [2, 3])
@@ -102,7 +102,7 @@ def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
     further = sweep_of(FINE_TUNING | {"density": 0.25}, recipe="Watched")
     times = iter([False, True])
 
-    def tick(progress: Progress) -> None:
+    def tick(progress: Headway) -> None:
         if next(times, False):
             raise Paused
 

@@ -4,7 +4,7 @@ import pytest
 
 from rewound.executors import local
 from rewound.executors.local import Options
-from rewound.executors.watch import Progress
+from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
 from rewound.plans.planning import plan
 from rewound.recipe import Position
@@ -18,7 +18,7 @@ def test_tensors_are_dropped_when_no_planned_node_needs_them(store: Store) -> No
     work = plan(sweep_of(*EVERYTHING).targets)
     seen: list[int] = []
 
-    def look(progress: Progress) -> None:
+    def look(progress: Headway) -> None:
         finished = store.finished()
         for key in states(store):
             assert any(reader not in finished for reader in work.readers[key]), "nobody needs it any more"

@@ -10,7 +10,7 @@ import torch
 import rewound.storage.statefile
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
-from rewound.storage.records import Notes, Point
+from rewound.storage.records import CurvePoint, Notes
 from rewound.storage.store import Store
 from rewound.training import State
 from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, parts
@@ -61,14 +61,14 @@ def test_a_mask_that_keeps_everything_is_not_no_mask(store: Store) -> None:
 
 
 def test_drafts_live_beside_states(store: Store) -> None:
-    notes = Notes(curve=[Point(5, 0.1, 2.5)], seconds=3.5)
+    notes = Notes(curve=[CurvePoint(5, 0.1, 2.5)], seconds=3.5)
     store.save(KEY, a_state(), a_mask(), draft=notes)
     assert store.load(KEY) is None, "a draft is not a published state"
     assert not store.has_state(KEY)
     found = store.load(KEY, draft=True)
     assert found is not None
     assert found.notes == notes
-    assert isinstance(found.notes["curve"][0], Point)
+    assert isinstance(found.notes["curve"][0], CurvePoint)
     assert_same(found.state, a_state())
     store.drop(KEY, draft=True)
     assert store.load(KEY, draft=True) is None

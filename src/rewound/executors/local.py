@@ -15,7 +15,7 @@ from rewound.devices import device_named
 from rewound.errors import InputError
 from rewound.executors.processes import run_processes
 from rewound.executors.walking import walk
-from rewound.executors.watch import Progress, Watch
+from rewound.executors.watch import Headway, Watch
 from rewound.plans.execution import Paused, Worker
 from rewound.plans.planning import Plan
 from rewound.plans.realisation import recomputing
@@ -51,7 +51,7 @@ class Options:
 
 
 def run(
-    plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Progress], None] = lambda _: None
+    plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Headway], None] = lambda _: None
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
     device_named(options.device)
@@ -63,7 +63,7 @@ def run(
 
     def alive() -> None:
         if time.monotonic() - told[0] > _TELL:  # looking costs as much as a small network's epoch
-            tick(watch.progress())
+            tick(watch.headway())
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
@@ -72,7 +72,7 @@ def run(
         work(say, warn, alive)
     else:
         run_processes(options.jobs, work, say, warn, alive)
-    tick(watch.progress())
+    tick(watch.headway())
     tidy(plan, store, keep_all=options.keep_all)
 
 

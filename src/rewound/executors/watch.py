@@ -7,7 +7,7 @@ from rewound.plans.remaining import answers, steps_to_do, to_recompute, todo
 from rewound.storage.store import Store
 
 
-class Progress(NamedTuple):
+class Headway(NamedTuple):
     """How far a plan is, in steps and in nodes."""
 
     steps: float
@@ -48,11 +48,11 @@ class Watch:
         """Whether a node that is to be done, again or for the first time, reads these tensors."""
         return not self.unfinished.isdisjoint(self.plan.readers[key])
 
-    def progress(self) -> Progress:
+    def headway(self) -> Headway:
         self.look()
         done = sum(self.plan.by_key[key].steps for key in self.status)
         claimed = {key: claim.steps for key, claim in self.store.claims().items()}
         begun = (claimed.keys() | self.drafted.keys()) & (self.plan.by_key.keys() - self.status.keys())
         # Before its first heartbeat a claim says nothing of the draft that it goes on from.
         under_way = sum(max(claimed.get(key, 0), self.drafted.get(key, 0)) for key in begun)
-        return Progress(done + under_way, len(self.status), list(self.status.values()).count(False))
+        return Headway(done + under_way, len(self.status), list(self.status.values()).count(False))

@@ -24,7 +24,7 @@ from rewound.pruning.mask import Mask
 from rewound.recipe import Recipe, Scores
 from rewound.schedule import sliced
 from rewound.storage.claims import HEARTBEAT
-from rewound.storage.records import Failure, LayerCount, Notes, Point, Result
+from rewound.storage.records import CurvePoint, Failure, LayerCount, Notes, Result
 from rewound.storage.store import Say, Store
 from rewound.training import State
 
@@ -104,7 +104,7 @@ class Job:
         self.beaten = self.saved = time.perf_counter()
         self.begin = node.after.steps if node.after else 0
         self.after = node.after.key if node.after else None
-        self.curve, self.seconds = list[Point](), 0.0
+        self.curve, self.seconds = list[CurvePoint](), 0.0
         source = (worker.store, worker.device, worker.say)
         draft = worker.store.load(node.key, draft=True)
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
@@ -134,7 +134,7 @@ class Job:
     def look_at(self, state: State) -> None:
         """Note where training is; now and then say so, and keep a draft."""
         store, key, now, step = self.worker.store, self.node.key, time.perf_counter(), state.position.steps
-        self.curve.append(Point(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
+        self.curve.append(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
         if now - self.beaten > HEARTBEAT:
             store.beat(key, step - (self.node.after.steps if self.node.after else 0))
             self.beaten = now

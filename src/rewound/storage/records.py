@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, NotRequired, Required, TypedDict
 DEFAULT_STORE: Final = Path("rewound-store")
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """One point of a training curve: the mean loss since the point before it."""
 
     step: int
@@ -38,7 +38,7 @@ class Result(TypedDict, total=False):
     """The node under the same mask that it continued."""
     steps: Required[int]
     seconds: Required[float]
-    curve: Required[list[Point]]
+    curve: Required[list[CurvePoint]]
     made: Required[dict[str, str]]
     val: float
     test: float
@@ -50,7 +50,7 @@ class Result(TypedDict, total=False):
 class Notes(TypedDict):
     """What a draft knows beside its tensors."""
 
-    curve: list[Point]
+    curve: list[CurvePoint]
     seconds: float
     begin: NotRequired[int]
     """The step from which both are counted: another plan may cut the same run elsewhere."""

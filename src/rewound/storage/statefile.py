@@ -15,7 +15,7 @@ from torch import Tensor
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, separate, tensor_digest
-from rewound.storage.records import Notes, Point
+from rewound.storage.records import CurvePoint, Notes
 from rewound.training import State
 
 
@@ -108,4 +108,4 @@ def _facts(path: Path) -> dict[str, Any] | None:
 def _notes(draft: Notes | None) -> Notes:
     if draft is None:
         return Notes(curve=[], seconds=0.0)
-    return {**draft, "curve": [Point(*point) for point in draft["curve"]]}
+    return {**draft, "curve": [CurvePoint(*point) for point in draft["curve"]]}

@@ -21,7 +21,7 @@ from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, digest, replacing, write_whole
 from rewound.storage.claims import Claim, beat, give_up, heart, take, under_way
 from rewound.storage.layout import CLAIMS, DAMAGED, FOLDERS, Artifact, Kind, artifacts, checked, keys_below, pattern
-from rewound.storage.records import Notes, Point, Result
+from rewound.storage.records import CurvePoint, Notes, Result
 from rewound.storage.refusals import refusal, said_of
 from rewound.storage.statefile import Kept, is_for_good, is_to_train_from, position_in, read_state, write_state
 from rewound.training import State
@@ -66,7 +66,7 @@ class Store:
         except (Damaged, ValueError, KeyError, AttributeError, TypeError):  # not even an object
             self._set_aside(path)
             return None
-        content["curve"] = [Point(*point) for point in content["curve"]]
+        content["curve"] = [CurvePoint(*point) for point in content["curve"]]
         return cast(Result, content)
 
     def publish(self, key: str, result: Result) -> None:
