@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from command_line import SWEEP, Rewound, snapshot
 from rewound.commands import console
 from rewound.executors import local
-from rewound.plans.planning import plan
+from rewound.executors.watch import Headway
+from rewound.plans.options import Options
+from rewound.plans.planning import Plan, plan
 from rewound.storage.artifact import digest
 from rewound.storage.records import Result
-from rewound.storage.store import Store
+from rewound.storage.store import Say, Store
 from rewound.sweeps.sweep import load_sweep
 from rewound.tables.results import read_rows
 from tiny import POISON, Tiny
@@ -47,6 +50,19 @@ def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
     code, out, err = rewound_command("run", "dense.toml", "--jobs", 1)
     assert (code, err) == (0, "")
     assert "only dense networks so far" in out
+    assert Path("rewound-report/dense/results.csv").exists()
+
+
+def elsewhere(plan: Plan, store: Store, options: Options, *, say: Say, tick: Callable[[Headway], None]) -> None:
+    say(f"{len(plan.nodes)} nodes on {options.device}")
+    local.run(plan, store, options, say=say, tick=tick)
+
+
+def test_an_executor_of_ones_own(rewound_command: Rewound) -> None:
+    Path("dense.toml").write_text('recipe = "tiny:Tiny"\ntrials = [1]\n')
+    code, out, err = rewound_command("run", "dense.toml", "--jobs", 1, "--on", "test_cli_run:elsewhere")
+    assert (code, err) == (0, "")
+    assert "1 nodes on cpu" in out
     assert Path("rewound-report/dense/results.csv").exists()
 
 

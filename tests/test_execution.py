@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rewound.executors import local
-from rewound.executors.local import Options
 from rewound.history import Pruned
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import plan
 from rewound.pruning.cutting import kept_count

@@ -6,9 +6,9 @@ import pytest
 
 import rewound.plans.execution
 from rewound.executors import local
-from rewound.executors.local import Options
 from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.planning import Plan, plan
 from rewound.storage.records import Result
 from rewound.storage.store import Store

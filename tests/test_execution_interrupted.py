@@ -8,10 +8,10 @@ import pytest
 import rewound.plans.execution
 from rewound.errors import InputError
 from rewound.executors import local
-from rewound.executors.local import Options
 from rewound.executors.watch import Headway, Watch
 from rewound.plans.collection import collected
 from rewound.plans.execution import Paused
+from rewound.plans.options import Options
 from rewound.plans.outlook import estimate
 from rewound.plans.planning import plan
 from rewound.recipe import Position

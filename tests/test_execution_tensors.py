@@ -3,9 +3,9 @@
 import pytest
 
 from rewound.executors import local
-from rewound.executors.local import Options
 from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.planning import plan
 from rewound.recipe import Position
 from rewound.storage.store import Store

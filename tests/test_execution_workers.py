@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import rewound.storage.claims
 from rewound.errors import InputError
 from rewound.executors import local
-from rewound.executors.local import Options
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.planning import plan
 from rewound.recipe import Batch
 from rewound.storage.store import Store

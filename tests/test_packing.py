@@ -9,8 +9,9 @@ import pytest
 
 from command_line import Rewound
 from rewound.errors import InputError
-from rewound.executors.local import Options, run
+from rewound.executors.local import run
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.packing import pack_store, read_packs, unpack_store
 from rewound.plans.planning import Plan, plan
 from rewound.recipe import Position

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rewound import TECHNIQUES, Facts, InputError, Pruner, Schedule, State, Technique, begin, train
-from rewound.executors.local import Options, run
+from rewound.executors.local import run
+from rewound.plans.options import Options
 from rewound.plans.planning import plan
 from rewound.plans.realisation import realised
 from rewound.pruning.mask import Mask

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from rewound.executors import local
-from rewound.executors.local import Options
+from rewound.plans.options import Options
 from rewound.plans.planning import plan
 from rewound.storage.store import Store
 from rewound.sweeps.sweep import Sweep, parse_sweep

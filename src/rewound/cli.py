@@ -18,6 +18,7 @@ from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.drawing import Drawing
 from rewound.errors import InputError
+from rewound.plans.options import Options, keeps_all
 from rewound.storage.records import DEFAULT_STORE
 from rewound.sweeps.declaration import declared
 
@@ -52,20 +53,10 @@ def run_command(
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
     found = declared(sweep)
-    from rewound.commands.sweeps import run_sweep
+    from rewound.commands.sweeps import run_sweep, workers
 
-    run_sweep(
-        found,
-        store,
-        out,
-        jobs=jobs,
-        device=device,
-        on=on,
-        keep=keep,
-        retry_failed=retry_failed,
-        minutes=minutes,
-        plain=plain,
-    )
+    options = Options(jobs=workers(jobs, device), device=device, keep_all=keeps_all(keep), minutes=minutes, plain=plain)
+    run_sweep(found, store, out, options, on=on, retry_failed=retry_failed)
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")

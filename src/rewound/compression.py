@@ -15,7 +15,8 @@ from torch import nn
 
 from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
 from rewound.errors import InputError, as_number, as_path, as_whole
-from rewound.executors.local import Options, keeps_all, opened, run
+from rewound.executors.local import opened, run
+from rewound.plans.options import Options, keeps_all
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import Plan, plan
 from rewound.plans.realisation import recomputing

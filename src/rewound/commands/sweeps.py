@@ -13,11 +13,13 @@ from rewound.conclusions.comparison import compare
 from rewound.devices import device_kind
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
-from rewound.executors import local
+from rewound.executors import executor_named
+from rewound.executors.local import opened
+from rewound.plans import planning
 from rewound.plans.collection import collected
+from rewound.plans.options import Options
 from rewound.plans.outlook import estimate, outdated
 from rewound.plans.packing import pack_store
-from rewound.plans.planning import plan
 from rewound.plans.remaining import todo
 from rewound.provenance import of_sweep
 from rewound.quantities import sized
@@ -30,62 +32,50 @@ from rewound.tables.results import Row
 
 
 def run_sweep(
-    declared: Declaration,
-    store: Path,
-    out: Path | None,
-    *,
-    jobs: int,
-    device: str,
-    on: str,
-    keep: str,
-    retry_failed: bool,
-    minutes: float | None,
-    plain: bool,
+    declared: Declaration, root: Path, out: Path | None, options: Options, *, on: str, retry_failed: bool
 ) -> None:
     """Run what is not done yet, then report."""
-    if on != "local":
-        raise InputError(f"unknown executor {on!r}; known: local")
-    options = local.Options(_workers(jobs, device), device, local.keeps_all(keep), minutes, plain)
+    run = executor_named(on)
     folder = report_folder(out, declared.name)
     sweep = _sweep(declared)
-    work, place = plan(sweep.targets), local.opened(store, sweep.recipe, device)
+    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipe, options.device)
     if retry_failed:
-        for node in work.nodes:
-            if (result := place.result(node.key)) and "failed" in result:
-                place.forget(node.key)
-    for line in outdated(work, place, device):
+        for node in plan.nodes:
+            if (result := store.result(node.key)) and "failed" in result:
+                store.forget(node.key)
+    for line in outdated(plan, store, options.device):
         say(line)
-    steps = sum(node.steps for node in work.nodes)
+    steps = sum(node.steps for node in plan.nodes)
     with progress_of(sweep.name) as show:
-        local.run(work, place, options, say=say, tick=lambda progress: show(progress.steps, steps))
-    if left := todo(work, place):
-        say(f"{len(left)} of {len(work.nodes)} nodes are still to do; the same command continues")
-    if any(place.result(target.state.key) for target in sweep.targets):
-        _report(declared, sweep, place, folder)
+        run(plan, store, options, say=say, tick=lambda headway: show(headway.steps, steps))
+    if left := todo(plan, store):
+        say(f"{len(left)} of {len(plan.nodes)} nodes are still to do; the same command continues")
+    if any(store.result(target.state.key) for target in sweep.targets):
+        _report(declared, sweep, store, folder)
 
 
-def plan_sweep(declared: Declaration, store: Path, device: str, jobs: int) -> None:
+def plan_sweep(declared: Declaration, root: Path, device: str, jobs: int) -> None:
     """Print what a run would cost."""
-    jobs = _workers(jobs, device)
-    work, place = plan(_sweep(declared).targets), Store(store) if is_store(store) else None
+    jobs = workers(jobs, device)
+    plan, store = planning.plan(_sweep(declared).targets), Store(root) if is_store(root) else None
     table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
-    for what, value in estimate(work, place, device, jobs):
+    for what, value in estimate(plan, store, device, jobs):
         table.add_row(what, value)
     console.print(table)
 
 
-def report_sweep(declared: Declaration, store: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
+def report_sweep(declared: Declaration, root: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
     """Report on a sweep, as far as it has run."""
     folder = report_folder(out, declared.name)
-    _report(declared, _sweep(declared), _store_of(declared, store), folder, theirs, drawing)
+    _report(declared, _sweep(declared), _store_of(declared, root), folder, theirs, drawing)
 
 
-def pack_sweep(declared: Declaration, store: Path, out: Path, split_mb: int | None) -> None:
+def pack_sweep(declared: Declaration, root: Path, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
     if split_mb is not None and split_mb < 1:
         raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
-    work, place = plan(_sweep(declared).targets), _store_of(declared, store)
-    for path in pack_store(work, place, writable_file(out), split_mb * 2**20 if split_mb else None):
+    plan, store = planning.plan(_sweep(declared).targets), _store_of(declared, root)
+    for path in pack_store(plan, store, writable_file(out), split_mb * 2**20 if split_mb else None):
         say(f"{path} ({sized(path.stat().st_size)})")
 
 
@@ -93,8 +83,8 @@ def _sweep(declared: Declaration) -> Sweep:
     return parse_sweep(declared.table, declared.name)
 
 
-def _workers(jobs: int, device: str) -> int:
-    """How many: on a GPU, one has a fleet of networks."""
+def workers(jobs: int, device: str) -> int:
+    """How many there are to be: on a GPU, one has a fleet of networks."""
     if jobs < 0:
         raise InputError(f"--jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
     return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)

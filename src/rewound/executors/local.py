@@ -1,22 +1,20 @@
 """Workers on this machine: one process or several, sharing nothing but the store."""
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from rewound.devices import device_named
-from rewound.errors import InputError
 from rewound.executors.processes import run_processes
 from rewound.executors.walking import walk
 from rewound.executors.watch import Headway, Watch
 from rewound.plans.execution import Paused, Worker
+from rewound.plans.options import Options
 from rewound.plans.planning import Plan
 from rewound.plans.realisation import recomputing
 from rewound.plans.remaining import tidy
@@ -24,30 +22,6 @@ from rewound.recipe import Recipe
 from rewound.storage.store import Say, Store, is_store
 
 _TELL = 0.5  # seconds between updates of the progress bar
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run a plan."""
-
-    jobs: int = 1
-    device: str = "cpu"
-    keep_all: bool = False
-    minutes: float | None = None
-    """Stop after this time, with a draft of everything under way; None: run to the end."""
-    plain: bool = False
-    """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise InputError(f"jobs must be at least 1, not {self.jobs}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
-
-    @property
-    def until(self) -> float:
-        """The end of that time from now."""
-        return math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
 
 
 def run(
@@ -89,17 +63,9 @@ def _check(recipe: Recipe) -> None:
     _ = recipe.profile  # a model that does not take its example is told before it is trained
 
 
-def keeps_all(keep: str) -> bool:
-    """Whether all tensors are kept, or only those that planned work needs."""
-    if keep not in ("needed", "all"):
-        raise InputError(f"keep is needed or all, not {keep!r}")
-    return keep == "all"
-
-
 def _work(plan: Plan, store: Store, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
     """Be one worker, here or in a process of its own."""
-    device = device_named(options.device)
-    worker = Worker(store, device, options.keep_all, say, alive, options.until, options.plain)
+    worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
     with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)
 

@@ -30,7 +30,7 @@ def walk(plan: Plan, worker: Worker) -> None:
         else:
             with _handing_out(node, watch, worker.store) as take:
                 if node.recipe not in fleets:
-                    fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.plain)
+                    fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.options.plain)
                 execute(take, plan, worker, fleets[node.recipe])
         worker.alive()
         watch.look()

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from rewound.devices import device_named
 from rewound.errors import Diverged
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Run
 from rewound.history import described, own_functions
 from rewound.names import source_digest
+from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
 from rewound.plans.realisation import rates, realised
 from rewound.plans.remaining import answers, release
@@ -32,20 +34,21 @@ SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Worker:
     """What executing nodes needs to know beside the nodes."""
 
     store: Store
-    device: torch.device
-    keep_all: bool = False
-    say: Say = print
-    alive: Callable[[], None] = lambda: None
+    options: Options
+    say: Say
+    alive: Callable[[], None]
     """Called now and then; raises when the work should stop."""
-    until: float = math.inf
+    until: float
     """When to stop with a draft of everything under way (on the clock of `time.monotonic`)."""
-    plain: bool = False
-    """Whether runs on a GPU are driven by `train`, nothing captured or compiled."""
+
+    @property
+    def device(self) -> torch.device:
+        return device_named(self.options.device)
 
 
 class Paused(Exception):
@@ -160,12 +163,12 @@ class Job:
         if scores is not None:
             result["val"], result["test"] = scores
             _count(result, node.recipe, self.mask)
-        if (read := node.key in self.plan.readers) or self.worker.keep_all:
-            store.save(node.key, state, self.mask, slots=read, for_good=self.worker.keep_all)
+        if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
+            store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
         if not answers(node, store.result(node.key)):  # else it was done again for its tensors alone
             store.publish(node.key, result)
         store.drop(node.key, draft=True)
-        if not self.worker.keep_all:
+        if not self.worker.options.keep_all:
             release(node, self.plan, store)
 
     def fail(self, failure: Diverged) -> None:
