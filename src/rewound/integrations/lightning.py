@@ -76,7 +76,8 @@ class Rewind(Callback):
             resume=False,
             say=say,
         )
-        self._folder, self._adopts, self._monitor, self._more_is_better = checkpoint, adopt, monitor, mode == "max"
+        self._folder, self._adopts, self._max_drop = checkpoint, adopt, max_drop
+        self._monitor, self._more_is_better = monitor, mode == "max"
         self._saved: dict[str, object] | None = None
         self._validated: float | None = None  # before the fit: what an adopted module reached
         self._run: Epochs | None = None
@@ -105,7 +106,7 @@ class Rewind(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             raise InputError("this Rewind callback has been fitted with; make a new one, and a new Trainer")
-        training_epochs = _checked(trainer, self._make.keywords["max_drop"])
+        training_epochs = _checked(trainer, self._max_drop)
         folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
@@ -116,7 +117,7 @@ class Rewind(Callback):
             run.load_state_dict(self._saved)
         elif self._adopts and self._validated is not None:
             self._report(run, self._validated)
-        if self._make.keywords["max_drop"] is not None:
+        if self._max_drop is not None:
             _check_validations(trainer, run.ends)
             if self._adopts and self._saved is None and self._validated is None:
                 raise InputError(
