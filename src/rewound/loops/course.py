@@ -17,7 +17,7 @@ from rewound.technique import Technique, technique_named
 Init = Callable[[nn.Module], object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Course:
     """A run as it was asked for."""
 

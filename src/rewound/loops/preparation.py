@@ -92,17 +92,17 @@ def epochs(
     """
     longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs))
     course = Course(
-        training_epochs,
-        compression,
-        technique,
-        max(1, int(longest)) if retrain_epochs is None else retrain_epochs,
-        rate,
-        one_shot,
-        as_pruner(pruner),
-        final,
-        adopt,
-        max_drop,
-        init,
+        training_epochs=training_epochs,
+        compression=compression,
+        technique=technique,
+        retrain_epochs=max(1, int(longest)) if retrain_epochs is None else retrain_epochs,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=as_pruner(pruner),
+        final=final,
+        adopt=adopt,
+        max_drop=max_drop,
+        init=init,
     )
     schedule = scheduler if isinstance(scheduler, Schedule) else None
     if schedule is not None and not adopt:
