@@ -148,10 +148,10 @@ def test_beyond_the_end_the_last_value_holds_or_what_was_declared() -> None:
     recording = Recording()
     used = trained(optimizer, scheduler, False, recording)
     assert [g["lr"] for g in next(recording.replayed(EPOCHS + 5))] == [g["lr"] for g in used[-1]]
-    held = recording.held(0.06)
+    ending = recording.ending_at(0.06)
     # In proportion to their peaks, 0.3 and 0.1.
-    assert [g["lr"] for g in next(held.replayed(EPOCHS + 5))] == pytest.approx([0.06, 0.02])
-    assert [g["lr"] for g in next(held.replayed(0))] == [0.3, 0.1]
+    assert [g["lr"] for g in next(ending.replayed(EPOCHS + 5))] == pytest.approx([0.06, 0.02])
+    assert [g["lr"] for g in next(ending.replayed(0))] == [0.3, 0.1]
 
 
 def test_a_rate_set_by_hand_is_recorded_like_any_other() -> None:

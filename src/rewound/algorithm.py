@@ -156,7 +156,7 @@ def check_final(technique: Technique, S: Schedule) -> None:
     zero passes through its last rate in a step.
     """
     low = S.final < S.peak / 100 * (1 - 1e-9)
-    if technique.lr == "final" and low and (S.final < S.peak / 2000 or S.held < HELD):
+    if technique.lr == "final" and low and (S.final < S.peak / 2000 or S.share_at_final < HELD):
         raise InputError(
             f"this schedule ends at {S.final:g}, too low to retrain at (peak {S.peak:g}); "
             f"declare what holds after its end, for example final={S.peak / 100:g}"

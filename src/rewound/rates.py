@@ -48,7 +48,7 @@ class Ruled:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return self.path, (self.schedule.steps, self.schedule.pieces, self.schedule.hold), self.steps
+        return self.path, (self.schedule.steps, self.schedule.pieces, self.schedule.declared_final), self.steps
 
     @property
     def path(self) -> str:

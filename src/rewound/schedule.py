@@ -56,15 +56,16 @@ class Schedule:
 
     steps: int
     pieces: tuple[Piece, ...]
-    hold: float | None = None
+    declared_final: float | None = None
+    """What was said to hold after the end, where anything was; `final` is what does."""
 
     def __post_init__(self) -> None:
         as_whole("steps", self.steps)
         for until, start, stop, _ in self.pieces:
             for name, value in (("a step", until), ("a learning rate", start), ("a learning rate", stop)):
                 as_number(name, value)
-        if self.hold is not None:
-            as_number("final", self.hold)
+        if self.declared_final is not None:
+            as_number("final", self.declared_final)
         if self.steps < 1:
             raise InputError(f"a schedule needs at least one step, not {self.steps}; train for longer")
         if not self.pieces:
@@ -72,10 +73,8 @@ class Schedule:
         ends = [0.0, *(piece.until for piece in self.pieces)]
         if any(b <= a for a, b in pairwise(ends)) or ends[-1] < self.steps:
             raise InputError(f"the pieces of a schedule must end in growing order, the last at {self.steps} or later")
-        if self.hold is not None and not 0 <= self.hold < math.inf:
-            raise InputError(
-                f"the learning rate that holds after the end must be a number of at least 0, not {self.hold:g}"
-            )
+        if (rate := self.declared_final) is not None and not 0 <= rate < math.inf:
+            raise InputError(f"the learning rate that holds after the end must be a number of at least 0, not {rate:g}")
         for piece in self.pieces:
             if piece.curve not in CURVES:
                 raise InputError(unknown("curve", piece.curve, CURVES))
@@ -137,7 +136,7 @@ class Schedule:
     @cached_property
     def final(self) -> float:
         """What holds after the end: declared, else the rate of the last executed step."""
-        return self.at(self.steps - 1) if self.hold is None else _realised(self.hold)
+        return self.at(self.steps - 1) if self.declared_final is None else _realised(self.declared_final)
 
     @cached_property
     def peak(self) -> float:
@@ -145,15 +144,15 @@ class Schedule:
         return max(max(piece.start, piece.stop) for piece in self.pieces)
 
     @cached_property
-    def held(self) -> float:
+    def share_at_final(self) -> float:
         """For which fraction of the steps the rate has stayed within a factor of two of `final`; 1 if declared.
 
-        >>> Schedule.piecewise(90, [0.4, 0.04, 0.004, 0.0004], drops=[30, 60, 80]).held == 10 / 90
+        >>> Schedule.piecewise(90, [0.4, 0.04, 0.004, 0.0004], drops=[30, 60, 80]).share_at_final == 10 / 90
         True
-        >>> Schedule.cosine(90, 0.4).held == 1 / 90
+        >>> Schedule.cosine(90, 0.4).share_at_final == 1 / 90
         True
         """
-        if self.hold is not None:
+        if self.declared_final is not None:
             return 1.0
         runs, final = self.segments(0, self.steps), self.final
         return total([*takewhile(lambda run: final / 2 <= run.rate <= final * 2, reversed(runs))]) / self.steps

@@ -130,7 +130,7 @@ def epochs(
     warn_of_dense(subjects.also, weights, subjects.model)
     progress = Progress()
     if schedule is not None and final is not None:
-        schedule = replace(schedule, hold=None)  # `final` says what holds after its end
+        schedule = replace(schedule, declared_final=None)  # `final` says what holds after its end
     if adopt:
         schedules = schedule or subjects.schedulers
         progress.recording = adopted(subjects.optimizer, schedules, training_epochs, steps_per_epoch)

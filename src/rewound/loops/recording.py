@@ -22,11 +22,11 @@ class Recording:
     """The hyperparameters of every step of a training run: `groups[i][name][epoch]` are runs of equal values."""
 
     def __init__(
-        self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0, declared: float | None = None
+        self, groups: Sequence[Mapping[str, Sequence[Runs]]] = (), epochs: int = 0, declared_final: float | None = None
     ) -> None:
         self.groups = _copied(groups)
         self.epochs = epochs
-        self.declared = declared
+        self.declared_final = declared_final
         """The rate that was said to hold after the end; it is then the last epoch."""
         self._own: set[tuple[int, str]] = set()
 
@@ -90,23 +90,23 @@ class Recording:
         """The largest learning rate, by group."""
         return [max(rates) for rates in self.rates()]
 
-    def held(self, final: float) -> "Recording":
+    def ending_at(self, final: float) -> "Recording":
         """The same with another rate after its end: `final` for the largest group, the others in proportion."""
         return self.extended([[Segment(final, 1)]], final)
 
-    def extended(self, epochs: Sequence[Sequence[Segment]], declared: float | None = None) -> "Recording":
+    def extended(self, epochs: Sequence[Sequence[Segment]], declared_final: float | None = None) -> "Recording":
         """The same with more epochs, at these rates for the largest group, the others in proportion."""
         groups: list[dict[str, list[Runs]]] = []
         for group, peak in zip(self.groups, peaks := self.peaks(), strict=True):
             scale = peak / max(peaks)
             more: list[Runs] = [[(rate * scale, steps) for rate, steps in epoch] for epoch in epochs]
             groups.append({**group, "lr": [*group["lr"], *more]})  # of all else the last value holds
-        return Recording(groups, self.epochs + len(epochs), declared)
+        return Recording(groups, self.epochs + len(epochs), declared_final)
 
     @property
     def trained_epochs(self) -> int:
         """How many epochs there were, without one for what was declared to follow."""
-        return self.epochs - (self.declared is not None)
+        return self.epochs - (self.declared_final is not None)
 
     def schedule(self) -> Schedule:
         """The learning rate of the group with the largest, step by step."""
@@ -117,7 +117,7 @@ class Recording:
         for rate, count in merged([Segment(rate_of(value), count) for runs in track for value, count in runs]):
             steps += count
             pieces.append(Piece(steps, rate, rate))
-        return Schedule(steps, tuple(pieces), self.declared)
+        return Schedule(steps, tuple(pieces), self.declared_final)
 
     def _check_rates(self) -> None:
         for number, group in enumerate(self.groups):
@@ -129,7 +129,7 @@ class Recording:
 
     def state_dict(self) -> dict[str, object]:
         """The recording as plain data; what has not moved yet may still do so."""
-        return {"epochs": self.epochs, "groups": _copied(self.groups), "declared": self.declared}
+        return {"epochs": self.epochs, "groups": _copied(self.groups), "declared": self.declared_final}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":

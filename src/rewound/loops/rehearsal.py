@@ -79,4 +79,4 @@ def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recordin
         {"lr": [[(rate * ratio, count * taken) for rate, count in cut] for cut in cuts]} for ratio in ratios
     ]
     recording = Recording(groups, epochs)
-    return recording if schedule.hold is None else recording.held(schedule.hold)
+    return recording if schedule.declared_final is None else recording.ending_at(schedule.declared_final)

@@ -146,7 +146,7 @@ class Run:
     def _recording(self) -> Recording:
         """What the schedule did, with the declared final rate after its end."""
         recording, final = self.progress.recording, self.course.final
-        return recording if final is None else recording.held(final)
+        return recording if final is None else recording.ending_at(final)
 
     def _end_epoch(self) -> None:
         self.progress.end_epoch()
