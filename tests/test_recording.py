@@ -86,10 +86,10 @@ def trained(
     for epoch in range(EPOCHS):
         recording.begin_epoch()
         for step in range(STEPS):
-            recording.observe(optimizer)
+            recording.before_step(optimizer)
             used.append([hyperparameters(group) for group in optimizer.param_groups])
             optimizer.step()
-            recording.disown(optimizer)
+            recording.after_step(optimizer)
             stepped(scheduler, by_step, step, loss=float(epoch >= 2))
     return used
 
@@ -160,7 +160,7 @@ def test_a_rate_set_by_hand_is_recorded_like_any_other() -> None:
     for epoch in range(3):
         recording.begin_epoch()
         optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
-        recording.observe(optimizer)
+        recording.before_step(optimizer)
     assert [next(recording.replayed(epoch))[0]["lr"] for epoch in range(3)] == [0.1, 0.05, 0.1 / 3]
 
 
@@ -174,7 +174,7 @@ def test_a_group_that_joins_on_the_way_is_recorded_from_there() -> None:
             optimizer.add_param_group({"params": late.parameters(), "lr": 0.02})
         if epoch == 2:
             optimizer.param_groups[1]["lr"] = 0.01
-        recording.observe(optimizer)
+        recording.before_step(optimizer)
     assert [group["lr"] for group in next(recording.replayed(2))] == [0.1, 0.01]
     earliest = [0.1, 0.02]  # there was none in epoch 0
     assert [group["lr"] for group in next(recording.replayed(0))] == earliest
@@ -187,7 +187,7 @@ def test_what_moves_only_after_a_resume_is_known_from_the_beginning() -> None:
         recording = Recording.from_state_dict(recording.state_dict())
         recording.begin_epoch()
         optimizer.param_groups[0]["momentum"] = momentum
-        recording.observe(optimizer)
+        recording.before_step(optimizer)
     assert [next(recording.replayed(epoch))[0]["momentum"] for epoch in range(4)] == [0.9, 0.9, 0.5, 0.4]
 
 
@@ -213,9 +213,9 @@ def test_the_rate_is_never_the_optimizers_own() -> None:
     recording = Recording()
     for _ in range(2):
         recording.begin_epoch()
-        recording.observe(optimizer)
+        recording.before_step(optimizer)
         optimizer.param_groups[0]["lr"] /= 2  # in a hook, say
-        recording.disown(optimizer)
+        recording.after_step(optimizer)
     assert recording.rates() == [[0.1, 0.05]]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
@@ -22,18 +23,17 @@ from rewound.loops.recording import Recording
 from rewound.loops.schedulers import Scheduler, followed
 from rewound.pruning.attachment import untraced
 
-Step = Callable[[Optimizer], None]
-Closed = Callable[[Optimizer, Sequence[Mapping[str, Value]]], None]
 Closure = Callable[[], object]
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
+Values = Sequence[Mapping[str, Value]]  # of hyperparameters, by group
 
 
 @contextmanager
 def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Scheduler] = ()) -> Iterator[None]:
     """An epoch of the dense run: its steps go into the recording; at its end `schedulers` must have moved."""
-    before, recording = _positions(schedulers), progress.recording
-    with _counted(optimizer, progress, recording.observe, recording.amend, recording.disown):
+    before = _positions(schedulers)
+    with _Steps(optimizer, progress, progress.recording).followed():
         yield
     for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
         if was is not None and was == now:
@@ -48,92 +48,113 @@ def replayed(
     optimizer: Optimizer, progress: Progress, recording: Recording, epoch: int, schedulers: Sequence[Scheduler] = ()
 ) -> Iterator[None]:
     """An epoch of a level: its steps use what those of the recording's `epoch` did, while `schedulers` rest."""
-    values = islice(recording.replayed(epoch), progress.steps, None)
-    present = coming = next(values)
-    _assign(optimizer, coming)  # for a loop that looks at its learning rate before it steps
-    moves = 0
-
-    def begin(optimizer: Optimizer) -> None:
-        nonlocal present, coming
-        present, coming = coming, next(values)
-        _assign(optimizer, present)
-
-    def move() -> None:  # when the loop steps a scheduler, its learning rate moves on
-        nonlocal moves
-        moves += 1
-        _assign(optimizer, coming)
-
-    with (
-        followed(schedulers, move),
-        _counted(optimizer, progress, begin, lambda optimizer, before: _assign(optimizer, present)),
-    ):
+    replay = _Replay(optimizer, islice(recording.replayed(epoch), progress.steps, None))
+    with followed(schedulers, replay.move), _Steps(optimizer, progress, replay).followed():
         yield
     taken = len(members(optimizer))  # steps with every batch
-    if recording.steps(0) == taken < progress.steps <= moves:
+    if recording.steps(0) == taken < progress.steps <= replay.moves:
         raise InputError(
-            f"{type(schedulers[0]).__name__} is stepped with every batch ({moves // taken:,} times in epoch "
+            f"{type(schedulers[0]).__name__} is stepped with every batch ({replay.moves // taken:,} times in epoch "
             f"{progress.epoch}), but was run through once an epoch; give steps_per_epoch={progress.steps // taken}, "
             "or where Lightning counts them 'interval': 'step' beside the scheduler"
         )
 
 
-@contextmanager
-def _counted(
-    optimizer: Optimizer, progress: Progress, begin: Step, closed: Closed, end: Step | None = None
-) -> Iterator[None]:
-    """Inside, `begin` and `end` are called around every step, `closed` after its closure; an epoch needs a step."""
-    used: list[object] | None = None
-    idle = set(members(optimizer))
+class _Follower(Protocol):
+    """Who is told of the steps of an epoch: a recording, or the replay of one."""
 
-    def begin_step(member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-        nonlocal used
-        progress.steps += 1
-        idle.discard(member)
-        begin(optimizer)
-        used = _rates(optimizer)
-        return _with_closure(args, kwargs, close)
+    def before_step(self, optimizer: Optimizer) -> None: ...
+    def after_closure(self, optimizer: Optimizer, before: Values) -> None: ...
+    def after_step(self, optimizer: Optimizer) -> None: ...
 
-    def close(closure: Closure) -> object:
-        nonlocal used
-        before = [hyperparameters(group) for group in optimizer.param_groups]
+
+class _Replay:
+    """Sets what each step is to use, and what a loop sees that looks between them."""
+
+    def __init__(self, optimizer: Optimizer, values: Iterator[Values]) -> None:
+        self.optimizer, self.values = optimizer, values
+        self.present = self.coming = next(values)
+        self.moves = 0
+        """How often the loop has stepped a scheduler."""
+        _assign(optimizer, self.coming)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self.present, self.coming = self.coming, next(self.values)
+        _assign(optimizer, self.present)
+
+    def after_closure(self, optimizer: Optimizer, before: Values) -> None:
+        _assign(optimizer, self.present)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        pass  # the next values come when the loop steps its scheduler, or with the next step
+
+    def move(self) -> None:
+        self.moves += 1
+        _assign(self.optimizer, self.coming)
+
+
+class _Steps:
+    """The steps that the members of an optimizer take in an epoch: counted, and told to a follower."""
+
+    def __init__(self, optimizer: Optimizer, progress: Progress, follower: _Follower) -> None:
+        self.optimizer, self.progress, self.follower = optimizer, progress, follower
+        self.idle = set(members(optimizer))
+        self.used: list[object] | None = None
+        """The learning rates that the step under way finds, until it ends."""
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Inside, every step is told of; an epoch needs one."""
+        with ExitStack() as hooks:
+            for member in members(self.optimizer):
+                hooks.callback(member.register_step_pre_hook(untraced(self._begin)).remove)  # type: ignore[arg-type]
+                after = member.register_step_post_hook(untraced(self._end))
+                hooks.callback(after.remove)
+                # First of all: a hook of the loop's own may step a scheduler.
+                member._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+            yield
+        self._check_taken()
+
+    def _begin(self, member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        self.progress.steps += 1
+        self.idle.discard(member)
+        self.follower.before_step(self.optimizer)
+        self.used = _rates(self.optimizer)
+        return _with_closure(args, kwargs, self._close)
+
+    def _close(self, closure: Closure) -> object:
+        before = [hyperparameters(group) for group in self.optimizer.param_groups]
         loss = closure()
-        closed(optimizer, before)
-        used = _rates(optimizer)
+        self.follower.after_closure(self.optimizer, before)
+        self.used = _rates(self.optimizer)
         return loss
 
-    def end_step(member: Optimizer, args: object, kwargs: object) -> None:
-        nonlocal used
-        if used is not None and used != _rates(optimizer):
+    def _end(self, member: Optimizer, args: object, kwargs: object) -> None:
+        # An optimizer whose step() calls its parent's gets here twice: the inner call has been checked already.
+        if self.used is not None and self.used != (now := _rates(self.optimizer)):
             raise InputError(
-                f"{type(member).__name__} moved its learning rate from {used} to {_rates(optimizer)} inside its own "
-                "step, where it can be neither recorded nor rewound; move it in the loop, with a scheduler say"
+                f"{type(member).__name__} moved its learning rate from {self.used} to {now} inside its own step, "
+                "where it can be neither recorded nor rewound; move it in the loop, with a scheduler say"
             )
-        used = None  # a step inside a step, of a class that calls its parent's: the inner one has told
-        if end is not None:
-            end(optimizer)
+        self.used = None
+        self.follower.after_step(self.optimizer)
 
-    with ExitStack() as hooks:
-        for member in members(optimizer):
-            hooks.callback(member.register_step_pre_hook(untraced(begin_step)).remove)  # type: ignore[arg-type]
-            after = member.register_step_post_hook(untraced(end_step))
-            hooks.callback(after.remove)
-            # First of all: a hook of the loop's own may step a scheduler.
-            member._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
-        yield
-    if not progress.steps:
-        raise InputError(
-            f"no optimizer step was taken in epoch {progress.epoch}: give rewound.epochs the optimizer of the loop"
-        )
-    if idle and not progress.epoch:
-        names = " + ".join(type(member).__name__ for member in idle)
-        warn(f"{names} took no step in epoch 0: give rewound.epochs the optimizers of the loop, or leave it out")
+    def _check_taken(self) -> None:
+        if not self.progress.steps:
+            raise InputError(
+                f"no optimizer step was taken in epoch {self.progress.epoch}: give rewound.epochs the optimizer of "
+                "the loop"
+            )
+        if self.idle and not self.progress.epoch:
+            names = " + ".join(type(member).__name__ for member in self.idle)
+            warn(f"{names} took no step in epoch 0: give rewound.epochs the optimizers of the loop, or leave it out")
 
 
 def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
     return [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
 
 
-def _assign(optimizer: Optimizer, values: Sequence[dict[str, Value]]) -> None:
+def _assign(optimizer: Optimizer, values: Values) -> None:
     for group, mine in zip(optimizer.param_groups, values, strict=False):
         assign(group, mine)
 

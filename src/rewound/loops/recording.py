@@ -31,13 +31,13 @@ class Recording:
         self._own: set[tuple[int, str]] = set()
 
     def begin_epoch(self) -> None:
-        """What is observed from here on belongs to the next epoch."""
+        """The steps from here on belong to the next epoch."""
         self.epochs += 1
         for group in self.groups:
             for track in group.values():
                 track.append([])
 
-    def observe(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Note what the step that is about to be taken will use."""
         for number, group in enumerate(optimizer.param_groups):
             if number == len(self.groups):  # the first step of all, or a group that joined on the way
@@ -50,7 +50,7 @@ class Recording:
                     tracks[name] = [[] for _ in range(self.epochs)]
                 _note(tracks[name][-1], value)
 
-    def amend(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
+    def after_closure(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
         """Note instead what differs from `before`: the closure of the step under way has set it."""
         for group, tracks, was in zip(optimizer.param_groups, self.groups, before, strict=True):
             for name, value in hyperparameters(group).items():
@@ -61,7 +61,7 @@ class Recording:
                         runs.append((noted, steps - 1))
                     _note(runs, value)
 
-    def disown(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """Forget what the step itself changed: numbers that an optimizer keeps for itself, like Prodigy's d."""
         for number, (group, tracks) in enumerate(zip(optimizer.param_groups, self.groups, strict=True)):
             for name, value in hyperparameters(group).items():

@@ -51,7 +51,7 @@ def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int
             recording.begin_epoch()
             for _ in range(steps_per_epoch):
                 for _ in members(optimizer):  # each takes a step
-                    recording.observe(optimizer)
+                    recording.before_step(optimizer)
                 for scheduler in schedulers:
                     scheduler.step()
     for scheduler, state in zip(schedulers, before, strict=True):
