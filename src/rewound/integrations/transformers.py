@@ -18,7 +18,7 @@ from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.loop import Epochs
 from rewound.loops.preparation import epochs, inner
-from rewound.loops.snapshot import Stateful
+from rewound.loops.snapshot import StateDict, Stateful
 from rewound.pruning.pruner import Pruner
 
 try:
@@ -32,8 +32,6 @@ try:
     )
 except ImportError as error:
     raise ImportError("Hugging Face's Trainer is missing: pip install 'rewound[transformers]'") from error
-
-State = dict[str, object]
 
 
 def rewind(
@@ -146,12 +144,12 @@ class _Rewinding(TrainerCallback):
         # A trainer tells nobody where it resumes from, but it restores its optimizer before anything else happens.
         self.hook = optimizer.register_load_state_dict_pre_hook(self.load)
 
-    def load(self, optimizer: Optimizer, state: State) -> None:
+    def load(self, optimizer: Optimizer, state: StateDict) -> None:
         if isinstance(saved := state.get("rewound"), dict):
             self.run.load_state_dict(saved)
             self.loaded = True
 
-    def save(self, optimizer: Optimizer, state: State) -> State:
+    def save(self, optimizer: Optimizer, state: StateDict) -> StateDict:
         return {**state, "rewound": self.run.state_dict(epoch_ended=self.is_between_epochs(self.state))}
 
     def is_between_epochs(self, state: TrainerState) -> bool:

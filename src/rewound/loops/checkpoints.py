@@ -26,12 +26,18 @@ import torch
 from rewound.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.lock import locked
-from rewound.loops.progress import Progress
+from rewound.loops.progress import Progress, ProgressState
 from rewound.loops.snapshot import Content, Subjects
 from rewound.storage.artifact import Damaged, replacing, write_whole
 
 Arguments = Mapping[str, object]
 VERSION = 1
+
+
+class Snapshot(Content):
+    """One file: what was taken of the subjects, and how far the run had come."""
+
+    progress: ProgressState
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,11 @@ class Folder:
 
     def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
         """Keep a snapshot of the run; afterwards every rank may read it."""
-        content = {**subjects.taken(), "progress": progress.state_dict()}
+        content: Snapshot = {**subjects.taken(), "progress": progress.state_dict()}
         if failed := ranks.from_first(self._failure(name, content) if ranks.rank() == 0 else None):
             raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
 
-    def _failure(self, name: str, content: Content) -> str | None:
+    def _failure(self, name: str, content: Snapshot) -> str | None:
         """Write a snapshot; why it could not be, said on every rank instead of keeping the others waiting."""
         try:
             with replacing(self._file(name)) as temporary:
@@ -86,14 +92,14 @@ class Folder:
             return f"the file ends too soon, as on a full disk ({error})"
         return None
 
-    def read(self, name: str) -> Content | None:
+    def read(self, name: str) -> Snapshot | None:
         """A snapshot with its tensors on the CPU, or None."""
         try:
             return self._content(name)
         except Damaged as error:
             raise InputError(f"{error}; remove the folder to start again") from error
 
-    def _content(self, name: str) -> Content | None:
+    def _content(self, name: str) -> Snapshot | None:
         path = self._file(name)
         if not path.exists():
             return None
@@ -106,7 +112,7 @@ class Folder:
             raise Damaged(f"cannot read {path}: it is damaged") from error
         if not isinstance(content, dict) or "progress" not in content:
             raise InputError(f"cannot read {path}: it is no snapshot of a run; give another folder")
-        return cast(Content, content)
+        return cast(Snapshot, content)
 
     def keep(self, levels: Collection[int]) -> None:
         """Remove the ends of all other levels, and what resumed the one that has ended."""
@@ -116,7 +122,7 @@ class Folder:
                 if level not in levels:
                     self._file(level_name(level)).unlink()
 
-    def resumable(self, densities: Sequence[float], say: Callable[[str], None] = lambda text: None) -> Content | None:
+    def resumable(self, densities: Sequence[float], say: Callable[[str], None] = lambda text: None) -> Snapshot | None:
         """The newest snapshot on the way to these densities."""
         if (newest := self._newest(say)) is None:
             return None
@@ -178,9 +184,9 @@ def _is_same(made: object, given: object) -> bool:
     return made == given
 
 
-def progress_in(content: Content) -> Progress:
+def progress_in(content: Snapshot) -> Progress:
     """How far the run had come when the snapshot was taken."""
-    return Progress.from_state_dict(cast(Content, content["progress"]))
+    return Progress.from_state_dict(content["progress"])
 
 
 def level_name(level: int) -> str:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 
-State = dict[str, Any]
+StateDict = dict[str, Any]
 
 
 class Joint(Optimizer):
@@ -27,7 +27,7 @@ class Joint(Optimizer):
         return f"Joint({', '.join(map(repr, self.members))})"
 
     @property
-    def param_groups(self) -> list[State]:  # type: ignore[override]  # loading a state replaces them
+    def param_groups(self) -> list[StateDict]:  # type: ignore[override]  # loading a state replaces them
         for member, size in zip(self.members, self._sizes, strict=True):
             if (now := len(member.param_groups)) != size:
                 raise InputError(
@@ -37,14 +37,14 @@ class Joint(Optimizer):
         return [group for member in self.members for group in member.param_groups]
 
     @property
-    def state(self) -> dict[Tensor, State]:  # type: ignore[override]
+    def state(self) -> dict[Tensor, StateDict]:  # type: ignore[override]
         return {parameter: slots for member in self.members for parameter, slots in member.state.items()}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         states = [member.state_dict() for member in self.members]
         return {"members": states, "param_groups": [group for state in states for group in state["param_groups"]]}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for member, mine in zip(self.members, state["members"], strict=True):
             member.load_state_dict(mine)
 

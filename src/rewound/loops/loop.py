@@ -3,12 +3,20 @@
 from collections.abc import Generator
 from dataclasses import replace
 from itertools import accumulate
+from typing import NotRequired, cast
 
 from rewound.errors import InputError
-from rewound.loops.progress import Progress, Reached
+from rewound.loops.progress import Progress, ProgressState, Reached
 from rewound.loops.resumption import epochs_in
 from rewound.loops.run import Run
+from rewound.loops.snapshot import StateDict
 from rewound.pruning.mask import Mask
+
+
+class HandedOver(ProgressState):
+    """What a trainer's own checkpoint keeps of a run."""
+
+    also: NotRequired[list[StateDict]]  # there was none before
 
 
 class Epochs:
@@ -107,11 +115,12 @@ class Epochs:
         """Go on from there; model and optimizer are restored by whoever saved them."""
         if self._begun:
             raise InputError("this run is being iterated over; load its state before the loop")
-        progress = Progress.from_state_dict(state)
+        saved = cast(HandedOver, state)
+        progress = Progress.from_state_dict(saved)
         asked = [level.density for level in self._run.levels[1:]][: len(progress.densities)]
         if progress.densities != asked:
             raise InputError(
                 f"this state was pruned to densities {progress.densities}, not {asked}; give the same arguments"
             )
-        self._run.subjects.restore_also(state)
+        self._run.subjects.restore_also(saved.get("also", []))
         self._run.progress, self._run.handed_over = progress, True

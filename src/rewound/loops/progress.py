@@ -1,17 +1,16 @@
 """How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, NotRequired, TypedDict
 
 from torch import Tensor
 
 from rewound.algorithm import has_dropped, returned
 from rewound.errors import InputError
 from rewound.loops import ranks
-from rewound.loops.recording import Recording
+from rewound.loops.recording import Recording, RecordingState
 from rewound.pruning.mask import Mask
 from rewound.technique import Facts
 
@@ -35,6 +34,30 @@ class Reached(NamedTuple):
         which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
         told = "" if self.accuracy is None else f", {metric} {self.accuracy:g}"
         return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
+
+
+class MaskState(TypedDict):
+    """A mask as plain data, eight weights to a byte."""
+
+    bits: dict[str, Tensor]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class ProgressState(TypedDict):
+    """A progress as plain data; what is not required was not in earlier files."""
+
+    level: int
+    done: int
+    epoch: int
+    steps: int
+    mask: MaskState | None
+    recording: RecordingState
+    reached: list[tuple[int, float, int, float | None]]
+    densities: list[float]
+    facts: NotRequired[tuple[float, float] | None]
+    accuracy: float | None
+    higher_is_better: bool
+    metric: NotRequired[str]
 
 
 @dataclass
@@ -115,31 +138,42 @@ class Progress:
     def _scores(self) -> list[float | None]:
         return [reached.accuracy for reached in self.reached]
 
-    def state_dict(self) -> dict[str, object]:
-        """Plain data, the mask with eight weights to a byte."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        mask = self.mask and {
-            "bits": self.mask.packed(),
-            "shapes": {name: tuple(kept.shape) for name, kept in self.mask.items()},
+    def state_dict(self) -> ProgressState:
+        """What torch's `weights_only` loader reads again: tuples, where these are of named ones."""
+        return {
+            "level": self.level,
+            "done": self.done,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "mask": None if self.mask is None else _packed(self.mask),
+            "recording": self.recording.state_dict(),
+            "reached": [reached[:] for reached in self.reached],
+            "densities": self.densities,
+            "facts": self.facts and self.facts[:],
+            "accuracy": self.accuracy,
+            "higher_is_better": self.higher_is_better,
+            "metric": self.metric,
         }
-        reached = [tuple(row) for row in self.reached]
-        facts = self.facts and tuple(self.facts)
-        return {**plain, "mask": mask, "facts": facts, "recording": self.recording.state_dict(), "reached": reached}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, object]) -> "Progress":
+    def from_state_dict(cls, state: ProgressState) -> "Progress":
         """The inverse of `state_dict`."""
-        mask = cast(dict[str, dict[str, object]] | None, state["mask"])
-        facts = cast(tuple[float, float] | None, state.get("facts"))
+        mask, facts = state["mask"], state.get("facts")
         return cls(
-            **{name: state[name] for name in _PLAIN if name in state},  # type: ignore[arg-type]  # what `state_dict` wrote
-            mask=None
-            if mask is None
-            else Mask.unpacked(cast(dict[str, Tensor], mask["bits"]), cast(dict[str, tuple[int, ...]], mask["shapes"])),
+            level=state["level"],
+            done=state["done"],
+            epoch=state["epoch"],
+            steps=state["steps"],
+            mask=None if mask is None else Mask.unpacked(mask["bits"], mask["shapes"]),
+            recording=Recording.from_state_dict(state["recording"]),
+            reached=[Reached(*reached) for reached in state["reached"]],
+            densities=state["densities"],
             facts=facts and Facts(*facts),
-            recording=Recording.from_state_dict(cast(dict[str, object], state["recording"])),
-            reached=[Reached(*row) for row in cast(list[tuple[int, float, int, float | None]], state["reached"])],
+            accuracy=state["accuracy"],
+            higher_is_better=state["higher_is_better"],
+            metric=state.get("metric", "accuracy"),
         )
 
 
-_PLAIN = ("level", "done", "epoch", "steps", "densities", "accuracy", "higher_is_better", "metric")
+def _packed(mask: Mask) -> MaskState:
+    return {"bits": mask.packed(), "shapes": {name: tuple(kept.shape) for name, kept in mask.items()}}

@@ -8,6 +8,7 @@ learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
+from typing import NotRequired, TypedDict
 
 from torch.optim.optimizer import Optimizer
 
@@ -16,6 +17,14 @@ from rewound.loops.groups import Value, hyperparameters, rate_of
 from rewound.schedule import Piece, Schedule, Segment, merged
 
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
+
+
+class RecordingState(TypedDict):
+    """A recording as plain data."""
+
+    groups: list[dict[str, list[Runs]]]
+    epochs: int
+    declared: NotRequired[float | None]
 
 
 class Recording:
@@ -127,14 +136,14 @@ class Recording:
                     "train the dense run anew, with a number as the lr of every group"
                 )
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> RecordingState:
         """The recording as plain data; what has not moved yet may still do so."""
         return {"epochs": self.epochs, "groups": _copied(self.groups), "declared": self.declared_final}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, object]) -> "Recording":
+    def from_state_dict(cls, state: RecordingState) -> "Recording":
         """The inverse of `state_dict`."""
-        return cls(state["groups"], state["epochs"], state.get("declared"))  # type: ignore[arg-type]  # of `state_dict`
+        return cls(state["groups"], state["epochs"], state.get("declared"))
 
 
 def _copied(groups: Sequence[Mapping[str, Sequence[Runs]]]) -> list[dict[str, list[Runs]]]:

@@ -10,7 +10,7 @@ import pickle
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -21,14 +21,35 @@ from rewound.errors import InputError, few, shown
 from rewound.loops import ranks
 from rewound.loops.schedulers import Scheduler
 
-Content = dict[str, object]
+StateDict = dict[str, object]
+
+
+class RandomStates(TypedDict):
+    """All that one process draws from."""
+
+    python: tuple[Any, ...]
+    numpy: dict[str, Any]
+    torch: Tensor
+    cuda: list[Tensor]
+    generators: NotRequired[list[Tensor]]  # there were none before they could be given
+
+
+class Content(TypedDict):
+    """What is taken of the subjects."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    schedulers: list[StateDict]
+    also: list[StateDict]
+    random: list[RandomStates]
+    """By rank."""
 
 
 class Stateful(Protocol):
     """Anything that can be saved and restored."""
 
-    def state_dict(self) -> dict[str, object]: ...
-    def load_state_dict(self, state: dict[str, object], /) -> object: ...
+    def state_dict(self) -> StateDict: ...
+    def load_state_dict(self, state: StateDict, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -53,13 +74,12 @@ class Subjects:
 
     def rewind(self, content: Content) -> None:
         """Put back what belongs to the weights (law 4): parameters, buffers, optimizer slots, EMA and scaler."""
-        self.model.load_state_dict(cast(dict[str, Tensor], content["model"]))
-        self.rewind_optimizer(content)
-        self.restore_also(content)
+        self.model.load_state_dict(content["model"])
+        self.rewind_optimizer(content["optimizer"])
+        self.restore_also(content["also"])
 
-    def restore_also(self, content: Content) -> None:
+    def restore_also(self, states: Sequence[StateDict]) -> None:
         """Put back what the loop keeps beside the model."""
-        states = cast(list[Content], content.get("also", []))  # a trainer's checkpoint had none before
         if states and len(states) != len(self.also):
             raise InputError(
                 f"this run was made with {len(states)} objects in also, not {len(self.also)}; give the same"
@@ -67,16 +87,15 @@ class Subjects:
         for thing, state in zip(self.also, states, strict=False):
             thing.load_state_dict(state)
 
-    def rewind_optimizer(self, content: Content) -> None:
+    def rewind_optimizer(self, state: dict[str, Any]) -> None:
         """Put back the optimizer; hyperparameters that are tensors stay the same tensors."""
-        groups = cast(dict[str, list[dict[str, list[object]]]], content["optimizer"])["param_groups"]
-        if (before := _sizes(groups)) != (now := _sizes(self.optimizer.param_groups)):
+        if (before := _sizes(state["param_groups"])) != (now := _sizes(self.optimizer.param_groups)):
             raise InputError(
                 f"cannot rewind the optimizer from {now} parameters in its groups to {before}: groups that join or "
                 "grow on the way were not there; give it all of them before the first epoch"
             )
         tensors = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(cast(Content, content["optimizer"]))
+        self.optimizer.load_state_dict(state)
         for group, old in zip(self.optimizer.param_groups, tensors, strict=True):
             for name, held in old.items():
                 if isinstance(held, Tensor):
@@ -86,26 +105,26 @@ class Subjects:
         """Put back everything, as if the process had never ended."""
         self._check_is_of(content)
         self.rewind(content)
-        for scheduler, state in zip(self.schedulers, cast(list[Content], content["schedulers"]), strict=True):
+        for scheduler, state in zip(self.schedulers, content["schedulers"], strict=True):
             scheduler.load_state_dict(state)
-        states = cast(list[Content], content["random"])
+        states = content["random"]
         if ranks.rank() < len(states):  # a rank that was not there before goes on with its own numbers
             _set_random_states(states[ranks.rank()], self.generators)
 
     def _check_is_of(self, content: Content) -> None:
         """An error that names what a snapshot was taken of, where that is not what is here."""
-        made, here = (_shapes(cast(Content, state)) for state in (content["model"], self.model.state_dict()))
+        made, here = _shapes(content["model"]), _shapes(self.model.state_dict())
         if wrong := [name for name in {**made, **here} if made.get(name) != here.get(name)]:
             raise InputError(
                 f"this run was made with another model: names or shapes differ for {few(wrong)}; give the same, or "
                 "another folder"
             )
-        groups = cast(dict[str, list[dict[str, list[object]]]], content["optimizer"])["param_groups"]
+        groups, generators = content["optimizer"]["param_groups"], content["random"][0].get("generators", [])
         for what, before, now in (
             ("parameters in the optimizer's groups", _sizes(groups), _sizes(self.optimizer.param_groups)),
-            ("schedulers", len(cast(list[object], content["schedulers"])), len(self.schedulers)),
-            ("objects in also", len(cast(list[object], content["also"])), len(self.also)),
-            ("generators in also", len(_generators(cast(list[Content], content["random"])[0])), len(self.generators)),
+            ("schedulers", len(content["schedulers"]), len(self.schedulers)),
+            ("objects in also", len(content["also"]), len(self.also)),
+            ("generators in also", len(generators), len(self.generators)),
         ):
             if before != now:
                 raise InputError(f"this run was made with {before} {what}, not {now}; give the same, or another folder")
@@ -130,7 +149,7 @@ class Subjects:
                 ) from error
 
 
-def _shapes(state: Content) -> dict[str, object]:
+def _shapes(state: Mapping[str, object]) -> dict[str, object]:
     return {name: getattr(tensor, "shape", "no tensor") for name, tensor in state.items()}
 
 
@@ -138,7 +157,7 @@ def _sizes(groups: Sequence[Mapping[str, Sequence[object]]]) -> str:
     return " + ".join(str(len(group["params"])) for group in groups)
 
 
-def _random_states(generators: Sequence[torch.Generator]) -> Content:
+def _random_states(generators: Sequence[torch.Generator]) -> RandomStates:
     shared = np.random.get_state(legacy=False)  # noqa: NPY002  # the generator that loops and data sets share
     return {
         "python": random.getstate(),
@@ -149,15 +168,11 @@ def _random_states(generators: Sequence[torch.Generator]) -> Content:
     }
 
 
-def _generators(states: Mapping[str, object]) -> list[Tensor]:
-    return cast(list[Tensor], states.get("generators", []))  # there were none before they could be given
-
-
-def _set_random_states(states: Mapping[str, object], generators: Sequence[torch.Generator]) -> None:
-    random.setstate(cast(tuple[object, ...], states["python"]))
-    np.random.set_state(cast(dict[str, object], states["numpy"]))  # noqa: NPY002
-    torch.set_rng_state(cast(Tensor, states["torch"]))
-    for device, state in enumerate(cast(list[Tensor], states["cuda"])[: torch.cuda.device_count()]):
+def _set_random_states(states: RandomStates, generators: Sequence[torch.Generator]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, device)
-    for generator, state in zip(generators, _generators(states), strict=True):
+    for generator, state in zip(generators, states.get("generators", []), strict=True):
         generator.set_state(state)
