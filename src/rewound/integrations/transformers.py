@@ -17,8 +17,9 @@ from rewound.algorithm import RATE
 from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.loop import Epochs
-from rewound.loops.preparation import epochs, inner
+from rewound.loops.preparation import epochs
 from rewound.loops.snapshot import StateDict, Stateful
+from rewound.loops.unwrapping import bare_optimizer
 from rewound.pruning.pruner import Pruner
 
 try:
@@ -89,7 +90,7 @@ def rewind(
         say=say,
     )
     args.num_train_epochs = len(run)
-    trainer.add_callback(_Rewinding(run, inner(optimizer), steps))
+    trainer.add_callback(_Rewinding(run, bare_optimizer(optimizer), steps))
     return run
 
 

@@ -9,11 +9,9 @@ for epoch in run:  # was: for epoch in range(90)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import RATE, longest_time
@@ -24,15 +22,16 @@ from rewound.loops.groups import check_rates
 from rewound.loops.joint import joint
 from rewound.loops.loop import Epochs
 from rewound.loops.progress import Progress
+from rewound.loops.recording import Recording
 from rewound.loops.rehearsal import adopted
 from rewound.loops.run import Run
-from rewound.loops.schedulers import Scheduler, bare, check_given
+from rewound.loops.schedulers import Scheduler, called, check_given
 from rewound.loops.snapshot import Stateful, Subjects
+from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler, listed
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.schedule import Schedule
 from rewound.technique import technique_named
 
-Thing = TypeVar("Thing")
 _ORDER = "the order is epochs(training_epochs, model, optimizer, scheduler)"
 
 
@@ -104,37 +103,65 @@ def epochs(
         max_drop=max_drop,
         init=init,
     )
-    schedule = scheduler if isinstance(scheduler, Schedule) else None
-    if schedule is not None and not adopt:
+    _check_arguments(scheduler, adopt, steps_per_epoch, resume, say)
+    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
+    subjects = _subjects(model, optimizer, scheduler, also)
+    _check_subjects(course, subjects)
+    progress = Progress()
+    if adopt:
+        progress.recording = _adopted(course, subjects, scheduler, steps_per_epoch)
+    return Epochs(Run(course, subjects, progress, folder, resume, say))
+
+
+def _check_arguments(scheduler: object, adopt: bool, steps_per_epoch: int, resume: bool, say: object) -> None:
+    """Whether what is neither of the course nor a subject can be used."""
+    if isinstance(scheduler, Schedule) and not adopt:
         raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
     if as_whole("steps_per_epoch", steps_per_epoch) < 1:
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
     check_kind("resume", resume, bool, "give True or False")
-    check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
-    generators = [thing for thing in also if isinstance(thing, torch.Generator)]
-    stateful = [thing for thing in also if not isinstance(thing, torch.Generator)]
     if not callable(say):
         raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
-    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
-    optimizers = [inner(each) for each in _listed(optimizer)]
+
+
+def _subjects(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None,
+    also: Sequence[Stateful | torch.Generator],
+) -> Subjects:
+    """What is trained, out of what is around it; each is of its kind."""
+    check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
+    optimizers = [bare_optimizer(each) for each in listed(optimizer)]
     _check_kinds(model, optimizers)
-    subjects = Subjects(_bare(model), joint(optimizers), _several(scheduler), stateful, generators)
+    return Subjects(
+        model=bare_model(model),
+        optimizer=joint(optimizers),
+        schedulers=() if scheduler is None or isinstance(scheduler, Schedule) else listed(scheduler),
+        also=[thing for thing in also if not isinstance(thing, torch.Generator)],
+        generators=[thing for thing in also if isinstance(thing, torch.Generator)],
+    )
+
+
+def _check_subjects(course: Course, subjects: Subjects) -> None:
+    """Whether they can be pruned, rewound and saved."""
     _check_schedulers(subjects)
     check_rates(subjects.optimizer)
-    if not adopt:
+    if not course.adopt:
         check_given(subjects.schedulers, subjects.optimizer)
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
     trained = trained_weights(subjects.model, subjects.optimizer)
     weights = {name: weight for name, weight in trained.items() if course.pruner.selects(name)}
     warn_of_dense(subjects.also, weights, subjects.model)
-    progress = Progress()
-    if schedule is not None and final is not None:
+
+
+def _adopted(course: Course, subjects: Subjects, scheduler: object, steps_per_epoch: int) -> Recording:
+    """What the dense run of an adopted network did."""
+    schedule = scheduler if isinstance(scheduler, Schedule) else subjects.schedulers
+    if isinstance(schedule, Schedule) and course.final is not None:
         schedule = replace(schedule, declared_final=None)  # `final` says what holds after its end
-    if adopt:
-        schedules = schedule or subjects.schedulers
-        progress.recording = adopted(subjects.optimizer, schedules, training_epochs, steps_per_epoch)
-    return Epochs(Run(course, subjects, progress, folder, resume, say))
+    return adopted(subjects.optimizer, schedule, course.training_epochs, steps_per_epoch)
 
 
 def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -156,44 +183,9 @@ def _check_schedulers(subjects: Subjects) -> None:
     """Whether the schedulers move this optimizer's rate."""
     groups = {id(group) for group in subjects.optimizer.param_groups}
     for scheduler in subjects.schedulers:
-        moved = getattr(bare(scheduler), "optimizer", None)
-        if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, inner(moved).param_groups)):
+        moved = bare_optimizer(getattr(bare_scheduler(scheduler), "optimizer", subjects.optimizer))
+        if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, moved.param_groups)):
             raise InputError(
-                f"{type(bare(scheduler)).__name__} drives another optimizer ({type(inner(moved)).__name__}) than the "
-                "one given, whose rate would never move; give the scheduler made for this optimizer"
+                f"{called(scheduler)} drives another optimizer ({type(moved).__name__}) than the one "
+                "given, whose rate would never move; give the scheduler made for this optimizer"
             )
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The model itself, inside what torch.compile and data parallelism put around it."""
-    while True:
-        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        else:
-            return model
-
-
-def inner(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, inside what Accelerate or Lightning put around it.
-
-    Another one that holds an optimizer, like Lookahead, takes steps of its own: it is used as it is.
-    """
-    while _delegates(optimizer) and isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = within
-    return optimizer
-
-
-def _delegates(optimizer: object) -> bool:
-    libraries = {base.__module__.partition(".")[0] for base in type(optimizer).__mro__}
-    return not libraries.isdisjoint({"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"})
-
-
-def _several(scheduler: Scheduler | Schedule | Sequence[Scheduler] | None) -> Sequence[Scheduler]:
-    return () if scheduler is None or isinstance(scheduler, Schedule) else _listed(scheduler)
-
-
-def _listed(given: Thing | Sequence[Thing]) -> Sequence[Thing]:
-    """One thing, or several; a name where a thing belongs is one wrong thing, not one for each letter."""
-    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

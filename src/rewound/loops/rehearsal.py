@@ -10,7 +10,7 @@ from rewound.errors import InputError
 from rewound.loops.groups import hyperparameters, rate_of
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording, Runs
-from rewound.loops.schedulers import Scheduler, bare, needed, position
+from rewound.loops.schedulers import Scheduler, called, needed, position
 from rewound.schedule import Schedule
 
 
@@ -34,7 +34,7 @@ def adopted(
             )
         if needs := needed(each):
             raise InputError(
-                f"{type(bare(each)).__name__} is stepped with {needs}, which only training tells, so that adopt=True "
+                f"{called(each)} is stepped with {needs}, which only training tells, so that adopt=True "
                 "cannot run through it; give the learning rates it took as a rewound.Schedule"
             )
     return rehearsed(optimizer, scheduler, epochs, steps_per_epoch)

@@ -8,6 +8,7 @@ from typing import Protocol, SupportsIndex
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
+from rewound.loops.unwrapping import bare_scheduler
 
 
 class Scheduler(Protocol):
@@ -18,15 +19,14 @@ class Scheduler(Protocol):
     def load_state_dict(self, state: dict[str, object], /) -> object: ...
 
 
-def bare(scheduler: Scheduler) -> Scheduler:
-    """The scheduler itself, inside what Accelerate puts around it."""
-    within: Scheduler = getattr(scheduler, "scheduler", scheduler)
-    return within
+def called(scheduler: Scheduler) -> str:
+    """What kind of scheduler it is, for a person."""
+    return type(bare_scheduler(scheduler)).__name__
 
 
 def position(scheduler: Scheduler) -> int:
     """How often it has been stepped; 0 where it does not tell."""
-    inside = bare(scheduler)
+    inside = bare_scheduler(scheduler)
     chained: Sequence[Scheduler] = getattr(inside, "_schedulers", ())  # torch's ChainedScheduler does not count
     known = getattr(inside, "last_epoch", None)
     return max((position(link) for link in chained), default=0) if known is None else int(known)
@@ -34,7 +34,7 @@ def position(scheduler: Scheduler) -> int:
 
 def needed(scheduler: Scheduler) -> str | None:
     """What its `step` must be told, like the loss that ReduceLROnPlateau watches; None where nothing."""
-    asked = signature(bare(scheduler).step).parameters.values()
+    asked = signature(bare_scheduler(scheduler).step).parameters.values()
     return next((p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD), None)
 
 
@@ -53,7 +53,7 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
     for scheduler in schedulers:
         if (steps := position(scheduler)) > 0:
             raise InputError(
-                f"{type(bare(scheduler)).__name__} has been stepped before ({steps:,} times), so that the dense run "
+                f"{called(scheduler)} has been stepped before ({steps:,} times), so that the dense run "
                 "would not follow its schedule from the start; make optimizer and scheduler anew, and for a network "
                 "that is trained already give adopt=True"
             )
@@ -71,7 +71,7 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
-        own = getattr(bare(scheduler), "optimizer", optimizer)
+        own = getattr(bare_scheduler(scheduler), "optimizer", optimizer)
         return [group["lr"] for group in own.param_groups]
 
     def reduce(scheduler: Scheduler, protocol: SupportsIndex) -> str | tuple[object, ...]:
