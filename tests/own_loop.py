@@ -17,9 +17,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rewound
-import rewound.loops.run
+import rewound.loops.iteration
 
-rewound.loops.run.SAVE_SECONDS = 0.0
+rewound.loops.iteration.SAVE_SECONDS = 0.0
 
 
 def main(folder: str, technique: str, die_in: int | None = None, waits: bool = False) -> None:

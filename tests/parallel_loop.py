@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rewound
-import rewound.loops.run
+import rewound.loops.iteration
 
-rewound.loops.run.SAVE_SECONDS = 0.0
+rewound.loops.iteration.SAVE_SECONDS = 0.0
 BATCH, STEPS, T = 16, 3, 3
 
 

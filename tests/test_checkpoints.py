@@ -15,7 +15,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import rewound
-import rewound.loops.run
+import rewound.loops.iteration
 from loops import STEPS, Loop, T, batch, network, one_step, redraw, same
 from rewound import TECHNIQUES, Epochs, InputError, Mask
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewound.loops.run, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
 
 
 def script(*arguments: object) -> subprocess.CompletedProcess[str]:

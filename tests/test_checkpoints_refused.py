@@ -13,14 +13,14 @@ from torch.optim import SGD, Adam
 from torch.optim.swa_utils import AveragedModel
 
 import rewound
-import rewound.loops.run
+import rewound.loops.iteration
 from loops import Loop, T, network, same
 from rewound import InputError, Pruner
 
 
 @pytest.fixture(autouse=True)
 def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewound.loops.run, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_two_optimizers_are_one_with_two_groups(options: dict[str, object], by_s
 
 @pytest.mark.parametrize("until", [1, T, T + 2])
 def test_a_run_that_was_left_goes_on(tmp_path: Path, until: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewound.loops.run.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("rewound.loops.iteration.SAVE_SECONDS", 0.0)
     whole = Script(several=True, by_step=True)
     whole.over(whole.run())
     for last in (until, None):

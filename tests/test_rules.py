@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 import rewound
-import rewound.loops.run
+import rewound.loops.iteration
 from loops import STEPS, Loop, T, batch, network, one_step, same
 from rewound import Facts, InputError, Schedule, Technique
 
@@ -38,7 +38,7 @@ IN_HALVES = Technique(weights="final", lr=in_halves)
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
-    monkeypatch.setattr(rewound.loops.run, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("technique", ["ADAPTIVE", "REWOUND"])

@@ -72,6 +72,11 @@ class Course:
         return list(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
 
     @property
+    def densities(self) -> list[float]:
+        """What the levels prune to."""
+        return [level.density for level in self.levels]
+
+    @property
     def dense(self) -> Level:
         """The dense run as level 0; an adopted network has had its own."""
         return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_epochs)

@@ -115,6 +115,12 @@ class Progress:
                 f"{which} ended without one; report it{there}"
             )
 
+    def begin_level(self, density: float, mask: Mask, facts: Facts | None) -> None:
+        """The next level has been pruned."""
+        self.level, self.done, self.accuracy = self.level + 1, 0, None
+        self.mask, self.facts = mask, facts
+        self.densities.append(density)
+
     def end_epoch(self) -> None:
         """The present epoch is done."""
         self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0

@@ -6,13 +6,13 @@ run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, o
 
 import torch
 
-from rewound.algorithm import Level
 from rewound.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.averages import prune_along
 from rewound.loops.checkpoints import Folder, rewind_name
 from rewound.loops.course import Course, trained_weights
 from rewound.loops.joint import members
+from rewound.loops.run import Run
 from rewound.loops.snapshot import Subjects
 from rewound.pruning.facts import facts_of
 from rewound.pruning.mask import Mask
@@ -20,24 +20,28 @@ from rewound.pruning.prunable import prunable_weights
 from rewound.technique import Facts
 
 
-def pruned(
-    level: Level, course: Course, subjects: Subjects, folder: Folder, mask: Mask | None
-) -> tuple[Mask, Facts | None]:
-    """Bring the subjects to the start of a level; its mask, the same on every rank, and what a rule may know of it."""
-    weights = prunable_weights(subjects.model)
-    trained = trained_weights(subjects.model, subjects.optimizer)
-    chosen = {name: weights[name] for name in (trained if mask is None else mask)}
-    made = ranks.agreed(course.pruner.prune(chosen, level.density, mask), subjects.model)
-    facts = None
-    if callable(course.how.lr):
-        facts = ranks.from_first(facts_of({**trained, **chosen}, mask, made))
+def begin_level(run: Run, folder: Folder) -> None:
+    """Bring the run and its subjects to the start of the next level."""
+    subjects, level = run.subjects, run.levels[run.level + 1]
+    mask, facts = _pruned(run, level.density)
     if isinstance(level.weights_from, int):
         _rewind(level.weights_from, subjects, folder)
     elif level.weights_from == "fresh":
-        _draw_anew(course, subjects, folder)
-    made.apply(subjects.model)
-    prune_along(subjects.also, made, subjects.model)
-    return made, facts
+        _draw_anew(run.course, subjects, folder)
+    mask.apply(subjects.model)
+    prune_along(subjects.also, mask, subjects.model)
+    run.progress.begin_level(level.density, mask, facts)
+
+
+def _pruned(run: Run, density: float) -> tuple[Mask, Facts | None]:
+    """The mask of the next level, the same on every rank, and what a rule may know of it."""
+    course, model, mask = run.course, run.subjects.model, run.progress.mask
+    weights, trained = prunable_weights(model), trained_weights(model, run.subjects.optimizer)
+    chosen = {name: weights[name] for name in (trained if mask is None else mask)}
+    made = ranks.agreed(course.pruner.prune(chosen, density, mask), model)
+    if not callable(course.how.lr):
+        return made, None
+    return made, ranks.from_first(facts_of({**trained, **chosen}, mask, made))
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:

@@ -7,21 +7,21 @@ rule that warms up for 100 steps does so for 100 batches, whoever steps in them.
 
 from dataclasses import replace
 
-from rewound.algorithm import Level
+from rewound.loops.joint import members
 from rewound.loops.recording import Recording
+from rewound.loops.run import Run
 from rewound.schedule import Schedule, Segment, sliced
-from rewound.technique import Facts, Rule, Technique, drawn_by
+from rewound.technique import Facts, Rule, drawn_by
 
 
-def read_by(
-    level: Level, technique: Technique, recording: Recording, facts: Facts | None, optimizers: int
-) -> tuple[Recording, int]:
-    """The recording that a level reads, and from which epoch: a rule's drawing follows the dense run."""
+def recording_of(run: Run) -> tuple[Recording, int]:
+    """The recording that the present level reads, and from which epoch: a rule's drawing follows the dense run."""
+    level, rule, recording, facts = run.present, run.course.how.lr, run.recording, run.progress.facts
     if level.schedule_from is not None:
         return recording, level.schedule_from
-    assert callable(technique.lr)
+    assert callable(rule)
     assert facts is not None  # of the pruning before it
-    return drawn(technique.lr, recording, facts, level.length, optimizers), recording.epochs
+    return drawn(rule, recording, facts, level.length, len(members(run.subjects.optimizer))), recording.epochs
 
 
 def drawn(rule: Rule, recording: Recording, facts: Facts, epochs: int, optimizers: int = 1) -> Recording:

@@ -1,0 +1,153 @@
+"""The algorithm in a user's own training loop: epochs that somebody else trains, with pruning and rewinding in between.
+
+It yields the T epochs of the dense run and records what the schedule does to the optimizer. Then, for each of
+`algorithm.levels`, it prunes, puts back what the technique rewinds, and yields again, with the mask attached and the
+recorded learning rates set before every step; the scheduler itself rests until the loop ends.
+"""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
+
+from rewound.algorithm import check_final
+from rewound.errors import InputError, few
+from rewound.loops import ranks
+from rewound.loops.checkpoints import level_name, opened, progress_in, rewind_name
+from rewound.loops.epoch import recorded, replayed
+from rewound.loops.joint import members
+from rewound.loops.progress import Reached
+from rewound.loops.recording import Recording
+from rewound.loops.resumption import resume_or_begin
+from rewound.loops.rewinding import begin_level
+from rewound.loops.rules import recording_of
+from rewound.loops.run import Run
+from rewound.loops.schedulers import resting
+
+SAVE_SECONDS = 60.0
+"""How much work a killed process loses, at most, beside the epoch it was in."""
+
+
+class Iteration:
+    """One pass over a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.course, self.subjects = run, run.course, run.subjects
+        self._saved_at = time.monotonic()
+
+    def epochs(self) -> Generator[int]:
+        """The epochs of the whole run, from where it has been left."""
+        run = self.run
+        with opened(run.path) as self._folder:
+            self._start()
+            try:
+                yield from self._train()
+                while not run.is_over:
+                    self._prune()
+                    yield from self._train()
+            except GeneratorExit:
+                run.say(run.progress.told_when_left(len(run.levels) - 1, self.course.epochs, run.is_resumable))
+                raise
+            self._give_back()
+
+    def _train(self) -> Iterator[int]:
+        """Train^t(W, m, g), by somebody else: the epochs that are left of the present level."""
+        run, progress, subjects = self.run, self.run.progress, self.subjects
+        recording, start = recording_of(run) if run.level else (progress.recording, 0)
+        with ExitStack() as level:
+            if progress.mask is not None:
+                level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
+                level.enter_context(resting(subjects.schedulers, subjects.optimizer))
+            while progress.done < run.present.length:
+                if not progress.steps:  # else it is resumed in its middle
+                    self._begin_epoch()
+                with self._epoch(recording, start + progress.done):
+                    yield progress.epoch
+                self._end_epoch()
+        if len(progress.reached) == run.level:
+            self._end_level()
+
+    def _prune(self) -> None:
+        if not self.run.level:
+            check_final(self.course.how, self.run.recording.schedule())
+            self._tell_of_frozen()
+        begin_level(self.run, self._folder)
+
+    # An epoch, a level and the run: how they begin and end
+
+    def _start(self) -> None:
+        run, course, subjects = self.run, self.course, self.subjects
+        resume_or_begin(run, self._folder)
+        run.progress.check_reports(course.max_drop, run.path)
+        run.say(course.told(run.progress.epoch))
+        self._untrained = course.untrained(subjects.model, subjects.optimizer)
+        if run.progress.mask is None and self._untrained:
+            why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
+            run.say(f"{why}: {few(self._untrained)}")
+        if course.adopt and not run.progress.epoch and not subjects.optimizer.state:
+            run.say("the optimizer has no state: momentum and its like start empty")
+
+    def _tell_of_frozen(self) -> None:
+        """Name what was trained at the start and is left out now, as by a GAN's loop that freezes its critic."""
+        now = self.course.untrained(self.subjects.model, self.subjects.optimizer)
+        if frozen := [name for name in now if name not in self._untrained]:
+            why = "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be"
+            self.run.say(f"{why}: {few(frozen)}")
+
+    def _begin_epoch(self) -> None:
+        progress = self.run.progress
+        if not self.run.level:
+            if progress.done in self.course.rewound_to:
+                self._folder.write(rewind_name(progress.done), self.subjects, progress)
+            progress.recording.begin_epoch()
+
+    def _epoch(self, recording: Recording, epoch: int) -> AbstractContextManager[None]:
+        optimizer, schedulers, progress = self.subjects.optimizer, self.subjects.schedulers, self.run.progress
+        if self.run.level:
+            return replayed(optimizer, progress, recording, epoch, schedulers)
+        checks = self.run.resumes and not progress.epoch  # a trainer steps its schedulers when it likes
+        return recorded(optimizer, progress, schedulers if checks else ())
+
+    def _end_epoch(self) -> None:
+        run, progress = self.run, self.run.progress
+        progress.end_epoch()
+        overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
+        if run.is_resumable and overdue and progress.done < run.present.length:
+            self._folder.write("latest", self.subjects, progress)
+            self._saved_at = time.monotonic()
+
+    def _end_level(self) -> None:
+        run, progress, max_drop = self.run, self.run.progress, self.course.max_drop
+        progress.agree()
+        if max_drop is not None and progress.accuracy is None and not progress.epoch:
+            raise InputError(
+                "max_drop needs run.report(accuracy=...) of the adopted network, before the loop; report it, on rank 0 "
+                "at least"
+            )
+        progress.reached.append(Reached(run.level, run.present.density, progress.epoch, progress.accuracy))
+        self._keep_level(progress.returned(max_drop))
+        self._saved_at = time.monotonic()
+        run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs, progress.metric))
+        progress.check_reports(max_drop, run.path)  # by now the level is in the folder
+
+    def _keep_level(self, returned: int) -> None:
+        """Write the end of the level, for whoever may come back to it, and remove what nobody will."""
+        level = self.run.level
+        if self.run.path is not None:
+            # A larger compression goes on from the level before a last, smaller step, or from the dense run.
+            kept = {0, level - 1, level, returned}
+        else:  # the folder ends with the run
+            kept = set() if self.course.max_drop is None else {returned}
+        if level in kept:
+            self._folder.write(level_name(level), self.subjects, self.run.progress)
+        self._folder.keep(kept)
+
+    def _give_back(self) -> None:
+        """Leave the model at the returned level."""
+        run = self.run
+        if (chosen := run.progress.returned(self.course.max_drop)) != run.level:
+            content = self._folder.read(level_name(chosen))
+            if content is None:  # of a run that went on from an earlier level, and was worse this time
+                raise InputError(f"{self._folder.path} no longer holds level {chosen}; train anew in another folder")
+            self.subjects.rewind(content)
+            run.progress.mask = progress_in(content).mask
+            run.say(f"returned: {f'level {chosen}' if chosen else 'the dense network'}, the last within max_drop")
