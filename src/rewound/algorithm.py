@@ -14,6 +14,10 @@ from rewound.errors import InputError, as_number, check_kind
 from rewound.schedule import Schedule
 from rewound.technique import Technique
 
+COMPRESSION = 10.0
+"""How many times fewer weights, unless told otherwise."""
+TECHNIQUE = "lr-rewinding"
+"""How each level is retrained, unless told otherwise: as in the paper's Algorithm 1."""
 KEEP = 0.8
 """The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
 RATE = round(1 - KEEP, 9)

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
 
-from rewound.algorithm import RATE, goals, has_dropped, longest_time, returned
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, goals, has_dropped, longest_time, returned
 from rewound.errors import InputError, as_number, as_path, as_whole
 from rewound.executors.local import opened, run
 from rewound.plans.options import Options, keeps_all
@@ -79,8 +79,8 @@ class PrunedNetwork:
 def prune(
     recipe: str | Recipe,
     *,
-    compression: float = 10.0,
-    technique: str = "lr-rewinding",
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
     retrain_epochs: float | None = None,
     rate: float = RATE,
     one_shot: bool = False,

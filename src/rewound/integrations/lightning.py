@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rewound.algorithm import RATE
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
@@ -40,8 +40,8 @@ class Rewind(Callback):
     def __init__(
         self,
         *,
-        compression: float = 10.0,
-        technique: str = "lr-rewinding",
+        compression: float = COMPRESSION,
+        technique: str = TECHNIQUE,
         retrain_epochs: int | None = None,
         rate: float = RATE,
         one_shot: bool = False,

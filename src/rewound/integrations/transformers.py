@@ -13,7 +13,7 @@ from typing import cast
 
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import RATE
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.loop import Epochs
@@ -38,8 +38,8 @@ except ImportError as error:
 def rewind(
     trainer: Trainer,
     *,
-    compression: float = 10.0,
-    technique: str = "lr-rewinding",
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
     retrain_epochs: int | None = None,
     rate: float = RATE,
     one_shot: bool = False,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import RATE, longest_time
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, longest_time
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.averages import warn_of_dense
 from rewound.loops.course import Course, Init, trained_weights
@@ -41,8 +41,8 @@ def epochs(
     optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
     *,
-    compression: float = 10.0,
-    technique: str = "lr-rewinding",
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
     retrain_epochs: int | None = None,
     rate: float = RATE,
     one_shot: bool = False,
