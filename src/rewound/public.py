@@ -6,6 +6,7 @@ from rewound.errors import Diverged, InputError
 from rewound.flops import profile
 from rewound.loops.loop import Epochs
 from rewound.loops.preparation import epochs
+from rewound.loops.progress import Reached
 from rewound.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
@@ -29,6 +30,7 @@ __all__ = [
     "Position",
     "PrunedNetwork",
     "Pruner",
+    "Reached",
     "Recipe",
     "Schedule",
     "Scores",
