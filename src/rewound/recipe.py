@@ -118,6 +118,8 @@ class Recipe(ABC):
     def steps_of(self, epochs: float) -> int:
         """How many steps a retraining time is, rounded up as the authors do; t = T is exactly T's steps."""
         # Rounded first: 1.1 epochs of 10 steps are 11, not the 12 that 11.000000000000002 would be.
+        if not math.isfinite(epochs * self.steps_per_epoch):
+            raise InputError(f"{epochs:g} epochs are more than can be counted in steps; give fewer")
         steps = math.ceil(round(epochs * self.steps_per_epoch, 6))
         if epochs == self.training_epochs:
             return self.schedule.steps

@@ -16,7 +16,7 @@ from rewound.errors import InputError
 from rewound.executors import executor_named
 from rewound.executors.local import opened
 from rewound.plans import planning
-from rewound.plans.collection import collected
+from rewound.plans.collection import collected, is_measured
 from rewound.plans.options import Options
 from rewound.plans.outlook import estimate, outdated
 from rewound.plans.packing import pack_store
@@ -41,7 +41,7 @@ def run_sweep(
     plan, store = planning.plan(sweep.targets), opened(root, sweep.recipe, options.device)
     if retry_failed:
         for node in plan.nodes:
-            if (result := store.result(node.key)) and "failed" in result:
+            if (result := store.result(node.key)) and ("failed" in result or not is_measured(result)):
                 store.forget(node.key)
     for line in outdated(plan, store, options.device):
         say(line)

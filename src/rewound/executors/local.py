@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from rewound.devices import device_named
-from rewound.executors.processes import run_processes
+from rewound.executors.processes import WorkersDied, run_processes
 from rewound.executors.walking import walk
 from rewound.executors.watch import Headway, Watch
 from rewound.plans.execution import Paused, Worker
 from rewound.plans.options import Options
 from rewound.plans.planning import Plan
 from rewound.plans.realisation import recomputing
-from rewound.plans.remaining import tidy
+from rewound.plans.remaining import tidy, todo
 from rewound.recipe import Recipe
 from rewound.storage.store import Say, Store, is_store
 
@@ -45,7 +45,12 @@ def run(
     if options.jobs == 1:
         work(say, warn, alive)
     else:
-        run_processes(options.jobs, work, say, warn, alive)
+        try:
+            run_processes(options.jobs, work, say, warn, alive)
+        except WorkersDied as death:
+            if todo(plan, store):
+                raise
+            say(f"note: {death}; the others have done the work")
     tick(watch.headway())
     tidy(plan, store, keep_all=options.keep_all)
 

@@ -22,6 +22,10 @@ Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
 """Takes what to say things with, what to warn with, and what to call now and then to learn that it has to end."""
 
 
+class WorkersDied(RuntimeError):
+    """Some processes were killed; the others have gone on to the end."""
+
+
 def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[], None]) -> None:
     """Let as many processes do the work, and return when all of them have."""
     context = multiprocessing.get_context("spawn")
@@ -58,7 +62,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
     if errors:
         raise errors[0]
     if crashed := [worker for worker in workers if worker.exitcode]:
-        raise RuntimeError(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
+        raise WorkersDied(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
 
 
 def _process(work: Work, messages, parent: int) -> None:  # type: ignore[no-untyped-def]  # SimpleQueue has no public type

@@ -18,7 +18,7 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     missing, seen, lost = 0, set[str](), _lost(targets, reader)
     for target in targets:
         result = reader.result(target.state.key)
-        failed = target.state.key in lost or not _is_measured(result)
+        failed = target.state.key in lost or not is_measured(result)
         if not failed and (result is None or "val" not in result):
             missing += 1
             continue
@@ -30,7 +30,7 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
     return Tables(rows, layers, curves, missing)
 
 
-def _is_measured(result: Result | None) -> bool:
+def is_measured(result: Result | None) -> bool:
     """Whether its metric, if it has been evaluated, is a number; what continues the run may still have one."""
     return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
 

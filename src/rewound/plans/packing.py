@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rewound.errors import InputError
 from rewound.plans.planning import Plan
 from rewound.plans.remaining import todo
-from rewound.storage.layout import artifact_at
+from rewound.storage.layout import Artifact, artifact_at
 from rewound.storage.merging import merge
 from rewound.storage.store import Store
 
@@ -39,6 +39,9 @@ def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = No
             archive.add(store.root / name, name)
     content = buffer.getvalue()
     out.parent.mkdir(parents=True, exist_ok=True)
+    for old in out.parent.glob(f"{out.name}.*"):  # a piece of an earlier, longer pack: `unpack out.*` would take it
+        if _numbered(old)[1] is not None:
+            old.unlink()
     if split_bytes is None:
         out.write_bytes(content)
         return [out]
@@ -55,6 +58,19 @@ def _needed(plan: Plan, store: Store) -> Iterator[str]:
     for node in plan.nodes:
         read_later = not open_nodes.isdisjoint(plan.readers.get(node.key, ()))
         yield from (found.path for found in store.artifacts(node.key) if found.kind != "state" or read_later)
+    yield from sorted(_continued(plan, store))
+
+
+def _continued(plan: Plan, store: Store) -> set[str]:
+    """The results that those of the plan go on from, but which another plan has cut there: their time and curves."""
+    found = set[str]()
+    for node in plan.nodes:
+        result = store.result(node.key)
+        while result is not None and (key := result["after"]) is not None:
+            if key not in plan.by_key:
+                found.add(Artifact("result", key).path)
+            result = store.result(key)
+    return found
 
 
 def read_packs(paths: Sequence[Path]) -> list[bytes]:

@@ -4,6 +4,7 @@ The data lives on the training device as bytes. The order of an epoch and every 
 (`randomness`), so a batch is a function of (seed, prunings, step) and the stream can be entered anywhere.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class ImageClassification(Recipe):
         for name in ("momentum", "weight_decay", "shift"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name.replace('_', '-')} must not be below 0, not {getattr(self, name):g}")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov needs a momentum above 0, not 0; set nesterov = false for plain SGD")
+        if not math.isfinite(self.epochs * self.steps_per_epoch):
+            raise InputError(f"epochs = {self.epochs:g} is more than can be counted in steps; give fewer")
 
     @abstractmethod
     def images(self, device: torch.device) -> Images:

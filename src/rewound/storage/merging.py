@@ -1,9 +1,11 @@
 """Artifacts of another store: taken if they are whole, and if what is here is not as good.
 
-A result is never overwritten. Tensors are only where training goes on from, and whichever are used, the results are the
-same: a draft gives way to one of more steps, a state without the optimizer's slots to one with them.
+What was measured is never overwritten; a result without a measurement gives way to one that has it. Tensors are only
+where training goes on from, and whichever are used, the results are the same: a draft gives way to one of more steps, a
+state without the optimizer's slots to one with them.
 """
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -11,7 +13,7 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from rewound.errors import InputError
-from rewound.storage.artifact import Damaged
+from rewound.storage.artifact import Damaged, digest
 from rewound.storage.layout import DAMAGED, artifact_at
 from rewound.storage.statefile import Kept, read_state
 from rewound.storage.store import Store
@@ -24,7 +26,9 @@ def merge(store: Store, name: str, content: bytes) -> Literal["added", "present"
         raise InputError(f"{name!r} is not an artifact of a store")
     kind, key = artifact
     if kind == "result":
-        if store.result(key) is not None:
+        if (mine := store.result(key)) is not None and (
+            "val" in mine or "failed" in mine or not _is_evaluated(content)
+        ):
             return "present"
         store.write(path, content)
         return "damaged" if store.result(key) is None else "added"
@@ -37,6 +41,15 @@ def merge(store: Store, name: str, content: bytes) -> Literal["added", "present"
         return "present"
     store.write(path, content)
     return "added"
+
+
+def _is_evaluated(content: bytes) -> bool:
+    """Whether a result that arrives has been measured; one that is damaged has not."""
+    try:
+        result = json.loads(content)
+        return "val" in result and result.pop("checksum") == digest(result)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _has_state(store: Store, key: str, arriving: Kept) -> bool:

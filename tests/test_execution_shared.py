@@ -1,0 +1,275 @@
+"""Several sweeps and workers in one store: nothing measured is lost, nothing needed dropped, nothing left behind."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import rewound.executors.walking
+import rewound.executors.watch
+import rewound.plans.execution
+from rewound import Scores
+from rewound.executors import local
+from rewound.executors.watch import Watch
+from rewound.fleets.fleet import Fleet
+from rewound.plans.collection import collected
+from rewound.plans.options import Options
+from rewound.plans.packing import pack_store, read_packs, unpack_store
+from rewound.plans.planning import Node, plan
+from rewound.plans.remaining import todo
+from rewound.storage.merging import merge
+from rewound.storage.store import Store
+from rewound.sweeps.sweep import Sweep
+from rewound.sweeps.targets import dense
+from tiny import POISON, Held, Tiny
+from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of, targets_of
+
+STEPS = Held().steps_per_epoch
+# Fine-tuning of eleven steps is where longer fine-tuning and LR rewinding of sixteen part.
+SHORT = sweep_of({"technique": "fine-tuning", "retrain-epochs": 11 / STEPS, "density": 0.5}, recipe="Held")
+LONG = sweep_of(
+    {"technique": "fine-tuning", "retrain-epochs": 19 / STEPS, "density": 0.5},
+    {"technique": "lr-rewinding", "retrain-epochs": 16 / STEPS, "density": 0.5},
+    recipe="Held",
+)
+
+
+def fine_tuning(*epochs: float, density: float = 0.5) -> Sweep:
+    return sweep_of({"technique": "fine-tuning", "retrain-epochs": list(epochs), "density": density})
+
+
+def test_doing_a_state_again_leaves_what_was_measured(store: Store) -> None:
+    run(SHORT, store)
+    key = SHORT.targets[-1].state.key
+    before = store.result(key)
+    assert before is not None
+    assert not plan(LONG.targets).by_key[key].asked
+    run(LONG, store)
+    assert store.result(key) == before
+    assert collected(SHORT.targets, store).missing == 0
+
+
+def test_what_is_still_to_be_evaluated_keeps_its_parents(store: Store) -> None:
+    run(LONG, store)
+    key, more = SHORT.targets[-1].state.key, [0.4, 0.3]
+    assert "val" not in (store.result(key) or {"val": 0})
+    wide = sweep_of(
+        *({"technique": "fine-tuning", "retrain-epochs": 11 / STEPS, "density": density} for density in (0.5, *more)),
+        recipe="Held",
+    )
+    said = run(wide, store)
+    assert len([line for line in said if "recomputing" in line]) == 1, "the dense run, once"
+
+
+def test_tensors_stay_while_another_sweep_is_at_work(store: Store) -> None:
+    other = "ab" * 16
+    assert store.claim(other)
+    sweep = sweep_of(FINE_TUNING)
+    run(sweep, store)
+    assert sweep.targets[0].state.key in states(store)
+    store.release(other)
+    run(sweep, store)
+    assert states(store) == set()
+
+
+def test_what_is_kept_for_good_outlives_other_runs(store: Store) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    run(sweep, store, keep_all=True)
+    kept = states(store)
+    assert sweep.targets[0].state.key in kept
+    run(sweep, store)
+    assert states(store) == kept
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_what_failed_leaves_no_draft_and_no_tensors_for_what_is_skipped(
+    store: Store, keep_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
+    POISON[1, 1] = 15  # in the second epoch of level 1
+    sweep = sweep_of({**ITERATIVE, "retrain-epochs": 2}, recipe="Watched")
+    run(sweep, store, keep_all=keep_all)
+    assert [row.val is None for row in collected(sweep.targets, store).rows] == [False, True, True]
+    assert store.drafts() == set()
+    assert bool(states(store)) is keep_all
+
+
+def test_a_leaf_that_is_published_while_a_worker_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    work, looked = plan(sweep.targets), rewound.executors.watch.todo
+
+    def todo_and_then_all_is_done(*given: object) -> list[Node]:
+        monkeypatch.undo()
+        found = looked(work, store)
+        run(sweep, store)
+        return found
+
+    monkeypatch.setattr(rewound.executors.watch, "todo", todo_and_then_all_is_done)
+    watch = Watch(work, store)
+    watch.look()
+    assert watch.status == dict.fromkeys(work.by_key, True)
+
+
+def test_one_look_knows_all_that_was_done_again(store: Store) -> None:
+    first, deeper = (
+        sweep_of({"technique": "lr-rewinding", "retrain-epochs": 1, "levels": {"keep": 0.5, "count": count}})
+        for count in (3, 4)
+    )
+    run(first, store)
+    work = plan(deeper.targets)
+    watch = Watch(work, store)  # of a second worker, which sees nothing of the following
+    assert len(watch.again) == 4, "the dense run and the levels before the last"
+    run(deeper, store)
+    watch.look()
+    assert len(watch.status) == len(work.nodes)
+
+
+def test_the_clock_that_runs_out_while_a_fleet_is_made_leaves_no_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Fleet):
+        def __init__(self, *given: object, **named: object) -> None:
+            time.sleep(0.3)
+            super().__init__(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rewound.executors.walking, "Fleet", Slow)
+    local.run(plan(sweep_of(FINE_TUNING).targets), store, Options(minutes=0.1 / 60), say=print)
+    assert store.claims() == {}
+
+
+# Seconds and curves, wherever a run is cut
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+def interrupted(sweep: Sweep, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the sweep until its last node has a draft."""
+    monkeypatch.setattr(rewound.plans.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    key = sweep.targets[-1].state.key
+
+    def tick(_: object) -> None:
+        if store.drafted(key) is not None:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        local.run(plan(sweep.targets), store, Options(keep_all=True), say=print, tick=tick)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("first", "then"), [((1, 4), (4,)), ((4,), (1, 4))])
+def test_a_draft_of_another_cut_is_counted_once(
+    store: Store, first: tuple[float, ...], then: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(fine_tuning(*first), store, monkeypatch)
+    sweep = fine_tuning(*then)
+    run(sweep, store, keep_all=True)
+    whole = Store(store.root.with_name("whole"))
+    run(sweep, whole, keep_all=True)
+    points = [
+        {row.step for row in collected(sweep.targets, place).curves if row.key == sweep.targets[-1].state.key}
+        for place in (store, whole)
+    ]
+    assert points[0] >= points[1]
+    steps = [0, 0]
+    for number, place in enumerate((store, whole)):
+        key: str | None = sweep.targets[-1].state.key
+        while key is not None and (result := place.result(key)) is not None:
+            steps[number] += result["steps"]
+            key = result["after"]
+    assert steps[0] == steps[1] == sweep.targets[-1].state.steps
+
+
+@dataclass(frozen=True)
+class SlowToJudge(Tiny):
+    """Evaluation takes longer than training."""
+
+    name: ClassVar[str] = ""
+
+    def evaluate(self, model: nn.Module) -> Scores:
+        time.sleep(1.0)
+        return super().evaluate(model)
+
+
+def test_evaluation_is_not_the_next_rows_time(store: Store) -> None:
+    targets = tuple(dense(SlowToJudge(), trial) for trial in (1, 2, 3))
+    local.run(plan(targets), store, Options(), say=print)
+    assert max(row.seconds or 0 for row in collected(targets, store).rows) < 1.0
+
+
+@dataclass(frozen=True)
+class Causal(Tiny):
+    """Its network has a mask of minus infinity, as that of attention is."""
+
+    name: ClassVar[str] = ""
+
+    def model(self, seed: int) -> nn.Module:
+        model = super().model(seed)
+        model.register_buffer("causal", torch.full((2, 2), -torch.inf).triu(1))
+        return model
+
+
+def test_an_infinite_buffer_is_no_failure(store: Store) -> None:
+    targets = (dense(Causal(), 1),)
+    local.run(plan(targets), store, Options(), say=print)
+    assert collected(targets, store).rows[0].val is not None
+
+
+def test_a_draft_of_an_edited_recipe_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = fine_tuning(4)
+    interrupted(sweep, store, monkeypatch)
+    assert not [line for line in _resumed(sweep, Store(store.root), lambda: None) if "note:" in line]
+    store.forget(sweep.targets[-1].state.key)
+    interrupted(sweep, store, monkeypatch)
+    said = _resumed(sweep, store, lambda: monkeypatch.setattr(Tiny, "source_digest", lambda self: "edited"))
+    assert [line for line in said if "goes on from a draft that was made with another source" in line]
+
+
+def _resumed(sweep: Sweep, store: Store, edit: Callable[[], None]) -> list[str]:
+    edit()
+    return run(sweep, store, keep_all=True)
+
+
+# On the way between stores
+
+
+def test_a_result_that_was_not_measured_gives_way_to_one_that_was(store: Store) -> None:
+    other = Store(store.root.with_name("other"))
+    run(LONG, store)
+    run(SHORT, other)
+    key = SHORT.targets[-1].state.key
+    name = f"results/{key[:2]}/{key}.json"
+    contents = [(place.root / name).read_bytes() for place in (store, other)]
+    assert merge(other, name, contents[0]) == "present"
+    assert merge(store, name, contents[1].replace(b'"val"', b'"vau"')) == "present"
+    assert merge(store, name, contents[1]) == "added"
+    assert "val" in (store.result(key) or {})
+    assert merge(store, name, contents[0]) == "present"
+    assert not [node for node in todo(plan(SHORT.targets), store) if node.key == key]
+
+
+def test_a_pack_has_the_results_that_its_own_go_on_from(store: Store) -> None:
+    run(fine_tuning(1, 4), store)
+    sweep, away = fine_tuning(4), Store(store.root.with_name("away"))
+    unpack_store(read_packs(pack_store(plan(sweep.targets), store, store.root.with_name("pack"))), away)
+    at_home, there = collected(sweep.targets, store), collected(sweep.targets, away)
+    assert there.rows == at_home.rows
+    assert there.curves == at_home.curves
+
+
+def test_a_shorter_pack_leaves_no_pieces_of_the_longer_one(store: Store) -> None:
+    sweep = fine_tuning(1)
+    run(sweep, store)
+    work, out = plan(sweep.targets), store.root.with_name("pack")
+    assert len(pack_store(work, store, out, split_bytes=500)) > 2
+    assert pack_store(work, store, out, split_bytes=10**6) == sorted(out.parent.glob("pack.*"))
+
+
+def test_the_targets_of_this_file_are_what_they_should_be() -> None:
+    assert [target.technique for target in targets_of(LONG, density=0.5)] == ["fine-tuning", "lr-rewinding"]
