@@ -131,7 +131,7 @@ def test_the_dense_mean_is_within_its_error_and_a_tenth() -> None:
         assert made.dense.margin == pytest.approx(100 * margin)
 
 
-def test_criteria() -> None:
+def test_a_replica_needs_cells_inside_and_no_bias_of_a_curve_or_of_all() -> None:
     def shifted(*points: float, technique: str = "lr-rewinding") -> tuple[list[Row], list[Row]]:
         grid = [0.8**level for level in range(1, 1 + len(points))]
         made = [trials(*[0.9 + p / 100] * 3, density=d, technique=technique) for d, p in zip(grid, points, strict=True)]

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext as does_not_raise
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,8 @@ class Unbound:
 
 def test_a_scheduler_need_not_say_what_it_drives() -> None:
     loop = Loop()
-    rewound.epochs(T, loop.model, loop.optimizer, Unbound())
+    with does_not_raise():
+        rewound.epochs(T, loop.model, loop.optimizer, Unbound())
 
 
 @pytest.mark.parametrize("rate", [None, "auto"])

@@ -195,10 +195,12 @@ def test_bad_files_are_one_sentence(case: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 300, *range(900, 1000, 7), 3_000, 100_000])
-def test_any_depth_is_read_or_refused(depth: int) -> None:
+def test_wrong_files_are_refused_however_deep_they_nest(depth: int) -> None:
     nested = "[" * depth + "]" * depth
-    outcome(reheaded(lambda h: h["__metadata__"].update(rewound=f'{{"hash":1,"version":1,"about":{{"x":{nested}}}}}')))
-    outcome(with_part("layout", zlib.compress(f'{{"state":{{"x":{nested}}}}}'.encode(), 0)))
+    about = reheaded(lambda h: h["__metadata__"].update(rewound=f'{{"hash":1,"version":1,"about":{{"x":{nested}}}}}'))
+    layout = with_part("layout", zlib.compress(f'{{"state":{{"x":{nested}}}}}'.encode(), 0))
+    for data in (about, layout):
+        assert outcome(data) is None, "refused, and by no RecursionError"
 
 
 # Fuzzing

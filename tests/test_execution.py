@@ -21,7 +21,7 @@ from tiny_sweeps import EVERYTHING, FINE_TUNING, run, sweep_of, targets_of, valu
 # What is measured
 
 
-def test_rows(whole: Store) -> None:
+def test_every_target_has_a_row_with_values_flops_and_cost(whole: Store) -> None:
     sweep = sweep_of(*EVERYTHING)
     tables = collected(sweep.targets, whole)
     assert (len(tables.rows), tables.missing) == (1 + 5 * 2 + 2, 0)
@@ -46,7 +46,7 @@ def test_rows(whole: Store) -> None:
     assert {row.key for row in tables.rows} == {target.state.key for target in sweep.targets}
 
 
-def test_layers(whole: Store) -> None:
+def test_the_layers_of_a_row_add_up_to_its_weights(whole: Store) -> None:
     sweep = sweep_of(*EVERYTHING)
     tables = collected(sweep.targets, whole)
     total = sum(torch.Size(shape).numel() for shape in sweep.recipe.shapes.values())
@@ -58,7 +58,7 @@ def test_layers(whole: Store) -> None:
         assert sum(layer.flops or 0 for layer in layers) <= (row.flops or 0)
 
 
-def test_curves(whole: Store) -> None:
+def test_a_curve_has_the_ends_of_epochs_and_what_is_published_on_the_way(whole: Store) -> None:
     sweep = sweep_of(*EVERYTHING)
     tables = collected(sweep.targets, whole)
     (target,) = targets_of(sweep, technique="fine-tuning", retrain_epochs=2.0)
@@ -85,7 +85,7 @@ def test_pruned_weights_are_exactly_zero_and_stay_so(whole: Store) -> None:
             assert stored.state.model[name][kept].count_nonzero() > 0
 
 
-def test_provenance(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_says_what_made_it_and_a_changed_source_is_told(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = sweep_of(*EVERYTHING)
     work = plan(sweep.targets)
     for node in work.nodes:

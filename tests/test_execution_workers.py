@@ -22,7 +22,7 @@ from tiny import Tiny, logged
 from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
 
 
-def test_bad_options() -> None:
+def test_fewer_than_one_job_are_refused() -> None:
     with pytest.raises(InputError, match="jobs must be at least 1, not 0"):
         local.run(plan([]), Store.__new__(Store), Options(jobs=0))
 

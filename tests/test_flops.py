@@ -120,7 +120,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", LAYERS)
-def test_multiply_adds(name: str) -> None:
+def test_a_layer_costs_its_multiply_adds(name: str) -> None:
     layer, inputs, expected = LAYERS[name]
     assert profile(layer(), inputs).total() == expected
 

@@ -199,7 +199,9 @@ def shared(model: nn.Sequential) -> list[Optimizer]:
         (pair, {"adopt": True}, "one new scheduler for each optimizer or a Schedule, not 0 schedulers"),
     ],
 )
-def test_what_cannot_be(made: Callable[[nn.Sequential], object], options: dict[str, object], said: str) -> None:
+def test_optimizers_that_do_not_fit_are_refused_at_the_start(
+    made: Callable[[nn.Sequential], object], options: dict[str, object], said: str
+) -> None:
     model = network()
     with pytest.raises(InputError, match=said):
         rewound.epochs(T, model, made(model), **options)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def at(panel: Panel, technique: str, compression: float) -> Point:
         (8, R56, LR, 9.31, +0.10, "the same panel in the appendix"),
     ],
 )
-def test_deltas(
+def test_differences_to_the_dense_network_are_those_the_paper_states(
     published: list[Experiment],
     figure: int,
     recipe: str,
@@ -75,7 +75,9 @@ def test_deltas(
         (1.95, FINE, 1.71, "tex, appendix F: a similarly accurate fine-tuned network, 1.7x"),
     ],
 )
-def test_speedups(published: list[Experiment], compression: float, technique: str, speedup: float, source: str) -> None:
+def test_speedups_are_those_the_paper_states(
+    published: list[Experiment], compression: float, technique: str, speedup: float, source: str
+) -> None:
     point = at(panel_of(11, published, R50), technique, compression)
     assert point.median == pytest.approx(speedup, abs=0.005), source
 
@@ -118,7 +120,9 @@ def test_panels_of_the_main_text_by_search_cost(
         (GNMT, 26.87, 0.23, "tex, table 1"),
     ],
 )
-def test_dense_networks(published: list[Experiment], recipe: str, mean: float, spread: float, source: str) -> None:
+def test_dense_networks_have_the_mean_and_spread_the_paper_states(
+    published: list[Experiment], recipe: str, mean: float, spread: float, source: str
+) -> None:
     dense = next(each.baseline for each in published if each.recipe == recipe)
     assert dense.mean * dense.scale == pytest.approx(mean, abs=0.005), source
     assert dense.spread == pytest.approx(spread, abs=0.005), source
@@ -139,7 +143,7 @@ LIU = {
 }
 
 
-def test_black_dots(published: list[Experiment]) -> None:
+def test_black_dots_are_the_results_of_other_works(published: list[Experiment]) -> None:
     for recipe, dots in DOTS.items():
         for figure in (2, 5, 6, 8):
             found = panel_of(figure, published, recipe).published
@@ -164,7 +168,7 @@ DENSITIES = {  # of structured pruning, notes 4
 }
 
 
-def test_appendix_panels(published: list[Experiment]) -> None:
+def test_the_appendix_has_a_panel_for_each_setting(published: list[Experiment]) -> None:
     """As many as the pages of figures 9 and 10 have (tex, lines 799 to 998)."""
     counts = dict.fromkeys((R20, R56, R110, R50), 20) | {GNMT: 28}
     for recipe, count in counts.items():

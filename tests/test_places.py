@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         *((Strangers(what=what), False) for what in ("dropout", "noise", "unused", "frozen", "buffer")),
     ],
 )
-def test_capturable(recipe: Recipe, can: bool) -> None:
+def test_a_step_is_captured_unless_it_needs_what_a_graph_cannot_do(recipe: Recipe, can: bool) -> None:
     assert capturable(recipe) is can
 
 

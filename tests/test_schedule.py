@@ -51,7 +51,7 @@ def test_the_points_above_cover_every_curve() -> None:
     assert set(CURVES) == {"constant", "linear", "exponential", "cosine"}
 
 
-def test_constant() -> None:
+def test_a_constant_rate_holds_for_ever() -> None:
     schedule = Schedule.constant(3, 0.1)
     assert [schedule.at(step) for step in range(5)] == [0.1] * 5
     assert schedule.final == schedule.peak == 0.1
@@ -77,7 +77,7 @@ def test_cosine_after_a_warmup_to_an_end() -> None:
     ("step", "rate"),
     [(0, 0.1), (35_546, 0.1), (35_547, 0.01), (53_125, 0.01), (53_126, 0.001), (71_107, 0.001), (10**9, 0.001)],
 )
-def test_cifar(step: int, rate: float) -> None:
+def test_cifar_drops_after_the_steps_of_the_authors(step: int, rate: float) -> None:
     assert CIFAR.at(step) == rate
 
 
