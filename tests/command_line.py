@@ -15,6 +15,23 @@ technique = ["lr-rewinding", "fine-tuning"]
 retrain-epochs = [1, 2]
 density = 0.5
 """
+DIGITS_SWEEP = """
+recipe = "digits"
+trials = [1, 2]
+
+[recipe-fields]
+epochs = 1.0
+
+[[experiment]]
+technique = ["fine-tuning", "lr-rewinding", "reinitialization"]
+retrain-epochs = [0.25, 1]
+density = [0.5, 0.1]
+
+[[experiment]]
+technique = ["fine-tuning", "lr-rewinding"]
+retrain-epochs = 1
+levels = { keep = 0.5, count = 2 }
+"""
 HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops"
 
 

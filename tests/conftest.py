@@ -1,20 +1,28 @@
-"""What tests of several files are given: one thread, a store, the command, and work that was done once for all."""
+"""What tests of several files are given: one thread, a store, the command, a browser, and work done once for all."""
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from command_line import SWEEP, Outcome, Rewound, command, environment
+from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
 from rewound.commands.console import console
+from rewound.pages.page import Origin, write_page
 from rewound.storage.store import Store
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row, read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +101,34 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["run", "tiny.toml", "--jobs", "1", "--keep", "all", "--out", "report"]
     subprocess.run(command(*words), cwd=folder, env=environment(), check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A Chromium: the one named in REWOUND_CHROMIUM, or the one installed."""
+    from playwright.sync_api import sync_playwright  # here, as only pages need it
+
+    chromium = os.environ.get("REWOUND_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium: install one (apt-get install chromium), or name it in REWOUND_CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def digits_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a small sweep of digits; not to be changed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "small.toml").write_text(DIGITS_SWEEP)
+    words = command("run", "small.toml", "--jobs", "1", "--out", "report")
+    subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True)
+    return folder / "report" / "index.html"
+
+
+@pytest.fixture(scope="session")
+def published_page(authors: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the authors' tables."""
+    path = tmp_path_factory.mktemp("published") / "index.html"
+    return write_page(Tables(authors, [], [], 0), path, Origin("published"))
