@@ -169,7 +169,7 @@ def test_a_group_that_joins_on_the_way_is_told_when_it_cannot_be_rewound(resumed
             over(*made(), until=T)
     else:
         with pytest.raises(
-            InputError, match=r"cannot rewind the optimizer from 2 \+ 2 parameters in its groups to 2: "
+            InputError, match=r"cannot rewind the optimizer: its groups have 2 \+ 2 parameters and had 2 "
         ):
             over(*made(), until=T)
 

@@ -31,10 +31,10 @@ def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
             "was made with technique lr-rewinding, not fine-tuning; give the same arguments",
         ),
         ({"retrain_epochs": 2}, "was made with retrain_epochs 5, not 2"),
-        ({"rate": 0.5}, "was made with rate|does not lead to"),
-        ({"one_shot": True}, "was made with one_shot False, not True|does not lead to"),
+        ({"rate": 0.5}, "was made with rate|cannot go on to"),
+        ({"one_shot": True}, "was made with one_shot False, not True|cannot go on to"),
         ({"pruner": Pruner(scope="layer")}, "was made with pruner"),
-        ({"compression": 1.3}, "was pruned to 2x, which does not lead to 1.3x"),
+        ({"compression": 1.3}, "holds a run pruned to 2x, which cannot go on to 1.3x"),
     ],
 )
 def test_a_folder_made_with_other_arguments_says_what_differs(

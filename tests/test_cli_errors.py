@@ -89,14 +89,14 @@ BAD = {
     "not a number": bad(["diff", "x.csv", "x.csv"], "'nan' is not a number (of a failed run", x_csv=row(test="nan")),
     "other separators": bad(["diff", "x.csv", "x.csv"], "(separate them by commas)", x_csv="recipe;val;test\na;1;1\n"),
     "a row twice": bad(
-        ["diff", "x.csv", "x.csv"], "t = 4, trial 1 of a that was there", x_csv=row() + row()[len(HEADER) + 1 :]
+        ["diff", "x.csv", "x.csv"], "t = 4, trial 1 of a for the second time", x_csv=row() + row()[len(HEADER) + 1 :]
     ),
     "a dense network twice": bad(
         ["report", "--results", "x.csv", "--dense", "x.csv"],
-        "x.csv has a dense run, trial 1 of a that was there already; give every network once",
+        "x.csv has a dense run, trial 1 of a for the second time; give every network once",
         x_csv=f"{HEADER},key\na,unstructured,0,,1,,1,0.9,0.9,,{'0' * 32}\n",
     ),
-    "a table twice": bad(["diff", "x.csv", "x.csv", "x.csv"], "already; give every network once", x_csv=row()),
+    "a table twice": bad(["diff", "x.csv", "x.csv", "x.csv"], "second time; give every network once", x_csv=row()),
     "nothing to compare with": bad(["report", "--results", "x.csv", "--compare", "y.csv"], "no table", x_csv=row()),
     "compared in vain": bad(
         ["report", "--results", "x.csv", "--compare", "y.csv"], "nothing to compare", x_csv=row(t=4), y_csv=row(t=8)

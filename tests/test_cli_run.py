@@ -70,7 +70,7 @@ def test_no_conclusions_are_drawn_where_less_is_better(rewound_command: Rewound)
     Path("wrong.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Wrong"))
     code, out, err = rewound_command("run", "wrong.toml", "--jobs", 1)
     assert (code, err) == (0, "")
-    assert "only tables: less error is better" in out
+    assert "wrote tables only: a lower error is better" in out
     assert "no drop" not in out
     assert {path.name for path in Path("rewound-report/wrong").iterdir()} == {"results.csv", "layers.csv", "curves.csv"}
 

@@ -93,7 +93,7 @@ def test_a_scheduler_that_has_been_used_is_told_before_the_first_epoch() -> None
 def test_a_second_run_needs_a_new_scheduler() -> None:
     loop = Loop()
     loop.over(loop.run(compression=1.25))
-    with pytest.raises(InputError, match=r"MultiStepLR has been stepped before .* make optimizer and scheduler anew"):
+    with pytest.raises(InputError, match=r"MultiStepLR has been stepped before .* make a new optimizer and scheduler"):
         loop.over(loop.run(compression=1.25))
 
 

@@ -193,7 +193,7 @@ def shared(model: nn.Sequential) -> list[Optimizer]:
     ("made", "options", "said"),
     [
         (lambda model: [], {}, "no optimizer is given; give the one that trains the model"),
-        (shared, {}, "some parameters are in two of the optimizers"),
+        (shared, {}, "two optimizers share parameters"),
         (lambda model: [*pair(model), "adam"], {}, "optimizer .*'adam'.* the order is"),
         (lambda model: "adam", {}, "optimizer .*'adam'.* the order is"),
         (pair, {"adopt": True}, "one new scheduler for each optimizer or a Schedule, not 0 schedulers"),

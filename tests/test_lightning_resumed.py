@@ -47,5 +47,5 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_the_run_is_refused(tmp_path: Path) -> None:
     fit(trainer(tmp_path, every_epoch(tmp_path)), Module())
-    with pytest.raises(InputError, match="this checkpoint knows of no mask"):
+    with pytest.raises(InputError, match="this checkpoint has no mask"):
         fit(trainer(tmp_path, rewinding()), Module(), tmp_path / f"step={BATCHES}.ckpt")

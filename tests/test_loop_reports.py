@@ -140,5 +140,7 @@ def test_reports_that_cannot_be_compared_are_refused() -> None:
     loop = Loop()
     run = loop.run(compression=1.25, adopt=True)
     run.report(0.9)
-    with pytest.raises(InputError, match=r"higher_is_better was True in earlier reports, .*; report one metric"):
+    with pytest.raises(
+        InputError, match=r"higher_is_better was True in earlier reports and is False now; report one metric"
+    ):
         run.report(0.1, higher_is_better=False)

@@ -112,7 +112,7 @@ def test_pruned_weights_are_zero_whatever_they_were(value: float) -> None:
 def test_a_mask_of_other_names_is_for_another_model() -> None:
     mask = Mask({f"layer{i}.weight": torch.ones(2, 2, dtype=torch.bool) for i in range(7)})
     message = (
-        "this mask is for another model: no parameter of the mask's name and shape for "
+        "this mask is for another model: no parameter here has the name and shape of "
         r"layer0.weight, layer1.weight, layer2.weight, layer3.weight, layer4.weight and 2 more$"
     )
     with pytest.raises(InputError, match=message):
@@ -123,7 +123,7 @@ def test_a_mask_of_other_names_is_for_another_model() -> None:
 
 def test_a_mask_of_another_shape_is_for_another_model() -> None:
     mask = Mask({"0.weight": torch.ones(3, 2, 3, 3, dtype=torch.bool), "4.weight": torch.ones(4, 1, dtype=torch.bool)})
-    with pytest.raises(InputError, match=r"name and shape for 4\.weight$"):
+    with pytest.raises(InputError, match=r"name and shape of 4\.weight$"):
         mask.apply(network())
 
 

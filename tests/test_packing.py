@@ -82,7 +82,7 @@ def test_a_missing_piece_is_an_error_that_names_it(tmp_path: Path, targets: tupl
     for number in (0, 1, 2):
         with pytest.raises(InputError, match=rf"the piece before it, .*/pack\.00{number}, is missing"):
             read_packs([*pieces[:number], *pieces[number + 1 :]])
-    with pytest.raises(InputError, match=rf"it goes on after {pieces[-2].name}; give all pieces"):
+    with pytest.raises(InputError, match=rf"a piece after {pieces[-2].name} is missing; give all pieces"):
         read_packs(pieces[:-1])
 
 

@@ -129,8 +129,8 @@ def test_an_original_whose_zeros_the_weight_does_not_have_is_an_error(
 ) -> None:
     model = nn.Sequential(reparametrise(nn.Linear(5, 5)), nn.Linear(5, 5))
     says = (
-        r"^cannot prune 0\.parametrizations\.weight\.original: zeros in it are none in the weight .* leave it "
-        r"whole with skip=\('0\.parametrizations\.weight\.original',\), or .* with remove_parametrizations$"
+        r"^cannot prune 0\.parametrizations\.weight\.original: the layer computes its weight from it, .* exclude it "
+        r"with skip=\('0\.parametrizations\.weight\.original',\), or call remove_parametrizations first$"
     )
     with pytest.raises(InputError, match=says):
         Pruner()(model, 0.5)

@@ -78,9 +78,9 @@ def test_a_scope_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("scope", "says"),
     [
-        ("leaves_out", "must put each of a, b, c into one group, and has 'b' in 0"),
-        ("twice", "must put each of a, b, c into one group, and has 'a' in 2"),
-        ("invents", "must put each of a, b, c into one group, and has 'd' in 1"),
+        ("leaves_out", "must put each of a, b, c into exactly one group, but 'b' is in 0"),
+        ("twice", "must put each of a, b, c into exactly one group, but 'a' is in 2"),
+        ("invents", "must put each of a, b, c into exactly one group, but 'd' is in 1"),
         ("forgets_to_return", "must give lists of names, not None"),
         ("not_nested", r"must give lists of names, not \[1, 2\]"),
     ],

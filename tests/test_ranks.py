@@ -76,7 +76,7 @@ def test_ranks_draw_the_same_fresh_weights_though_their_random_numbers_differ(tm
 def test_ranks_that_hold_different_weights_are_named(tmp_path: Path) -> None:
     for status, _, errors in processes(2, tmp_path, "apart"):
         assert status != 0
-        assert "InputError: rank 1 holds other weights than rank 0, so their masks would part" in errors
+        assert "InputError: rank 1 holds other weights than rank 0, so they would prune differently" in errors
 
 
 @pytest.mark.slow

@@ -54,7 +54,9 @@ def test_small_network_for_grey_images() -> None:
 
 @pytest.mark.parametrize(("blocks", "widths"), [((3, 3), (16,)), ((), ()), ((1, 0), (16, 32)), ((1,), (0,))])
 def test_stages_must_agree(blocks: tuple[int, ...], widths: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"blocks={blocks} and widths={widths} must have as many entries")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"blocks={blocks} and widths={widths} must have the same number of entries")
+    ):
         ResNet(blocks, widths, generator=torch.Generator())
 
 

@@ -290,7 +290,7 @@ BAD = {
     "levels as a list": (with_lines(levels="[0.5, 0.25]"), "levels is a table such as { keep = 0.8, count = 10 }"),
     "levels that meet": (
         with_lines(levels="[{ keep = 0.5, count = 2 }, { keep = 0.25, count = 1 }]"),
-        "two ways to density 0.25 for fine-tuning would be one row of the tables",
+        "two runs of fine-tuning reach density 0.25 in different ways, and would share a row of the tables",
     ),
     "half a level": (with_lines(levels="{ count = 1.5 }"), "count must be a whole number, not 1.5"),
     "density and levels": (with_lines(density="0.5", levels="{ count = 1 }"), "either density (one-shot) or levels"),
@@ -299,7 +299,7 @@ BAD = {
     "negative retraining": (with_lines(retrain_epochs="-3"), "retraining time must be above 0, not -3"),
     "less than a step of retraining": (
         with_lines(retrain_epochs="0.001"),
-        "retraining time 0.001 is less than a step of digits, which has 9.344 an epoch; give at least 0.107",
+        "retraining time 0.001 is less than one step of digits, which has 9.344 per epoch; give at least 0.107",
     ),
     "endless retraining": (with_lines(retrain_epochs="inf"), "retrain-epochs must be"),
     "retraining time that is no number": (with_lines(retrain_epochs="nan"), "must be"),

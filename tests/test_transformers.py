@@ -248,7 +248,7 @@ def test_a_checkpoint_without_the_run_is_refused(tmp_path: Path) -> None:
     dense.train()
     mine = trainer(tmp_path)
     rewound_by(mine)
-    with pytest.raises(InputError, match="this checkpoint knows of no mask"):
+    with pytest.raises(InputError, match="this checkpoint has no mask"):
         mine.train(resume_from_checkpoint=True)
 
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_of_other_batches_is_refused(tmp_path: Path) -> None:
     first.train()
     other = trainer(tmp_path, per_device_train_batch_size=2)
     rewound_by(other)
-    with pytest.raises(InputError, match="in epoch 3, not in epoch 1, where 15 steps would be at 10 an epoch"):
+    with pytest.raises(InputError, match="in epoch 3, but at 10 steps per epoch its 15 steps end in epoch 1"):
         other.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{3 * BATCHES}"))
 
 
@@ -316,13 +316,13 @@ def test_a_schedule_that_ends_at_zero_needs_a_final_rate_to_be_fine_tuned_at(tmp
     ("options", "mine", "said"),
     [
         ({"max_steps": 7}, {}, "counted in epochs, not in max_steps=7; give num_train_epochs"),
-        ({"num_train_epochs": 2.5}, {}, "num_train_epochs must be whole to be rewound, not 2.5"),
+        ({"num_train_epochs": 2.5}, {}, "num_train_epochs must be a whole number, not 2.5"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
             {},
             "load_best_model_at_end would bring back a denser network; leave it out, and give max_drop=",
         ),
-        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size may begin the training again"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size may restart the training"),
         ({}, {"max_drop": 0.1}, "max_drop needs the accuracy of every level: .* not None, 'no' and 'no'"),
         (
             {"eval_strategy": "epoch", "save_strategy": "steps", "metric_for_best_model": "accuracy"},

@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> None:
-    """Run it; until its work begins, Ctrl-C just ends it: in an import, it would be some module's error."""
+    """Run it. Until a command begins, Ctrl-C ends the process at once: an import would report it as an error."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from rewound.cli import main as command
 

@@ -116,7 +116,7 @@ def returned(scores: Sequence[float | None], max_drop: float | None, *, higher_i
 def has_dropped(scores: Sequence[float | None], max_drop: float | None, *, higher_is_better: bool = True) -> bool:
     """Whether to stop: two levels in a row are worse than the dense network by more than `max_drop`.
 
-    One may be by chance: 2,000 validation images have a standard deviation of 0.4 points.
+    One alone may be chance: 2,000 validation images have a standard deviation of 0.4 points.
     """
     return len(scores) > 2 and not any(_within(scores, max_drop, higher_is_better)[-2:])
 
@@ -154,7 +154,7 @@ def check_densities(densities: Sequence[float]) -> None:
 
 
 def check_final(technique: Technique, S: Schedule) -> None:
-    """Law 7: a rate below 1% of the peak is one to retrain at only if the dense run has trained at it.
+    """Law 7: an error for a final rate below 1% of the peak, unless the dense run has trained at it for a while.
 
     The paper's step schedules end at 1/1000 of the peak, held for a ninth of the training; a cosine or a line towards
     zero passes through its last rate in a step.

@@ -31,7 +31,7 @@ Batch: TypeAlias = tuple[Tensor, ...]
 class Metric(NamedTuple):
     """What `evaluate` returns: its name, the unit it is in (that of `max_drop`, too), and which way is better.
 
-    If lower is better, `rewound run` writes tables, but draws no conclusions from them.
+    If lower is better, `rewound run` writes tables, but no figures and no page.
     """
 
     name: str = "accuracy"

@@ -21,7 +21,7 @@ Show = Callable[[float, float], None]
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
-console = Console(emoji=False)  # or mine:Boom: ends in a picture
+console = Console(emoji=False)  # rich would make a picture of `:boom:` in a name like `mine:boom:`
 
 
 def say(text: str) -> None:

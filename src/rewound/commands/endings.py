@@ -15,7 +15,7 @@ from rewound.faults import Fault, fault_of
 
 @contextmanager
 def exits() -> Iterator[None]:
-    """Ends the process by what goes wrong inside; what nobody could foresee keeps its traceback."""
+    """Turn an error inside into a sentence and an exit code; an error nobody foresaw keeps its traceback."""
     try:
         yield
     except InputError as error:

@@ -124,8 +124,8 @@ def _report(
         console.print("only dense networks so far: there are no techniques to compare yet")
     elif not (metric := sweep.recipe.metric).higher_is_better:
         console.print(
-            f"only tables: less {metric.name} is better, and a report takes the highest value for the best; for one, "
-            "let evaluate return a metric that grows, as accuracy does",
+            f"wrote tables only: a lower {metric.name} is better, and a report needs a metric where higher is better; "
+            "for figures and a page, return one from evaluate, such as accuracy",
             markup=False,
         )
     else:

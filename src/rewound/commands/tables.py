@@ -28,7 +28,7 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
                 what = "a dense run" if row.dense else f"{row.technique} at density {row.density:g}"
                 t = "" if row.retrain_epochs is None else f", t = {row.retrain_epochs:g}"
                 raise InputError(
-                    f"{path} has {what}{t}, trial {row.trial} of {row.recipe} that was there already; "
+                    f"{path} has {what}{t}, trial {row.trial} of {row.recipe} for the second time; "
                     "give every network once"
                 )
             rows[place] = row

@@ -94,7 +94,7 @@ class Fleet:
         if self.free < 1:
             raise InputError(f"no place is free: {self.capacity} runs are under way; wait for one to end")
         if total(run.lr) < 1:
-            raise InputError("a run of 0 steps has no end to wait for; give at least 1")
+            raise InputError("a run must have at least 1 step, not 0")
         member = next(self._names)
         self._waiting.append((member, run))
         self._seat()
@@ -164,7 +164,7 @@ class Fleet:
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
             raise InputError(
-                f"the training step does not compile here ({reason}); `rewound run --plain` trains without"
+                f"the training step does not compile here ({reason}); `rewound run --plain` trains without compiling"
             ) from error
         self._made += 1
         self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound

@@ -95,7 +95,7 @@ class Rewind(Callback):
             saved = checkpoint.get("rewound")
             if not isinstance(saved, dict):
                 raise InputError(
-                    "this checkpoint knows of no mask: it was saved without the Rewind callback; resume another one"
+                    "this checkpoint has no mask: it was saved without the Rewind callback; resume another one"
                 )
             self._saved = saved
 
@@ -105,7 +105,7 @@ class Rewind(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
-            raise InputError("this Rewind callback has been fitted with; make a new one, and a new Trainer")
+            raise InputError("this Rewind callback was used in a fit before; make a new one, and a new Trainer")
         training_epochs = _checked(trainer, self._max_drop)
         folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -178,8 +178,8 @@ def _check_validations(trainer: Trainer, ends: Sequence[int]) -> None:
     every = trainer.check_val_every_n_epoch or 1
     if missed := [end for end in ends if end % every]:
         raise InputError(
-            f"max_drop needs a validation at the end of every level, but check_val_every_n_epoch={every} does not "
-            f"divide {missed[0]}, the epochs after which one ends; give 1"
+            f"max_drop needs a validation at the end of every level, but check_val_every_n_epoch={every} has "
+            f"none after epoch {missed[0]}, where one ends; give 1"
         )
 
 
@@ -208,8 +208,8 @@ def _checked(trainer: Trainer, max_drop: float | None) -> int:
     for callback in callbacks:
         if any(base.__name__ in _AVERAGES for base in type(callback).__mro__):
             raise InputError(
-                f"{type(callback).__name__} would end with an average over denser networks; leave it out, and name an "
-                "average that the module keeps itself in Rewind(also=[...])"
+                f"{type(callback).__name__} would average denser networks into the pruned one; leave it out, keep the "
+                "average in the module, and name it in Rewind(also=[...])"
             )
     if max_drop is not None and not trainer.enable_validation:
         raise InputError(

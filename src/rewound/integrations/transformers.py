@@ -102,7 +102,7 @@ def _check(trainer: Trainer, max_drop: float | None) -> None:
     if args.max_steps > 0:
         raise InputError(f"a run is counted in epochs, not in max_steps={args.max_steps}; give num_train_epochs")
     if args.num_train_epochs != int(args.num_train_epochs):
-        raise InputError(f"num_train_epochs must be whole to be rewound, not {args.num_train_epochs:g}")
+        raise InputError(f"num_train_epochs must be a whole number, not {args.num_train_epochs:g}")
     if args.load_best_model_at_end:
         raise InputError(
             "load_best_model_at_end would bring back a denser network; leave it out, and give max_drop= for the "
@@ -114,7 +114,7 @@ def _check(trainer: Trainer, max_drop: float | None) -> None:
             "stop before accuracy falls"
         )
     if args.auto_find_batch_size:
-        raise InputError("auto_find_batch_size may begin the training again; give per_device_train_batch_size")
+        raise InputError("auto_find_batch_size may restart the training; give per_device_train_batch_size")
     if getattr(trainer, "model_init", None) is not None:
         raise InputError("a trainer with model_init makes its model only when it trains; give it model=")
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -162,7 +162,7 @@ class _Rewinding(TrainerCallback):
         self.hook.remove()
         if state.global_step and not self.loaded:
             raise InputError(
-                "this checkpoint knows of no mask: it was saved without its optimizer (save_only_model) or before "
+                "this checkpoint has no mask: it was saved without its optimizer (save_only_model) or before "
                 "rewind(trainer); resume another, or train on its model with adopt=True"
             )
         self.state = state
@@ -177,8 +177,8 @@ class _Rewinding(TrainerCallback):
             raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
         if number != here:
             raise InputError(
-                f"this checkpoint was saved in epoch {number}, not in epoch {here}, where {state.global_step} steps "
-                f"would be at {self.steps_per_epoch} an epoch; give the same data and batch size"
+                f"this checkpoint was saved in epoch {number}, but at {self.steps_per_epoch} steps per epoch its "
+                f"{state.global_step} steps end in epoch {here}; give the same data and batch size"
             )
 
     def on_evaluate(

@@ -47,8 +47,8 @@ def warn_of_dense(things: Sequence[Stateful], weights: Named, model: nn.Module) 
         held = Counter(tensor.shape for tensor in _tensors(state))
         if parts > 1:
             warn(
-                f"{type(thing).__name__} in also may be a copy of any of {parts} parts of the model, which are made "
-                "alike, and so will not be pruned with one of them: average the whole model"
+                f"{type(thing).__name__} in also may be a copy of any of {parts} parts of the model, which have "
+                "the same names and shapes, so it will not be pruned: average the whole model"
             )
         elif not found and Counter(weight.shape for weight in weights.values()) <= held:
             warn(

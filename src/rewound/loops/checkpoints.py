@@ -131,8 +131,8 @@ class Folder:
         content = self.read(name if shared == len(done) else level_name(shared))
         if content is None or (done and densities[-1] > done[-1]):
             raise InputError(
-                f"{self.path} was pruned to {1 / done[-1]:.4g}x, which does not lead to {1 / densities[-1]:.4g}x; "
-                "give the same arguments, or another folder"
+                f"{self.path} holds a run pruned to {1 / done[-1]:.4g}x, which cannot go on to "
+                f"{1 / densities[-1]:.4g}x; give the same arguments, or another folder"
             )
         return content
 

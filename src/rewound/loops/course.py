@@ -117,8 +117,8 @@ class Course:
         if wrapped or any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor
             how = "FullyShardedDataParallel" if wrapped else "fully_shard"
             raise InputError(
-                f"cannot prune sharded parameters ({how}): a rank sees only its part of the weights to rank; "
-                "use DistributedDataParallel"
+                f"cannot prune sharded parameters ({how}): a rank sees only its part of the weights, but all "
+                "are ranked together; use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         self.pruner.check_zeros_stay(model)

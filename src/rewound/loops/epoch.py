@@ -55,8 +55,8 @@ def replayed(
     if recording.steps(0) == taken < progress.steps <= replay.moves:
         raise InputError(
             f"{type(schedulers[0]).__name__} is stepped with every batch ({replay.moves // taken:,} times in epoch "
-            f"{progress.epoch}), but was run through once an epoch; give steps_per_epoch={progress.steps // taken}, "
-            "or where Lightning counts them 'interval': 'step' beside the scheduler"
+            f"{progress.epoch}), but adopt=True took it for one stepped once per epoch; give "
+            f"steps_per_epoch={progress.steps // taken}, or under Lightning 'interval': 'step' beside the scheduler"
         )
 
 
@@ -134,7 +134,7 @@ class _Steps:
         if self.used is not None and self.used != (now := _rates(self.optimizer)):
             raise InputError(
                 f"{type(member).__name__} moved its learning rate from {self.used} to {now} inside its own step, "
-                "where it can be neither recorded nor rewound; move it in the loop, with a scheduler say"
+                "where it can be neither recorded nor rewound; move it in the loop, for example with a scheduler"
             )
         self.used = None
         self.follower.after_step(self.optimizer)

@@ -176,7 +176,9 @@ def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             )
     stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     if len(set().union(*stepped)) < sum(map(len, stepped)):
-        raise InputError("some parameters are in two of the optimizers, which would both step them; give each its own")
+        raise InputError(
+            "two optimizers share parameters, and both would update them; give each parameter to one of them"
+        )
 
 
 def _check_schedulers(subjects: Subjects) -> None:

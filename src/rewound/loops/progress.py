@@ -94,8 +94,8 @@ class Progress:
         known = any(score is not None for score in (*self._scores, self.accuracy))
         if known and higher_is_better != self.higher_is_better:
             raise InputError(
-                f"higher_is_better was {self.higher_is_better} in earlier reports, which {higher_is_better} cannot be "
-                "compared with; report one metric throughout"
+                f"higher_is_better was {self.higher_is_better} in earlier reports and is {higher_is_better} now; "
+                "report one metric throughout"
             )
         self.accuracy, self.higher_is_better, self.metric = value, higher_is_better, metric
 

@@ -62,8 +62,8 @@ def agreed(mask: Mask, model: nn.Module) -> Mask:
     differing = [number for number, digest in enumerate(digests) if digest != digests[0]]
     if differing:
         raise InputError(
-            f"rank {differing[0]} holds other weights than rank 0, so their masks would part; give all ranks the same "
-            "weights, for example by wrapping the model in DistributedDataParallel"
+            f"rank {differing[0]} holds other weights than rank 0, so they would prune differently; give all ranks "
+            "the same weights, for example by wrapping the model in DistributedDataParallel"
         )
     return same
 

@@ -132,7 +132,7 @@ class Recording:
         for number, group in enumerate(self.groups):
             if not any(group.get("lr", [])):
                 raise InputError(
-                    f"no learning rate was recorded for parameter group {number}, so that none can be rewound; "
+                    f"no learning rate was recorded for parameter group {number}, so none can be rewound; "
                     "train the dense run anew, with a number as the lr of every group"
                 )
 

@@ -34,7 +34,7 @@ def adopted(
             )
         if needs := needed(each):
             raise InputError(
-                f"{called(each)} is stepped with {needs}, which only training tells, so that adopt=True "
+                f"{called(each)} is stepped with {needs}, which is known only in training, so adopt=True "
                 "cannot run through it; give the learning rates it took as a rewound.Schedule"
             )
     return rehearsed(optimizer, scheduler, epochs, steps_per_epoch)

@@ -53,9 +53,9 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
     for scheduler in schedulers:
         if (steps := position(scheduler)) > 0:
             raise InputError(
-                f"{called(scheduler)} has been stepped before ({steps:,} times), so that the dense run "
-                "would not follow its schedule from the start; make optimizer and scheduler anew, and for a network "
-                "that is trained already give adopt=True"
+                f"{called(scheduler)} has been stepped before ({steps:,} times), so the dense run "
+                "would not follow its schedule from the start; make a new optimizer and scheduler, or give adopt=True "
+                "for a network that is trained already"
             )
 
 

@@ -91,8 +91,8 @@ class Subjects:
         """Put back the optimizer; hyperparameters that are tensors stay the same tensors."""
         if (before := _sizes(state["param_groups"])) != (now := _sizes(self.optimizer.param_groups)):
             raise InputError(
-                f"cannot rewind the optimizer from {now} parameters in its groups to {before}: groups that join or "
-                "grow on the way were not there; give it all of them before the first epoch"
+                f"cannot rewind the optimizer: its groups have {now} parameters and had {before} when the weights were "
+                "saved; give it all of them before the first epoch"
             )
         tensors = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
@@ -144,8 +144,8 @@ class Subjects:
                 torch.load(buffer, weights_only=True)
             except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
                 raise InputError(
-                    f"the state of {type(thing).__name__} is not plain data, so that it could be read again safely; "
-                    "give its state_dict only tensors, numbers, texts and containers of them"
+                    f"the state of {type(thing).__name__} is not plain data, so it could not be read back safely; "
+                    "let its state_dict hold only tensors, numbers, texts and containers of them"
                 ) from error
 
 

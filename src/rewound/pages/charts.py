@@ -13,7 +13,7 @@ from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, Spec,
 from rewound.pages.look import Look
 from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
 
-# Half of what two lines of text lack in pixels where the names of "no drop" and "1% drop" would stand in each other.
+# Pixels by which each of the names "no drop" and "1% drop" moves where their lines are closer than a line of text.
 _CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"
 
 

@@ -117,7 +117,7 @@ def _whole(pieces: Sequence[Path]) -> bytes:
             raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
     except EOFError:
         raise InputError(
-            f"cannot read pack {pieces[0]}: it goes on after {pieces[-1].name}; give all pieces of a pack"
+            f"cannot read pack {pieces[0]}: a piece after {pieces[-1].name} is missing; give all pieces of a pack"
         ) from None
     except (OSError, tarfile.TarError, zlib.error) as error:
         raise InputError(f"cannot read pack {pieces[0]}: {error}; give all pieces of a pack, unchanged") from error

@@ -100,8 +100,8 @@ class _Attachment:
                 for weight in self.weights.values():
                     zero(weight.parameter, weight.mask)
             warn(
-                f"{revived:,} pruned weights were not zero when training under the mask ended, and are now: the loop "
-                "writes weights outside of optimizer.step(); call mask.apply(model) after whatever does"
+                f"{revived:,} pruned weights were not zero when training under the mask ended, and were set to zero: "
+                "the loop writes weights outside optimizer.step(); call mask.apply(model) after it does"
             )
 
     def gradient_arrived(self, weight: _Weight, parameter: Tensor) -> None:

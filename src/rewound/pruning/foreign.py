@@ -41,7 +41,7 @@ def from_torch_prune(pruned: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str
     masks = {name: _kept(name, tensors) for name in _pruned_by_torch(tensors)}
     if not masks:
         raise InputError(
-            "nothing here was pruned by torch.nn.utils.prune: no name ends in _orig with one in _mask beside it; "
+            "nothing here was pruned by torch.nn.utils.prune: no two names end in _orig and _mask; "
             "after prune.remove, use mask_of_zeros"
         )
     state = {}

@@ -115,7 +115,7 @@ class Mask(Mapping[str, Tensor]):
         parameters = plain_parameters(model, tied=True)
         if wrong := self._strangers(parameters):
             raise InputError(
-                f"this mask is for another model: no parameter of the mask's name and shape for {few(wrong)}"
+                f"this mask is for another model: no parameter here has the name and shape of {few(wrong)}"
             )
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
 

@@ -106,8 +106,8 @@ class Pruner:
         selected = [name for name in prunable_weights(model) if self.selects(name)]
         if lost := dense_originals(model, selected):
             raise InputError(
-                f"cannot prune {few(lost)}: zeros in it are none in the weight that its layer computes from it; leave "
-                f"it whole with skip=({lost[0]!r},), or make it a plain weight with remove_parametrizations"
+                f"cannot prune {few(lost)}: the layer computes its weight from it, and a zero in it is no zero in that "
+                f"weight; exclude it with skip=({lost[0]!r},), or call remove_parametrizations first"
             )
 
     def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
@@ -157,8 +157,8 @@ class Pruner:
             raise InputError(f"scope {self.scope!r} must give lists of names, not {shown(given)}") from None
         if wrong := [name for name in {**dict.fromkeys(names), **times} if times[name] != (name in names)]:
             raise InputError(
-                f"scope {self.scope!r} must put each of {few(list(names))} into one group, and has "
-                f"{shown(wrong[0])} in {times[wrong[0]]}"
+                f"scope {self.scope!r} must put each of {few(list(names))} into exactly one group, but "
+                f"{shown(wrong[0])} is in {times[wrong[0]]}"
             )
         return groups
 
@@ -221,4 +221,4 @@ def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
 def _warn_of_starved(mask: Mask) -> None:
     starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
     if starved:
-        warn(f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a least fraction of each tensor")
+        warn(f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a minimum fraction of each tensor")

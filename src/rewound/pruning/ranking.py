@@ -1,7 +1,8 @@
 """The largest of very many scores: exact, ties broken by index, without a copy of them all.
 
 A sample says between which two values the cut lies. One look at every score then settles those above and below, and
-only the few between are ranked. A sample that misled shows in the counts; the look is repeated on the side of the cut.
+only the few between are ranked. If the sample was misleading, the counts show it, and the look is repeated on the side
+where the cut is.
 """
 
 import math

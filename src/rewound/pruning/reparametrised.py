@@ -1,4 +1,4 @@
-"""Weights that a layer computes from others: a mask on what is trained must be one on what is used.
+"""Weights that a layer computes from others: a mask on what is trained must also be a mask on what is used.
 
 `torch.nn.utils.parametrize` trains an original and uses a function of it. Where the function keeps zeros in place
 (weight_norm, spectral_norm) the original is pruned, and ranked by its own magnitude; where it does not (orthogonal),
@@ -16,7 +16,7 @@ from rewound.pruning.mask import plain_name
 
 
 def dense_originals(model: nn.Module, names: Collection[str]) -> list[str]:
-    """Those of the named parameters that are originals of weights which are not zero where they are.
+    """The named parametrized originals whose zeros do not reach the weight that the layer uses.
 
     >>> from torch.nn.utils.parametrizations import orthogonal
     >>> dense_originals(orthogonal(nn.Linear(3, 3)), ["bias", "parametrizations.weight.original"])

@@ -71,8 +71,8 @@ class ResNet(nn.Sequential):
     ) -> None:
         if len(blocks) != len(widths) or min((*blocks, *widths), default=0) < 1:
             raise InputError(
-                f"blocks={tuple(blocks)} and widths={tuple(widths)} must have as many entries, at least one and all "
-                f"positive; give the number of blocks and the width of each stage"
+                f"blocks={tuple(blocks)} and widths={tuple(widths)} must have the same number of entries, at least "
+                f"one, all positive; give the number of blocks and the width of each stage"
             )
         with torch.device("meta"):  # PyTorch's own initialisation would draw from the global generator
             super().__init__(OrderedDict(_layers(blocks, widths, channels, classes, stem_stride)))

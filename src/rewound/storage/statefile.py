@@ -79,7 +79,7 @@ def read_state(path: Path) -> Kept:
 
 
 def is_to_train_from(path: Path) -> bool:
-    """Whether the file was written with the optimizer's slots; also of one that is damaged: reading it finds out."""
+    """Whether the file has the optimizer's slots; True also for one that cannot be read: loading it reports that."""
     facts = _facts(path)
     return facts is None or bool(facts["slots"])
 

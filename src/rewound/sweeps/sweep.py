@@ -71,8 +71,8 @@ class Sweep:
         for target in self._targets():
             if rows.setdefault(_label(target), target).state.key != target.state.key:
                 raise InputError(
-                    f"two ways to density {target.density:g} for {target.technique} would be one row of the tables; "
-                    "declare levels that share a density in sweeps of their own"
+                    f"two runs of {target.technique} reach density {target.density:g} in different ways, and would "
+                    "share a row of the tables; declare them in two sweeps"
                 )
         return tuple(rows.values())
 

@@ -17,7 +17,7 @@ from rewound.schedule import Segment
 from rewound.tables.results import UNSTRUCTURED
 from rewound.technique import technique_named
 
-_ALMOST_ONE = 0.999  # step: the least time, given by four digits, is not refused
+_ALMOST_ONE = 0.999  # step: the least time must be accepted as the error proposes it, rounded to four digits
 _PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
 
 
@@ -98,8 +98,8 @@ def retrained(
         raise InputError(f"{technique}: {error} in the schedule of {recipe.label()}") from error
     if epochs * recipe.steps_per_epoch < _ALMOST_ONE:
         raise InputError(
-            f"retraining time {epochs:g} is less than a step of {recipe.label()}, which has "
-            f"{recipe.steps_per_epoch:.4g} an epoch; give at least {1 / recipe.steps_per_epoch:.4g}"
+            f"retraining time {epochs:g} is less than one step of {recipe.label()}, which has "
+            f"{recipe.steps_per_epoch:.4g} per epoch; give at least {1 / recipe.steps_per_epoch:.4g}"
         )
     T, t = recipe.schedule.steps, recipe.steps_of(epochs)
     original = dense(recipe, trial).state

@@ -105,8 +105,9 @@ _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense netwo
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a `results.csv` (or `.csv.gz`), ours or the authors'; columns it does not know are ignored.
 
-    A table without technique, density, ... columns holds dense networks, which are numbered as trials. The authors have
-    theirs twice in it: where that is so of every network of a recipe, of three at least, each counts once.
+    A table without technique, density, ... columns holds dense networks, which are numbered as trials. The authors'
+    table lists each of its networks twice: if all networks of a recipe, at least three, are there an even number of
+    times, half of them are left out.
     """
     return _numbered(_read(Row, Path(path)))
 

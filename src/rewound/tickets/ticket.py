@@ -96,8 +96,8 @@ def save(
     """
     if mask is None:
         raise InputError(
-            "there is no mask to save by: run.mask is None when the dense network is returned; "
-            "save that with torch.save"
+            "mask is None, as run.mask is before the first pruning and where no level was within max_drop; "
+            "save a dense network with torch.save"
         )
     check_kind("model", model, (nn.Module, Mapping), "give the model itself, or its state_dict")
     check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
@@ -165,7 +165,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _content(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]) -> Content:
     wrong = [name for name, kept in mask.items() if name not in state or state[name].shape != kept.shape]
     if wrong:
-        raise InputError(f"this mask is for another model: no tensor of the mask's name and shape for {few(wrong)}")
+        raise InputError(f"this mask is for another model: no tensor here has the name and shape of {few(wrong)}")
     owners = _owners(state)
     kept: dict[str, Tensor] = {}
     for name in (name for name in state if name in mask):  # tied: pruned under any of its names
@@ -191,7 +191,7 @@ def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:
     if cut:
         warn(
             f"this mask prunes weights that are not zero, in {few(cut)}: the network was not trained under it; save it "
-            "with the mask of its own level, or call mask.apply(model) first if it is to be cut"
+            "with the mask of its own level, or call mask.apply(model) first to set them to zero"
         )
 
 
