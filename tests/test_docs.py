@@ -21,6 +21,7 @@ from rewound.sweeps.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+WIDTH = 120  # columns of a line of prose, as in the code
 
 
 UsageError = typer.BadParameter.__mro__[1]  # click's, wherever typer has it from
@@ -112,6 +113,21 @@ def test_sweeps_are_sweeps(block: Block) -> None:
     assert parse_sweep(tomllib.loads(block.text), block.page).targets
 
 
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that can be wrapped: none of a fenced block, of a table, or of a picture."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = line.lstrip().startswith("```")
+        if not (fenced or fence or line.startswith(("|", "!["))):
+            yield number, line
+        fenced ^= fence
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("results/*/*.md")], ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_not_longer_than_those_of_code(page: Path) -> None:
+    assert [number for number, line in prose(page.read_text()) if len(line) > WIDTH] == []
+
+
 def test_the_map_of_the_paper_names_what_is_there() -> None:
     text = (ROOT / "docs" / "paper.md").read_text().partition("## The recipes")[0]
     files = re.findall(r"`([\w/]+\.py)`", text)
@@ -162,6 +178,11 @@ def test_blocks_are_found() -> None:
         ["rewound run digits --jobs 2   # two workers"],
         ["rewound prune digits      --compression 10"],
     ]
+
+
+def test_prose_is_what_is_not_fenced_in_a_table_or_a_picture() -> None:
+    text = SAMPLE + "\n| a | b |\n![picture](x.png)\nThe end.\n"
+    assert [line for _, line in prose(text) if line] == ["# Title", "<!-- no-run -->", "The end."]
 
 
 def test_what_parses_and_what_does_not() -> None:
