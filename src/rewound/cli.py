@@ -107,7 +107,7 @@ def report_command(
 def diff_command(
     ours: Annotated[Path, typer.Argument(help="a results table")],
     theirs: Annotated[list[Path], typer.Argument(help="the table to compare with, in one file or several")],
-    every_cell: Annotated[bool, typer.Option("--all", help="list every cell, not only those outside")] = False,
+    every_cell: Annotated[bool, typer.Option("--all", help="list every cell, not only those that differ")] = False,
 ) -> None:
     """Compare two results tables cell by cell: is one a replica of the other?"""
     diff_tables(ours, theirs, every_cell=every_cell)
@@ -130,9 +130,10 @@ def prune_command(
         list[str] | None, typer.Option(help="prune only these weights, e.g. 'encoder.*'; repeatable")
     ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
-    floor: Annotated[float, typer.Option(help="least fraction kept in each tensor")] = 0.0,
+    floor: Annotated[float, typer.Option(help="minimum fraction kept in each tensor")] = 0.0,
     max_drop: Annotated[
-        float | None, typer.Option(help="return the last level that validates worse by at most this, e.g. 0.01")
+        float | None,
+        typer.Option(help="return the last level whose validation value has dropped by at most this, e.g. 0.01"),
     ] = None,
     seed: Annotated[int, typer.Option(help="the trial")] = 1,
     device: Device = "cpu",

@@ -98,8 +98,8 @@ def prune(
     `retrain_epochs` is the time of each level (default: the full original training time, and 0.9 of it where weights
     are rewound); `rate` the fraction of the remaining weights that a level prunes; `one_shot` prunes all at once. With
     `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
-    by more, and returns the last that does not. Everything done is in `store`: the same call continues an interrupted
-    one, and one with a larger compression goes on from its levels if `keep` is "all".
+    by more than that, and returns the last level that does not. Everything done is in `store`: the same call continues
+    an interrupted one, and one with a larger compression goes on from its levels if `keep` is "all".
 
     `say` takes a line for each level, `progress` how many steps are done, and of how many.
     """

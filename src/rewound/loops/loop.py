@@ -82,7 +82,7 @@ class Epochs:
         self._run.progress.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 
     def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
-        """How far the run has come, and what is in `also`, of which a trainer's own checkpoints know nothing else.
+        """How far the run has come, with the states of what is in `also`: for a trainer's own checkpoints.
 
         An epoch in which a step was taken counts as done; with `epoch_ended=False` as begun, so that a run that loads
         this yields it again and goes on after the steps it has taken.

@@ -60,21 +60,22 @@ def epochs(
     """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
 
     It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
-    the original schedule. `rate` of the remaining weights go at each level, or all at once with `one_shot`. A level
+    the original schedule. Each level prunes `rate` of the remaining weights; `one_shot` prunes all at once. A level
     takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
 
-    `optimizer` may be several in a list (Muon for matrices, AdamW for the rest), which the loop steps in one order.
-    `also` are objects with a `state_dict` that belong to the weights (an EMA, a GradScaler): saved, and rewound with
-    them; and generators that the loop draws from: saved, and not rewound. `checkpoint` is a folder: the same script run
-    again continues there, after `kill -9` too; with other arguments (all from `training_epochs` to `pruner`, `final`
-    and `adopt`; a larger `compression` goes on), another kind of optimizer or other shapes of weights it is an error.
-    `init` draws fresh weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were
-    reported worse than the dense network by more. `final` is the learning rate that holds after the end of the
-    schedule.
+    `optimizer` may be a list (Muon for matrices, AdamW for the rest), if the loop steps them always in the same order.
+    `also` takes objects with a `state_dict` that belong to the weights (an EMA, a GradScaler), which are saved and
+    rewound with them; and generators that the loop draws from, which are saved and not rewound. `init` draws fresh
+    weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were reported worse than
+    the dense network by more than that. `final` is the learning rate that holds after the end of the schedule.
 
-    `adopt` takes a network that was trained elsewhere: there is no dense run, and the schedule is what the new
-    `scheduler` does, stepped once an epoch or `steps_per_epoch` times, or a `Schedule`. With `resume=False` somebody
-    else restores model and optimizer (a Trainer), and calls `load_state_dict`.
+    `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. A larger `compression`
+    goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
+    or other shapes of weights are an error.
+
+    `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then what a new
+    `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default, or a `Schedule`. With
+    `resume=False` somebody else (a Trainer) restores model and optimizer, and calls `load_state_dict`.
 
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -1,9 +1,9 @@
 """W (.) m in anybody's training loop (law 3): the hooks that keep pruned weights at zero while others train them.
 
-Weights, gradients and optimizer slots are masked once at the start, then gradients as they arrive, before any clipping,
-slots whenever an optimizer loads its state, and weights before every step, since nothing tells of a write by `.data`.
-For optimizers that treat each element by itself, zero weight, gradient and slot stay zero; for all others the weights
-are masked again after every step. What was written after the last step is masked at the end, with a warning.
+Weights, gradients and optimizer slots are masked once at the start; then gradients as they arrive, before any clipping;
+slots whenever an optimizer loads its state; and weights before every step, since PyTorch does not report a write by
+`.data`. For optimizers that treat each element by itself, zero weight, gradient and slot stay zero; for all others the
+weights are masked again after every step. What was written after the last step is masked at the end, with a warning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

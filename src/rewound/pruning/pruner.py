@@ -46,7 +46,7 @@ _TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES,
 class Pruner:
     """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
 
-    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; `floor` is the least fraction kept in
+    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; `floor` is the minimum fraction kept in
     each tensor.
 
     >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)
