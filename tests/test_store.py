@@ -64,6 +64,8 @@ def test_drafts_live_beside_states(store: Store) -> None:
     notes = Notes(curve=[CurvePoint(5, 0.1, 2.5)], seconds=3.5)
     store.save(KEY, a_state(), a_mask(), draft=notes)
     assert store.load(KEY) is None, "a draft is not a published state"
+    (store.root / "drafts" / "notes.txt").write_text("of somebody who looked")
+    assert store.drafts() == {KEY}
     assert not store.has_state(KEY)
     found = store.load(KEY, draft=True)
     assert found is not None

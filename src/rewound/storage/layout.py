@@ -57,9 +57,10 @@ def artifact_at(path: str) -> Artifact | None:
 
 def keys_below(root: Path, kind: Kind) -> set[str]:
     """The keys of all artifacts of a kind; not by pathlib's glob, which takes ten times as long."""
-    folder = root / _ARTIFACTS[kind].split("/")[0]
-    names = (name for _, _, names in os.walk(folder) for name in names)
-    return {name.partition(".")[0] for name in names if not name.startswith(".")}  # as what is being written does
+    folder, suffix = _ARTIFACTS[kind].split("/")[0], PurePosixPath(_ARTIFACTS[kind]).suffix
+    names = (name for _, _, names in os.walk(root / folder) for name in names)
+    # What is being written begins with a point; an editor's or a copy's file ends otherwise.
+    return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}
 
 
 def pattern(kind: Kind) -> str:
