@@ -17,6 +17,16 @@ class Line(NamedTuple):
     iterative: bool
     technique: str
 
+    @property
+    def subject(self) -> tuple[str, str]:
+        """What a report has one part for: the recipe and the way of pruning."""
+        return self.recipe, self.pruning
+
+    @property
+    def experiment(self) -> tuple[str, str, bool]:
+        """What techniques are compared within: the recipe, the way of pruning and the mode."""
+        return self.recipe, self.pruning, self.iterative
+
 
 def line_of(row: Row) -> Line:
     """The line a row belongs to."""

@@ -61,11 +61,11 @@ def over_dense(rows: Iterable[Row]) -> list[Speedup]:
 def over_fine_tuning(rows: Iterable[Row]) -> list[Speedup]:
     """The speed-up over networks of the same density that were fine-tuned; fine-tuning itself is 1 with its spread."""
     best = _best(rows)
-    fine_tuned = {(each.line[:3], each.density): each for each in best if each.line.technique == "fine-tuning"}
+    fine_tuned = {(each.line.experiment, each.density): each for each in best if each.line.technique == "fine-tuning"}
     return [
         each.against(rival.flops)
         for each in best
-        if (rival := fine_tuned.get((each.line[:3], each.density))) is not None
+        if (rival := fine_tuned.get((each.line.experiment, each.density))) is not None
     ]
 
 

@@ -57,11 +57,11 @@ def draw(
     rows = list(rows)
     theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells(overlay(rows, compare)):
-        theirs[cell.line.recipe, cell.line.pruning].append(cell)
+        theirs[cell.line.subject].append(cell)
     dense, made = baselines(rows), cells(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in made:
-        groups[cell.line.recipe, cell.line.pruning].append(cell)
+        groups[cell.line.subject].append(cell)
     if not groups:
         raise InputError(f"nothing to draw: none of the {len(rows)} rows is a finished, retrained network")
     longest, failed = longest_times(made) | dict(epochs or {}), failures(rows)
@@ -69,7 +69,7 @@ def draw(
     paths = []
     with mpl.rc_context(STYLE):
         for (recipe, pruning), group in groups.items():
-            lost = sum(n for (line, _), n in failed.items() if (line.recipe, line.pruning) == (recipe, pruning))
+            lost = sum(n for (line, _), n in failed.items() if line.subject == (recipe, pruning))
             found = (longest[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
             for name, figure in _figures(_Subject(recipe, pruning, *found)):
                 stem = file_name(recipe, pruning, name)

@@ -36,7 +36,7 @@ def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None
             best[cell.line].append(cell)
     groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in best:
-        groups[line.recipe, line.pruning].append(line)
+        groups[line.subject].append(line)
     said = {}
     for key, lines in groups.items():
         mode = [line for line in lines if line.iterative] or lines

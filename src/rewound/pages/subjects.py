@@ -106,8 +106,8 @@ def subjects(
         groups[recipe, ""] = []
     found = []
     for name, mine in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
-        own = [cell for cell in made if cell.line[:2] == name]
-        reach = {line: reach for line, reach in reached.items() if line[:2] == name}
+        own = [cell for cell in made if cell.line.subject == name]
+        reach = {line: reach for line, reach in reached.items() if line.subject == name}
         found.append(
             Subject(
                 *name,
@@ -119,10 +119,10 @@ def subjects(
                 {setting(cell): cell for cell in own},
                 best_over_time(own),
                 reach,
-                [each for each in speed if each.line[:2] == name],
-                [each for each in faster if each.line[:2] == name],
+                [each for each in speed if each.line.subject == name],
+                [each for each in faster if each.line.subject == name],
                 _contrasts(mine, originals[name[0]], reach),
-                {setting(cell): cell for cell in overlaid if cell.line[:2] == name},
+                {setting(cell): cell for cell in overlaid if cell.line.subject == name},
             )
         )
     return found

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.cell import Cell, Line, cells, failures
+from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches, weaknesses
@@ -30,8 +30,8 @@ def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> Rend
     if not settings:
         raise InputError(f"nothing to summarise: none of the {len(rows)} rows is a retrained network")
     parts: list[RenderableType] = []
-    for experiment in dict.fromkeys(line[:3] for line, _ in settings):
-        mine = [setting for setting in settings if setting[0][:3] == experiment]
+    for experiment in dict.fromkeys(line.experiment for line, _ in settings):
+        mine = [setting for setting in settings if setting[0].experiment == experiment]
         lines = [Line(*experiment, name) for name in looks(line.technique for line, _ in mine)]
         any_failed = any(failed[setting] for setting in mine)
         table = _table(lines[0], dense[lines[0].recipe], any_failed)
@@ -46,7 +46,7 @@ def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> Rend
         parts += [table, ""]
         if reached := {line.technique: found[line] for line in lines if line in found}:
             parts += [_reach_table(reached, labels), ""]
-        compared = [row for row in rows if row.dense or (row.recipe, row.pruning, row.iterative) == experiment]
+        compared = [row for row in rows if row.dense or line_of(row).experiment == experiment]
         if contrasted := contrast(compared, list(reached)):
             parts += [_difference_table(contrasted, shown), ""]
     if test_examples and any(baseline.metric == "accuracy" for baseline in dense.values()):

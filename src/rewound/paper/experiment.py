@@ -69,11 +69,11 @@ def experiments(
             *setting,
             longest[setting[0]],
             dense[setting[0]],
-            tuple(cell for cell in made if cell.line[:3] == setting),
-            tuple(each for each in faster if each.line[:3] == setting and each.density < 1),
-            tuple(each for each in faster_yet if each.line[:3] == setting and each.density < 1),
-            Counter({place: n for place, n in failed.items() if place[0][:3] == setting}),
+            tuple(cell for cell in made if cell.line.experiment == setting),
+            tuple(each for each in faster if each.line.experiment == setting and each.density < 1),
+            tuple(each for each in faster_yet if each.line.experiment == setting and each.density < 1),
+            Counter({place: n for place, n in failed.items() if place[0].experiment == setting}),
             theirs.get(setting),
         )
-        for setting in dict.fromkeys(cell.line[:3] for cell in made)
+        for setting in dict.fromkeys(cell.line.experiment for cell in made)
     ]
