@@ -133,7 +133,7 @@ def test_sparse_tables_are_drawn_too(tmp_path: Path, densities: tuple[float, ...
 
 def test_a_compared_table_is_drawn_over_ours(tmp_path: Path) -> None:
     theirs = [replace(row, test=(row.test or 0) - 0.002) for row in ONE_SHOT + ITERATIVE]
-    with_theirs = draw(ONE_SHOT + ITERATIVE, tmp_path / "both", ["svg"], compare=theirs)
+    with_theirs = draw(ONE_SHOT + ITERATIVE, tmp_path / "both", ["svg"], theirs=theirs)
     alone = draw(ONE_SHOT + ITERATIVE, tmp_path / "alone", ["svg"])
     assert len(with_theirs) == 3
     for drawn, plain in zip(with_theirs, alone, strict=True):
@@ -141,7 +141,7 @@ def test_a_compared_table_is_drawn_over_ours(tmp_path: Path) -> None:
         assert "The compared table" not in texts(plain)
         assert drawn.read_text().count("<path") > plain.read_text().count("<path")
     elsewhere = [replace(row, recipe="other") for row in theirs]
-    assert all("The compared table" not in texts(path) for path in draw(ONE_SHOT, tmp_path, ["svg"], compare=elsewhere))
+    assert all("The compared table" not in texts(path) for path in draw(ONE_SHOT, tmp_path, ["svg"], theirs=elsewhere))
 
 
 def test_failed_runs_are_counted_not_drawn(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_a_compared_table_without_dense_networks_stays_where_it_is() -> None:
 # How it is drawn
 
 
-def drawn(made: Iterable[Row], number: int, compare: Sequence[Row] = ()) -> tuple[Sheet, Figure]:
-    sheet = next(sheets(made, [FIGURES[NAMES[number]]], compare))
+def drawn(made: Iterable[Row], number: int, theirs: Sequence[Row] = ()) -> tuple[Sheet, Figure]:
+    sheet = next(sheets(made, [FIGURES[NAMES[number]]], theirs))
     return sheet, draw_sheet(sheet)
 
 

@@ -79,7 +79,7 @@ def report_command(
     store: StorePath = DEFAULT_STORE,
     results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
     dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
-    others: Annotated[
+    compared: Annotated[
         list[Path] | None,
         typer.Option("--compare", help="another results table to compare with; repeat it for a table in several files"),
     ] = None,
@@ -92,7 +92,7 @@ def report_command(
         raise InputError("give either a sweep or --results FILE")
     if dense is not None and results is None:
         raise InputError(f"--dense {dense} goes with --results: a sweep has its own dense runs; leave it out")
-    theirs = read_tables(others or [])
+    theirs = read_tables(compared or [])
     drawing = Drawing(figures, tuple(name.strip() for name in formats.split(",")))
     if results is not None:
         report_tables(results, dense, out, theirs, drawing)

@@ -64,8 +64,8 @@ def compare(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Card]:
 def matched(ours: Iterable[Row], theirs: Iterable[Row]) -> list[tuple[Cell, Cell]]:
     """The cells that both tables have, ours and theirs; a recipe whose units differ is an error."""
     ours, theirs = list(ours), list(theirs)
-    scale, other = scales(ours), scales(theirs)
-    if wrong := sorted(recipe for recipe in scale.keys() & other.keys() if scale[recipe] != other[recipe]):
+    mine, yours = scales(ours), scales(theirs)
+    if wrong := sorted(recipe for recipe in mine.keys() & yours.keys() if mine[recipe] != yours[recipe]):
         raise InputError(f"cannot compare {wrong[0]}: one table has fractions, the other larger values; use one unit")
     there: dict[tuple[Line, float], list[Cell]] = defaultdict(list)
     for cell in cells(theirs):

@@ -47,17 +47,17 @@ def draw(
     out: Path,
     formats: Sequence[str] = ("png", "svg"),
     epochs: Mapping[str, float] | None = None,
-    compare: Iterable[Row] = (),
+    theirs: Iterable[Row] = (),
 ) -> list[Path]:
     """Draw every figure the rows have data for into the folder `out`; returns the files.
 
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. The rows of `compare` are drawn
+    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. The rows of `theirs` are drawn
     over ours, hollow, where both tables have the cell.
     """
     rows = list(rows)
-    theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in cells(overlay(rows, compare)):
-        theirs[cell.line.subject].append(cell)
+    hollow: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells(overlay(rows, theirs)):
+        hollow[cell.line.subject].append(cell)
     dense, made = baselines(rows), cells(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in made:
@@ -70,7 +70,7 @@ def draw(
     with mpl.rc_context(STYLE):
         for (recipe, pruning), group in groups.items():
             lost = sum(n for (line, _), n in failed.items() if line.subject == (recipe, pruning))
-            found = (longest[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
+            found = (longest[recipe], dense[recipe], group, lost, hollow[recipe, pruning])
             for name, figure in _figures(_Subject(recipe, pruning, *found)):
                 stem = file_name(recipe, pruning, name)
                 paths += [save(figure, out / f"{stem}.{suffix}") for suffix in formats]

@@ -64,14 +64,14 @@ class Sheet:
 def sheets(
     rows: Iterable[Row],
     figures: Iterable[PaperFigure] = tuple(FIGURES.values()),
-    compare: Sequence[Row] = (),
+    theirs: Sequence[Row] = (),
     epochs: Mapping[str, float] | None = None,
 ) -> Iterator[Sheet]:
     """Every figure there are data for, each followed by its panels alone where it has several.
 
-    The rows of `compare` are drawn over ours, hollow, where both tables have the cell. `epochs` gives T by recipe.
+    The rows of `theirs` are drawn over ours, hollow, where both tables have the cell. `epochs` gives T by recipe.
     """
-    found = experiments(rows, compare, epochs)
+    found = experiments(rows, theirs, epochs)
     for figure in figures:
         made = panels(figure, found)
         number = figure.name.split("-")[1]

@@ -52,15 +52,15 @@ class Experiment:
 
 
 def experiments(
-    rows: Iterable[Row], compare: Sequence[Row] = (), epochs: Mapping[str, float] | None = None
+    rows: Iterable[Row], theirs: Sequence[Row] = (), epochs: Mapping[str, float] | None = None
 ) -> list[Experiment]:
-    """Everything a table holds, by recipe, pruning and mode, and what a table to `compare` with has of the same.
+    """Everything a table holds, by recipe, pruning and mode, and what the compared table `theirs` has of the same.
 
     `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
     """
     rows = list(rows)
-    other = experiments(overlay(rows, compare)) if compare else []
-    theirs = {(each.recipe, each.pruning, each.iterative): each for each in other}
+    overlaid = experiments(overlay(rows, theirs)) if theirs else []
+    beside = {(each.recipe, each.pruning, each.iterative): each for each in overlaid}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
     longest = longest_times(made) | dict(epochs or {})
@@ -73,7 +73,7 @@ def experiments(
             tuple(each for each in faster if each.line.experiment == setting and each.density < 1),
             tuple(each for each in faster_yet if each.line.experiment == setting and each.density < 1),
             Counter({place: n for place, n in failed.items() if place[0].experiment == setting}),
-            theirs.get(setting),
+            beside.get(setting),
         )
         for setting in dict.fromkeys(cell.line.experiment for cell in made)
     ]
