@@ -19,9 +19,10 @@ from rewound.conclusions.comparison import compare
 from rewound.pages.card import conformance_card
 from rewound.pages.charts import charts
 from rewound.pages.details import details
+from rewound.pages.jsondata import as_json
 from rewound.pages.look import looks
 from rewound.pages.page import Origin, _library, write_page
-from rewound.pages.payload import as_json, story
+from rewound.pages.payload import story
 from rewound.report import report_files
 from rewound.tables.folder import Tables
 from rewound.tables.results import CurveRow, LayerRow, Row

@@ -1,31 +1,30 @@
 """What of the data a chart shows by place, by colour, by dash and by shape: Vega-Lite's encoding channels."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
+from rewound.pages.jsondata import Json
 from rewound.pages.look import Look
 from rewound.pages.marks import dash, outline
 
-Spec: TypeAlias = dict[str, object]
-
 PLAIN: Final = "format(datum.value, '.4~r')"
 SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"
-SAYS: Final[Spec] = {"field": "says", "type": "nominal"}
-SIZE: Final[Spec] = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+SAYS: Final[Json] = {"field": "says", "type": "nominal"}
+SIZE: Final[Json] = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
 
 
-def _axis(title: str, label: str) -> Spec:
-    places: Spec = {"values": {"expr": "places"}, "labelOverlap": "greedy", "labelSeparation": 7}
+def _axis(title: str, label: str) -> Json:
+    places: Json = {"values": {"expr": "places"}, "labelOverlap": "greedy", "labelSeparation": 7}
     return {"title": title, "labelExpr": label, **places}
 
 
-COMPRESSION: Final[Spec] = {
+COMPRESSION: Final[Json] = {
     "field": "compression",
     "type": "quantitative",
     "scale": {"type": "log", "domain": {"expr": "across"}, "nice": False},
     "axis": _axis("Compression ratio", "format(datum.value, digits) + '×'"),
 }
-TIME: Final[Spec] = {
+TIME: Final[Json] = {
     "field": "t",
     "type": "quantitative",
     "scale": {"domain": {"expr": "across"}, "nice": False, "zero": False},
@@ -33,7 +32,7 @@ TIME: Final[Spec] = {
 }
 
 
-def value(label: str, ticks: object = 5) -> Spec:
+def value(label: str, ticks: object = 5) -> Json:
     """The vertical place of what is shown."""
     return {
         "field": "value",
@@ -43,17 +42,17 @@ def value(label: str, ticks: object = 5) -> Spec:
     }
 
 
-def at(place: object) -> Spec:
+def at(place: object) -> Json:
     """A place that no data decide."""
     return {"datum": place, "type": "quantitative"}
 
 
-def colours(looks: Mapping[str, Look]) -> Spec:
+def colours(looks: Mapping[str, Look]) -> Json:
     """The colours of techniques."""
     return _by_technique(looks, lambda look: look.colour)
 
 
-def edges(looks: Mapping[str, Look]) -> Spec:
+def edges(looks: Mapping[str, Look]) -> Json:
     """What parts the marks of techniques from one another."""
 
     # A white edge has to be dark on a dark page. One in a technique's own colour would fill the gaps of its dashes.
@@ -63,16 +62,16 @@ def edges(looks: Mapping[str, Look]) -> Spec:
     return _by_technique(looks, edge)
 
 
-def dashes(looks: Mapping[str, Look]) -> Spec:
+def dashes(looks: Mapping[str, Look]) -> Json:
     """The dashes of their lines."""
     return _by_technique(looks, dash)
 
 
-def markers(looks: Mapping[str, Look]) -> Spec:
+def markers(looks: Mapping[str, Look]) -> Json:
     """The shapes of their markers."""
     return _by_technique(looks, outline)
 
 
-def _by_technique(looks: Mapping[str, Look], shown: Callable[[Look], object]) -> Spec:
+def _by_technique(looks: Mapping[str, Look], shown: Callable[[Look], object]) -> Json:
     scale = {"domain": list(looks), "range": [shown(look) for look in looks.values()]}
     return {"field": "technique", "type": "nominal", "scale": scale, "legend": None}

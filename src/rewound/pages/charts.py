@@ -9,7 +9,8 @@ the keyboard are in the layers `points` and `outlines`; `says` is their text.
 from collections.abc import Mapping
 from typing import Final
 
-from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, Spec, at, colours, dashes, value
+from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, at, colours, dashes, value
+from rewound.pages.jsondata import Json
 from rewound.pages.look import Look
 from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
 
@@ -17,7 +18,7 @@ from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
 _CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"
 
 
-def charts(looks: Mapping[str, Look]) -> dict[str, Spec]:
+def charts(looks: Mapping[str, Look]) -> dict[str, Json]:
     """Every kind of chart, for these techniques."""
     names = [
         _name({"expr": "-sd"}, "no drop", "-sd >= window[0]", f"sd > 1 ? {_CLOSE} : -{_CLOSE}"),
@@ -35,10 +36,10 @@ def charts(looks: Mapping[str, Look]) -> dict[str, Spec]:
     }
 
 
-def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
+def _deltas(looks: Mapping[str, Look], x: Json, more: list[Json]) -> Json:
     """Deltas with their spread over the dense band; a median below the axis is a triangle on its lower edge."""
     y = value(SIGNED, {"expr": "ticks"})
-    dashed: Spec = {"strokeDash": [4, 4], "strokeWidth": 1}
+    dashed: Json = {"strokeDash": [4, 4], "strokeWidth": 1}
     return _chart(
         _unit(),
         *more,
@@ -54,38 +55,38 @@ def _deltas(looks: Mapping[str, Look], x: Spec, more: list[Spec]) -> Spec:
     )
 
 
-def _difference(looks: Mapping[str, Look]) -> Spec:
+def _difference(looks: Mapping[str, Look]) -> Json:
     """One technique minus others, in their colours; the extremes of few pairs are dashed, an interval is solid."""
     y = value(SIGNED)
     kinds = {"domain": [True, False], "range": [[1, 0], [3, 3]]}
-    solid: Spec = {"field": "interval", "type": "nominal", "scale": kinds, "legend": None}
+    solid: Json = {"field": "interval", "type": "nominal", "scale": kinds, "legend": None}
     bars = spread(looks, COMPRESSION, y, strokeDash=solid)
     *_, points = lines(looks, COMPRESSION, y)
     return _chart(_unit(), _fixed("rule", "muted", y=at(0)), bars, points)
 
 
-def _speed(looks: Mapping[str, Look]) -> Spec:
+def _speed(looks: Mapping[str, Look]) -> Json:
     y = value("format(datum.value, '~g') + '×'")
     bars, curves = spread(looks, COMPRESSION, y), lines(looks, COMPRESSION, y)
     return _chart(_unit(), _fixed("rule", "muted", y=at(1)), bars, *curves)
 
 
-def _rate(looks: Mapping[str, Look]) -> Spec:
-    axis: Spec = {"values": {"expr": "places"}, "labelOverlap": "greedy"}
+def _rate(looks: Mapping[str, Look]) -> Json:
+    axis: Json = {"values": {"expr": "places"}, "labelOverlap": "greedy"}
     # A step is taken at the rate of the point that ends it. A rate of 0 has no place on a logarithmic axis.
     chart = _curve(looks, {"type": "log", "nice": False, "padding": 12}, axis, "step-before")
     return {**chart, "transform": [TICKED, {"filter": "datum.value > 0"}]}
 
 
-def _curve(looks: Mapping[str, Look], scale: Spec, axis: Spec, interpolate: str) -> Spec:
-    x: Spec = {"field": "step", "type": "quantitative", "axis": {"title": "Steps", "tickCount": 5, "format": "~s"}}
-    y: Spec = {"field": "value", "type": "quantitative", "scale": scale, "axis": {"labelExpr": PLAIN, **axis}}
-    run: Spec = {"field": "key", "type": "nominal"}
-    line: Spec = {
+def _curve(looks: Mapping[str, Look], scale: Json, axis: Json, interpolate: str) -> Json:
+    x: Json = {"field": "step", "type": "quantitative", "axis": {"title": "Steps", "tickCount": 5, "format": "~s"}}
+    y: Json = {"field": "value", "type": "quantitative", "scale": scale, "axis": {"labelExpr": PLAIN, **axis}}
+    run: Json = {"field": "key", "type": "nominal"}
+    line: Json = {
         "mark": {"type": "line", "strokeWidth": 2, "interpolate": interpolate},
         "encoding": {"x": x, "y": y, "color": colours(looks), "strokeDash": dashes(looks), "detail": run},
     }
-    points: Spec = {
+    points: Json = {
         "name": "points",
         "mark": {"type": "point", "opacity": 0, "size": 40, "cursor": "pointer"},
         "encoding": {"x": x, "y": y, "description": SAYS},
@@ -93,8 +94,8 @@ def _curve(looks: Mapping[str, Look], scale: Spec, axis: Spec, interpolate: str)
     return _chart(line, points)
 
 
-def _layers() -> Spec:
-    fraction: Spec = {
+def _layers() -> Json:
+    fraction: Json = {
         "field": "kept",
         "type": "quantitative",
         "scale": {"type": "pow", "exponent": 0.5, "domain": [0, 1], "scheme": "cividis"},
@@ -103,8 +104,8 @@ def _layers() -> Spec:
     bare = {"domain": False, "ticks": False, "grid": False}
     label = "replace(datum.label, '.00×', '×')"  # columns are narrow
     apart = {"labelAngle": 0, "labelExpr": label, "labelOverlap": "greedy", "labelSeparation": 5}
-    across: Spec = {"title": "Compression ratio", **bare, **apart}
-    encoding: Spec = {
+    across: Json = {"title": "Compression ratio", **bare, **apart}
+    encoding: Json = {
         "x": {"field": "ratio", "type": "ordinal", "sort": None, "axis": across},
         "y": {"field": "layer", "type": "ordinal", "sort": None, "axis": {**bare, "labelLimit": 150}},
         "fill": fraction,
@@ -113,25 +114,25 @@ def _layers() -> Spec:
     return _chart({"name": "points", "mark": {"type": "rect", "cursor": "pointer"}, "encoding": encoding})
 
 
-def _fixed(mark: str, colour: str, more: Spec | None = None, **encoding: Spec) -> Spec:
+def _fixed(mark: str, colour: str, more: Json | None = None, **encoding: Json) -> Json:
     """A mark that is there whatever the data are, in a colour that depends on light and dark."""
     said = {"type": mark, "color": {"expr": colour}, "clip": mark != "text", **(more or {})}
     return {"data": {"values": [{}]}, "mark": said, "encoding": encoding}
 
 
-def _name(place: object, name: object, shown: str, moved: str) -> Spec:
+def _name(place: object, name: object, shown: str, moved: str) -> Json:
     """The name of a limit, right of its line, or moved down from there by so many pixels."""
-    beside: Spec = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
+    beside: Json = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
     text = _fixed("text", "muted", beside, y=at(place), x={"value": "width"}, text={"value": name})
     return {**text, "transform": [{"filter": shown}]}
 
 
-def _unit() -> Spec:
+def _unit() -> Json:
     """What the vertical axis shows, above it."""
-    above: Spec = {"align": "left", "baseline": "bottom", "fontSize": 11, "dx": -24, "dy": -7}
+    above: Json = {"align": "left", "baseline": "bottom", "fontSize": 11, "dx": -24, "dy": -7}
     return _fixed("text", "muted", above, x={"value": 0}, y={"value": 0}, text={"value": {"expr": "unit"}})
 
 
-def _chart(*layer: Spec) -> Spec:
+def _chart(*layer: Json) -> Json:
     fit = {"type": "fit-x", "contains": "padding"}
     return {"width": "container", "autosize": fit, "transform": [TICKED], "layer": list(layer)}

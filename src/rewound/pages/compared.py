@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rewound.conclusions.conformance import Card, Compared, Curve
 from rewound.pages.criteria import criteria, note, remarks, verdict
-from rewound.pages.drawings import Json
+from rewound.pages.jsondata import Json
 from rewound.pages.look import ratios
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from rewound.pages.drawings import Json
+from rewound.pages.jsondata import Json
 from rewound.tables.results import CurveRow, LayerRow
 
 DETAIL_BYTES: Final = 1_500_000  # with them, 25,000 rows stay below 6 MB

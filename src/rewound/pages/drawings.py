@@ -5,17 +5,16 @@ A figure without data has no choices.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from rewound.conclusions.cell import Cell
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.conclusions.speedup import Speedup
 from rewound.pages.contrast import Contrast
+from rewound.pages.jsondata import Json
 from rewound.pages.limits import SAFE_ZONE, delta_label, window
 from rewound.pages.look import looks, ratios
 from rewound.pages.subjects import Subject, setting
-
-Json: TypeAlias = dict[str, object]
 
 MODES: Final = {False: "One-shot", True: "Iterative"}
 

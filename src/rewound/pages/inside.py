@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median
 
-from rewound.pages.drawings import MODES, Json
+from rewound.pages.drawings import MODES
+from rewound.pages.jsondata import Json
 from rewound.pages.look import looks, ratios
 from rewound.pages.subjects import Setting, Subject, setting, setting_of
 from rewound.tables.results import LayerRow

@@ -17,7 +17,8 @@ from string import Template
 from typing import Final
 
 from rewound.conclusions.conformance import Card
-from rewound.pages.payload import as_json, story
+from rewound.pages.jsondata import as_json
+from rewound.pages.payload import story
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 

@@ -4,7 +4,6 @@ Everything that is concluded is concluded before (`subjects`, `drawings`, `insid
 have six significant digits. Where layers and curves need too much room, the runs that figures show keep theirs.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +16,9 @@ from rewound.conclusions.trust import Reach, Reaches, weaknesses
 from rewound.pages.charts import charts
 from rewound.pages.compared import told_card
 from rewound.pages.details import details
-from rewound.pages.drawings import Json, accuracy, differences, speed, times
+from rewound.pages.drawings import accuracy, differences, speed, times
 from rewound.pages.inside import layer_maps, training
+from rewound.pages.jsondata import Json
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
 from rewound.pages.subjects import Setting, Subject, setting, setting_of, subjects
@@ -43,16 +43,6 @@ def story(
         "notes": weaknesses(tables.rows),
         "cards": {card.recipe: told_card(card) for card in cards},
     }
-
-
-def as_json(value: object) -> str:
-    """JSON that may stand inside a <script> element: nothing in it can end the element or begin another.
-
-    >>> as_json({"recipe": "</script>&"})
-    '{"recipe":"\\\\u003c/script\\\\u003e\\\\u0026"}'
-    """
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 and U+2029 are escaped, too
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _technique(name: str, look: Look) -> Json:

@@ -3,19 +3,20 @@
 from collections.abc import Mapping
 from typing import Final
 
-from rewound.pages.channels import SAYS, SIZE, Spec, colours, dashes, edges, markers
+from rewound.pages.channels import SAYS, SIZE, colours, dashes, edges, markers
+from rewound.pages.jsondata import Json
 from rewound.pages.look import Look
 
-TICKED: Final[Spec] = {"filter": "indexof(shown, datum.technique) >= 0 || !datum.technique"}
-_OVERLAID: Final[list[Spec]] = [TICKED, {"filter": "compared"}]
-THEIRS: Final[Spec] = {"data": {"name": "compared"}, "transform": _OVERLAID}
-_MOVED: Final[Spec] = {"expr": "datum.shift * 4"}  # pixels, so that error bars of techniques at one x stay apart
+TICKED: Final[Json] = {"filter": "indexof(shown, datum.technique) >= 0 || !datum.technique"}
+_OVERLAID: Final[list[Json]] = [TICKED, {"filter": "compared"}]
+THEIRS: Final[Json] = {"data": {"name": "compared"}, "transform": _OVERLAID}
+_MOVED: Final[Json] = {"expr": "datum.shift * 4"}  # pixels, so that error bars of techniques at one x stay apart
 
 
-def lines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
+def lines(looks: Mapping[str, Look], x: Json, y: Json) -> list[Json]:
     """A line through the medians of each technique, over an edge that parts it from the others, with its markers."""
     line = {"type": "line", "xOffset": _MOVED, "clip": True, "strokeJoin": "round"}
-    look: Spec = {
+    look: Json = {
         "fill": colours(looks),
         "stroke": edges(looks),
         "shape": markers(looks),
@@ -36,9 +37,9 @@ def lines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
     ]
 
 
-def spread(looks: Mapping[str, Look], x: Spec, y: Spec, **more: Spec) -> Spec:
+def spread(looks: Mapping[str, Look], x: Json, y: Json, **more: Json) -> Json:
     """From the lowest to the highest trial."""
-    ends: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    ends: Json = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     return {
         "transform": [{"filter": "spread"}],
         "mark": {"type": "rule", "xOffset": _MOVED, "clip": True, "strokeWidth": 1.5, "opacity": 0.75},
@@ -46,9 +47,9 @@ def spread(looks: Mapping[str, Look], x: Spec, y: Spec, **more: Spec) -> Spec:
     }
 
 
-def below(looks: Mapping[str, Look], x: Spec, look: Spec) -> Spec:
+def below(looks: Mapping[str, Look], x: Json, look: Json) -> Json:
     """Triangles for medians below the axis, on its lower edge: techniques at one x stand above one another."""
-    count: Spec = {"window": [{"op": "row_number", "as": "from_below"}], "groupby": [x["field"]]}
+    count: Json = {"window": [{"op": "row_number", "as": "from_below"}], "groupby": [x["field"]]}
     return {
         "transform": [{"filter": "datum.value < window[0]"}, {**count, "sort": [{"field": "place"}]}],
         "mark": {"type": "point", "shape": "triangle-down", "opacity": 1, **look},
@@ -60,11 +61,11 @@ def below(looks: Mapping[str, Look], x: Spec, look: Spec) -> Spec:
     }
 
 
-def outlines(looks: Mapping[str, Look], x: Spec, y: Spec) -> list[Spec]:
+def outlines(looks: Mapping[str, Look], x: Json, y: Json) -> list[Json]:
     """The same techniques in a compared table: thin lines and hollow markers."""
     line = {"type": "line", "xOffset": _MOVED, "clip": True, "strokeWidth": 1}
     point = {"type": "point", "filled": False, "opacity": 1, "strokeWidth": 1.2, "xOffset": _MOVED}
-    edge: Spec = {"field": "edge", "type": "nominal", "scale": None, "legend": None}
+    edge: Json = {"field": "edge", "type": "nominal", "scale": None, "legend": None}
     return [
         {**THEIRS, "mark": line, "encoding": {"x": x, "y": y, "stroke": edge}},
         {
