@@ -9,7 +9,7 @@ from rich.text import Text
 from rewound.conclusions.cell import Line
 from rewound.conclusions.conformance import Card, Compared, Curve, Lead
 from rewound.pages.criteria import criteria, note, remarks, signed, verdict
-from rewound.pages.look import ratios
+from rewound.pages.look import mode_title, ratios
 from rewound.pages.terminal import plain_table
 
 _ANSWERS = {True: "yes", False: "NO", None: "–"}
@@ -81,4 +81,4 @@ def _leads(leads: Iterable[Lead]) -> Table:
 
 def _name(line: Line) -> str:
     pruning = "" if line.pruning == "unstructured" else f"{line.pruning} "
-    return f"{line.technique}, {pruning}{'iterative' if line.iterative else 'one-shot'}"
+    return f"{line.technique}, {pruning}{mode_title(line.iterative).lower()}"

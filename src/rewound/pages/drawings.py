@@ -5,7 +5,6 @@ A figure without data has no choices.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from rewound.conclusions.cell import Cell
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
@@ -13,22 +12,20 @@ from rewound.conclusions.speedup import Speedup
 from rewound.pages.contrast import Contrast
 from rewound.pages.jsondata import Json
 from rewound.pages.limits import SAFE_ZONE, delta_label, window
-from rewound.pages.look import looks, ratios
+from rewound.pages.look import looks, mode_title, ratios
 from rewound.pages.subjects import Subject, setting
-
-MODES: Final = {False: "One-shot", True: "Iterative"}
 
 
 def accuracy(subject: Subject) -> Json:
     """Accuracy against compression: one-shot, iterative, and in full (Algorithm 1, where a level prunes 20%)."""
     pruned = [cell for cell in subject.best if cell.density < 1]
-    shown = {MODES[mode]: [cell for cell in pruned if cell.line.iterative == mode] for mode in subject.modes}
+    shown = {mode_title(mode): [cell for cell in pruned if cell.line.iterative == mode] for mode in subject.modes}
     iterative = [cell for cell in subject.cells.values() if cell.density < 1 and cell.line.iterative]
     full = at_full_time(iterative, subject.epochs)
     if any(cell.retrain_epochs == subject.epochs for cell in full):
-        alone = set(shown[MODES[True]]) == set(full)
+        alone = set(shown[mode_title(True)]) == set(full)
         if alone:  # every technique has one retraining time: a second panel says no more
-            del shown[MODES[True]]
+            del shown[mode_title(True)]
         shown[_full_title(full, subject.epochs, alone=alone)] = full
     hollow = _overlaid(subject, shown)
     panels, triangles = [], ""
@@ -51,8 +48,8 @@ def _full_title(full: Sequence[Cell], epochs: float, *, alone: bool) -> str:
     rewound = {cell.retrain_epochs for cell in full if cell.line.technique == "weight-rewinding"} - {epochs}
     time = f"t = {epochs:g}" + (f" (weight rewinding: {min(rewound):g})" if rewound else "")
     if is_algorithm_1(full):
-        return f"{MODES[True] + ': ' if alone else ''}Algorithm 1 and its rivals, {time}"
-    return f"{MODES[True] if alone else 'Retrained in full'}, {time}"
+        return f"{mode_title(True) + ': ' if alone else ''}Algorithm 1 and its rivals, {time}"
+    return f"{mode_title(True) if alone else 'Retrained in full'}, {time}"
 
 
 def _triangles(subject: Subject, cells: Iterable[Cell], limits: tuple[float, float]) -> str:
@@ -65,8 +62,9 @@ def _overlaid(subject: Subject, shown: Iterable[str]) -> dict[str, list[Cell]]:
     """What the panels show of a compared table, chosen as ours is: at its own best retraining times, or at T."""
     theirs = [cell for cell in subject.theirs.values() if cell.density < 1]
     full = at_full_time([cell for cell in theirs if cell.line.iterative], subject.epochs)
-    best = {name: [cell for cell in best_over_time(theirs) if cell.line.iterative == m] for m, name in MODES.items()}
-    return {name: best.get(name, full) for name in shown}
+    best = best_over_time(theirs)
+    in_mode = {mode_title(mode): [cell for cell in best if cell.line.iterative == mode] for mode in (False, True)}
+    return {name: in_mode.get(name, full) for name in shown}
 
 
 def _compression_panel(
@@ -105,7 +103,7 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
     first = looks([contrasted.first])[contrasted.first].label
     return {
         "kind": "difference",
-        "title": f"{MODES[mode]}: {first[:1].lower()}{first[1:]} minus",
+        "title": f"{mode_title(mode)}: {first[:1].lower()}{first[1:]} minus",
         "note": contrasted.how,
         "brackets": contrasted.brackets,
         "technique": contrasted.first,
@@ -138,7 +136,7 @@ def times(subject: Subject) -> Json:
                 title = f"{label}, dense control" if density == 1 else label
                 panels.append(_time_panel(subject, title, shown, theirs, limits, places))
                 triangles = triangles or _triangles(subject, [*shown, *theirs], limits)
-            choices.append({"label": MODES[mode], "small": True, "panels": panels})
+            choices.append({"label": mode_title(mode), "small": True, "panels": panels})
     low, high = SAFE_ZONE
     return {
         "id": "cost",
@@ -186,7 +184,7 @@ def speed(subject: Subject) -> Json:
             _speed_panel(subject, "Than fine-tuning at the same compression", "faster", mode, subject.faster),
         )
         if panels := [panel for panel in drawn if panel]:
-            choices.append({"label": MODES[mode], "panels": panels})
+            choices.append({"label": mode_title(mode), "panels": panels})
     return {
         "id": "speed",
         "title": "Theoretical speed-up",

@@ -17,7 +17,7 @@ from rewound.conclusions.comparison import overlay
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
 from rewound.errors import InputError
 from rewound.pages.limits import delta_label, window
-from rewound.pages.look import Look, looks, pruning_title, ratios
+from rewound.pages.look import Look, looks, mode_title, pruning_title, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
@@ -114,7 +114,7 @@ def _against_compression(
     panels[0].set_ylabel(delta_label(subject.baseline))
     for axes, iterative in zip(panels, modes, strict=True):
         mine = [cell for cell in shown if cell.line.iterative == iterative]
-        axes.set_title("Iterative" if iterative else "One-shot")
+        axes.set_title(mode_title(iterative))
         axes.set_xlabel("Compression ratio")
         delta_axis(axes, subject.baseline, limits)
         compression_axis(axes, [cell.density for cell in mine], inches=figure.get_figwidth() / len(modes) - 0.6)
@@ -153,7 +153,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
                 axes.set_xlabel("Retraining epochs")
         for axes in panels[len(row) :]:
             axes.set_visible(False)
-    what = f"{'Iterative' if shown[0].line.iterative else 'One-shot'}, by retraining time"
+    what = f"{mode_title(shown[0].line.iterative)}, by retraining time"
     legend = handles(named, subject.baseline, safe_zone=True, below=below, compared=bool(theirs))
     _finish(figure, subject, what, legend)
     return figure

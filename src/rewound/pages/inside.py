@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median
 
-from rewound.pages.drawings import MODES
 from rewound.pages.jsondata import Json
-from rewound.pages.look import looks, ratios
+from rewound.pages.look import looks, mode_title, ratios
 from rewound.pages.subjects import Setting, Subject, setting, setting_of
 from rewound.tables.results import LayerRow
 
@@ -29,7 +28,7 @@ def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Js
             if own:
                 panels.append({"title": look.label, "technique": name, **_map(subject, own, networks)})
         if panels:
-            choices.append({"label": MODES[mode], "panels": panels})
+            choices.append({"label": mode_title(mode), "panels": panels})
     return {
         "id": "layers",
         "title": "What is kept of each layer",
@@ -74,7 +73,7 @@ def training(subject: Subject, known: Container[str]) -> Json:
             kinds = (("rate", "Learning rate"), ("loss", "Training loss"))
             if shown:
                 panels = [{"kind": kind, "title": title, "runs": shown} for kind, title in kinds]
-                choices.append({"label": f"{MODES[mode]}, {label}", "panels": panels})
+                choices.append({"label": f"{mode_title(mode)}, {label}", "panels": panels})
     return {
         "id": "curves",
         "title": "Training curves",

@@ -1,4 +1,4 @@
-"""How techniques, ways of pruning and ratios look wherever they are shown: as in the paper, in its legend order."""
+"""How techniques, ways of pruning, modes and ratios look wherever they are shown: as in the paper, in its order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -62,6 +62,15 @@ def pruning_title(pruning: str) -> str:
     """
     kind, *how = pruning.split(" ", maxsplit=1)
     return ", ".join([f"{kind} pruning", *how])
+
+
+def mode_title(iterative: bool) -> str:
+    """A mode in a title.
+
+    >>> mode_title(True), mode_title(False)
+    ('Iterative', 'One-shot')
+    """
+    return "Iterative" if iterative else "One-shot"
 
 
 def ratios(densities: Iterable[float]) -> dict[float, str]:

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from rewound.conclusions.cell import Cell
 from rewound.pages.limits import delta_label, window
-from rewound.pages.look import Look, looks, ratios
+from rewound.pages.look import Look, looks, mode_title, ratios
 from rewound.pages.panel import (
     compression_axis,
     delta_axis,
@@ -85,7 +85,7 @@ def sheets(
 
 def _alone(figure: PaperFigure, panel: Panel) -> Sheet:
     where = panel.experiment
-    parts = [where.pruning, _mode(where), *_ratio(panel)]
+    parts = [where.pruning, mode_title(where.iterative).lower(), *_ratio(panel)]
     name = f"{figure.name}/{file_name(where.recipe, *parts)}"
     return Sheet(name, ", ".join([_network(where.recipe), *parts]), figure, (panel,), alone=True)
 
@@ -194,7 +194,7 @@ def _title(panel: Panel, sheet: Sheet) -> str:
     parts = [] if sheet.figure.sheet_per_recipe else [_network(where.recipe)]
     parts += [where.pruning] if {other.pruning for other in others} != {"unstructured"} else []
     parts += _ratio(panel)
-    parts += [_mode(where)] if len({other.iterative for other in others}) > 1 else []
+    parts += [mode_title(where.iterative).lower()] if len({other.iterative for other in others}) > 1 else []
     return ", ".join(parts)
 
 
@@ -209,10 +209,6 @@ def _subtitle(shown: Sequence[Panel]) -> str:
 
 def _network(recipe: str) -> str:
     return NETWORKS.get(recipe, recipe)
-
-
-def _mode(experiment: Experiment) -> str:
-    return "iterative" if experiment.iterative else "one-shot"
 
 
 def _ratio(panel: Panel) -> list[str]:

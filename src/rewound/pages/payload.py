@@ -21,6 +21,7 @@ from rewound.pages.inside import layer_maps, training
 from rewound.pages.jsondata import Json
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
+from rewound.pages.reaching import told_reach
 from rewound.pages.subjects import Setting, Subject, setting, setting_of, subjects
 from rewound.tables.folder import Tables
 from rewound.tables.results import CurveRow, LayerRow, Row
@@ -82,17 +83,12 @@ def _subject(
 
 def _reach(line: Line, reached: Reaches, subject: Subject) -> Json:
     best = {cell.compression: cell for cell in subject.best if cell.line == line}
-    labels = ratios(cell.density for cell in best.values())
-
-    def ratio(compression: float | None) -> str:
-        if compression is None:
-            return "none"
-        return f"{'≥ ' if compression == reached.tried else ''}{labels[best[compression].density]}"
+    labels = {1 / density: label for density, label in ratios(cell.density for cell in best.values()).items()}
 
     def said(reach: Reach) -> Json:
         cost = None if reach.compression is None else best[reach.compression].search_epochs
-        ends = dict.fromkeys(ratio(end) for end in reach.range or ())
-        return {"ratio": ratio(reach.compression), "cost": _short(cost), "range": "–".join(ends).replace("×–", "–")}
+        told = told_reach(reach, reached.tried, labels)
+        return {"ratio": told.ratio, "cost": _short(cost), "range": told.range}
 
     drops = {"no_drop": said(reached.no_drop), "one": said(reached.one_percent)}
     return {"technique": line.technique, "iterative": line.iterative, **drops}

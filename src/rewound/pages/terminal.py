@@ -14,7 +14,8 @@ from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches, weaknesses
 from rewound.errors import InputError
 from rewound.pages.contrast import Contrast, contrast
-from rewound.pages.look import looks, pruning_title, ratios
+from rewound.pages.look import looks, mode_title, pruning_title, ratios
+from rewound.pages.reaching import told_reach
 from rewound.tables.results import Row
 
 
@@ -71,7 +72,7 @@ def plain_table(title: str = "", caption: str = "") -> Table:
 def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
     chance = f"± {dense.spread:.2f} ({dense.n} runs)" if dense.n > 1 else "(1 run: its spread is unknown, taken as 0)"
     table = plain_table(
-        f"{line.recipe}, {pruning_title(line.pruning)}, {'iterative' if line.iterative else 'one-shot'}",
+        f"{line.recipe}, {pruning_title(line.pruning)}, {mode_title(line.iterative).lower()}",
         f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
         f"to dense {dense.mean * dense.scale:.2f} {chance}. Cost: epochs of retraining, all levels.",
     )
@@ -104,18 +105,11 @@ def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str]) -> T
     for name, reached in found.items():
         texts = []
         for reach in (reached.no_drop, reached.one_percent):
-            said = _ratio(reach.compression, reached.tried, labels)
-            ends = dict.fromkeys(_ratio(end, reached.tried, labels) for end in reach.range or ())
+            told = told_reach(reach, reached.tried, labels)
             cost = "–" if reach.search_epochs is None else f"{reach.search_epochs:g}"
-            texts += [said, "–".join(ends).replace("×–", "–") or "unknown", *([cost] if costs else [])]
+            texts += [told.ratio, told.range or "unknown", *([cost] if costs else [])]
         table.add_row(Text(name), *texts)
     return table
-
-
-def _ratio(compression: float | None, tried: float, labels: Mapping[float, str]) -> str:
-    if compression is None:
-        return "none"
-    return f"{'≥' if compression == tried else ''}{labels[compression]}"
 
 
 def _difference_table(contrasted: Contrast, labels: Mapping[float, str]) -> RenderableType:
