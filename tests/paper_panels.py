@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from rewound.paper.experiment import Experiment
 from rewound.paper.figures import FIGURES, panels
+from rewound.paper.measured import Measured
 from rewound.paper.panels import Panel
 
 R20, R56, R110 = "cifar10-resnet20", "cifar10-resnet56", "cifar10-resnet110"
@@ -12,5 +12,5 @@ LR, WEIGHT, FINE = "lr-rewinding", "weight-rewinding", "fine-tuning"
 NAMES = {int(name.split("-")[1]): name for name in FIGURES}
 
 
-def shown(number: int, found: Iterable[Experiment]) -> list[Panel]:
+def shown(number: int, found: Iterable[Measured]) -> list[Panel]:
     return panels(FIGURES[NAMES[number]], found)

@@ -9,28 +9,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
 from rewound.pages.paper import draw_sheet, save_sheet, sheets
-from rewound.paper.experiment import Experiment, experiments
 from rewound.paper.figures import FIGURES
 from rewound.paper.literature import AGAINST_TIME
-from rewound.paper.panels import Panel, Point
+from rewound.paper.measured import Measured, measured
+from rewound.paper.panels import FigurePoint, Panel
 from rewound.tables.results import Row
 
 
 @pytest.fixture(scope="module")
-def published(authors: list[Row]) -> list[Experiment]:
-    return experiments(authors)
+def published(authors: list[Row]) -> list[Measured]:
+    return measured(authors)
 
 
-def panel_of(number: int, found: Iterable[Experiment], recipe: str, pruning: str = "unstructured") -> Panel:
+def panel_of(number: int, found: Iterable[Measured], recipe: str, pruning: str = "unstructured") -> Panel:
     (panel,) = (
-        panel
-        for panel in shown(number, found)
-        if (panel.experiment.recipe, panel.experiment.pruning) == (recipe, pruning)
+        panel for panel in shown(number, found) if (panel.measured.recipe, panel.measured.pruning) == (recipe, pruning)
     )
     return panel
 
 
-def at(panel: Panel, technique: str, compression: float) -> Point:
+def at(panel: Panel, technique: str, compression: float) -> FigurePoint:
     (point,) = (p for p in panel.curves[technique] if abs(1 / p.density / compression - 1) < 0.005)
     return point
 
@@ -54,7 +52,7 @@ def at(panel: Panel, technique: str, compression: float) -> Point:
     ],
 )
 def test_differences_to_the_dense_network_are_those_the_paper_states(
-    published: list[Experiment],
+    published: list[Measured],
     figure: int,
     recipe: str,
     technique: str,
@@ -76,17 +74,17 @@ def test_differences_to_the_dense_network_are_those_the_paper_states(
     ],
 )
 def test_speedups_are_those_the_paper_states(
-    published: list[Experiment], compression: float, technique: str, speedup: float, source: str
+    published: list[Measured], compression: float, technique: str, speedup: float, source: str
 ) -> None:
     point = at(panel_of(11, published, R50), technique, compression)
     assert point.median == pytest.approx(speedup, abs=0.005), source
 
 
-def test_rewinding_is_faster_than_fine_tuning(published: list[Experiment]) -> None:
+def test_rewinding_is_faster_than_fine_tuning(published: list[Measured]) -> None:
     resnet50 = panel_of(12, published, R50)
     assert at(resnet50, LR, 5.96).median == pytest.approx(4.827 / 3.893, abs=0.001)
     assert {point.median for point in resnet50.curves[FINE]} == {1.0}
-    assert [panel.experiment.recipe for panel in shown(12, published)] == [R56, R110, R50], "as the paper's figure has"
+    assert [panel.measured.recipe for panel in shown(12, published)] == [R56, R110, R50], "as the paper's figure has"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +98,12 @@ def test_rewinding_is_faster_than_fine_tuning(published: list[Experiment]) -> No
     ],
 )
 def test_panels_of_the_main_text_by_search_cost(
-    published: list[Experiment], figure: int, recipe: str, pruning: str, ratios: list[str]
+    published: list[Measured], figure: int, recipe: str, pruning: str, ratios: list[str]
 ) -> None:
     """Notes 7, "Main-text panels": found by the paper's definitions of no drop and of 1% or 1 BLEU."""
-    found = [p for p in shown(figure, published) if (p.experiment.recipe, p.experiment.pruning) == (recipe, pruning)]
+    found = [p for p in shown(figure, published) if (p.measured.recipe, p.measured.pruning) == (recipe, pruning)]
     assert [f"{1 / (panel.density or 1):.2f}" for panel in found] == ratios
-    assert {panel.experiment.recipe for panel in shown(figure, published)} <= {R56, R50, GNMT, R34}
+    assert {panel.measured.recipe for panel in shown(figure, published)} <= {R56, R50, GNMT, R34}
     assert all(set(panel.curves) == {LR, WEIGHT, FINE} for panel in found)
 
 
@@ -121,7 +119,7 @@ def test_panels_of_the_main_text_by_search_cost(
     ],
 )
 def test_dense_networks_have_the_mean_and_spread_the_paper_states(
-    published: list[Experiment], recipe: str, mean: float, spread: float, source: str
+    published: list[Measured], recipe: str, mean: float, spread: float, source: str
 ) -> None:
     dense = next(each.baseline for each in published if each.recipe == recipe)
     assert dense.mean * dense.scale == pytest.approx(mean, abs=0.005), source
@@ -143,7 +141,7 @@ LIU = {
 }
 
 
-def test_black_dots_are_the_results_of_other_works(published: list[Experiment]) -> None:
+def test_black_dots_are_the_results_of_other_works(published: list[Measured]) -> None:
     for recipe, dots in DOTS.items():
         for figure in (2, 5, 6, 8):
             found = panel_of(figure, published, recipe).published
@@ -168,21 +166,21 @@ DENSITIES = {  # of structured pruning, notes 4
 }
 
 
-def test_the_appendix_has_a_panel_for_each_setting(published: list[Experiment]) -> None:
+def test_the_appendix_has_a_panel_for_each_setting(published: list[Measured]) -> None:
     """As many as the pages of figures 9 and 10 have (tex, lines 799 to 998)."""
     counts = dict.fromkeys((R20, R56, R110, R50), 20) | {GNMT: 28}
     for recipe, count in counts.items():
-        mine = [panel for panel in shown(9, published) if panel.experiment.recipe == recipe]
+        mine = [panel for panel in shown(9, published) if panel.measured.recipe == recipe]
         assert len(mine) == count
-        assert [panel.experiment.iterative for panel in mine] == [False, True] * (count // 2), "in pairs"
+        assert [panel.measured.iterative for panel in mine] == [False, True] * (count // 2), "in pairs"
         assert all(len(panel.curves) >= 3 for panel in mine)
     for setting, densities in DENSITIES.items():
-        mine = [p for p in shown(10, published) if (p.experiment.recipe, p.experiment.pruning) == setting]
+        mine = [p for p in shown(10, published) if (p.measured.recipe, p.measured.pruning) == setting]
         assert [panel.density for panel in mine] == pytest.approx(densities, abs=1e-5)
     assert len(shown(10, published)) == 30
 
 
-def test_algorithm_1_retrains_in_full(published: list[Experiment]) -> None:
+def test_algorithm_1_retrains_in_full(published: list[Measured]) -> None:
     """Notes 7, force_single: t = T, weight rewinding at the largest t up to .9T."""
     for recipe, full, most in ((R56, 182, 150), (R50, 90, 81), (GNMT, 5, 4.5)):
         curves = panel_of(6, published, recipe).curves
@@ -191,15 +189,15 @@ def test_algorithm_1_retrains_in_full(published: list[Experiment]) -> None:
         assert set(panel_of(5, published, recipe).curves) == {LR}
 
 
-def test_main_figures_leave_out_ablations_and_appendix_networks(published: list[Experiment]) -> None:
-    main = [(p.experiment.recipe, p.experiment.pruning) for p in shown(1, published)]
+def test_main_figures_leave_out_ablations_and_appendix_networks(published: list[Measured]) -> None:
+    main = [(p.measured.recipe, p.measured.pruning) for p in shown(1, published)]
     unstructured = "unstructured"
     assert main == [
         *((R56, unstructured), (R56, "structured-b"), (R50, unstructured)),
         *((R34, "structured-a"), (GNMT, unstructured)),
     ]
-    assert [p.experiment.recipe for p in shown(2, published)] == [R56, R50, GNMT]
-    assert [p.experiment.recipe for p in shown(8, published)] == [R20, R56, R110, R50, GNMT]
+    assert [p.measured.recipe for p in shown(2, published)] == [R56, R50, GNMT]
+    assert [p.measured.recipe for p in shown(8, published)] == [R20, R56, R110, R50, GNMT]
     assert all(set(p.curves) == {LR, WEIGHT, FINE} for n in (1, 2, 8) for p in shown(n, published))
     assert len(shown(7, published)) == 11
     assert all(len(panel.curves) == 5 for panel in shown(7, published))

@@ -23,8 +23,8 @@ from rich.progress import track
 from rewound.conclusions.cell import cells
 from rewound.conclusions.findings import longest_times
 from rewound.errors import InputError
-from rewound.paper.experiment import experiments
 from rewound.paper.figures import FIGURES, PaperFigure, panels
+from rewound.paper.measured import measured
 from rewound.paper.points import write_points
 from rewound.tables.results import Row
 
@@ -57,7 +57,7 @@ class Drawing:
     def check(self, rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> None:
         """An error if the paper's figures are asked for and the rows have no data for any of them."""
         asked = self.of_the_paper
-        found = experiments(rows, epochs=epochs) if asked else []
+        found = measured(rows, epochs=epochs) if asked else []
         if asked and not any(panels(figure, found) for figure in asked.values()):
             which = "the paper's figures" if len(asked) > 1 else self.figures
             raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")

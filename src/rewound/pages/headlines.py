@@ -1,4 +1,4 @@
-"""What a report says first: one sentence per experiment, computed from its table.
+"""What a report says first: one sentence per subject, computed from its table.
 
 Each technique is given with the largest compression at which it keeps dense accuracy (`trust.reaches`) and the search
 cost of the network found there; where their order could be chance, that is said. The ablations, low-LR weight
@@ -18,7 +18,7 @@ from rewound.tables.results import Row
 
 
 def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None) -> dict[tuple[str, str], str]:
-    """The sentence of every recipe and kind of pruning: of its iterative runs, where it has any.
+    """The sentence of every subject: of its iterative runs, where it has any.
 
     `reached` is `reaches(rows)`, if it is known already.
 

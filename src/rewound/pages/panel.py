@@ -17,14 +17,16 @@ from rewound.conclusions.baseline import Baseline
 from rewound.pages.limits import SAFE_ZONE
 from rewound.pages.look import Look, ratios
 from rewound.paper.literature import Published
-from rewound.paper.panels import Point
+from rewound.paper.panels import FigurePoint
 
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
 _SAFE: Final = "#f0f0f0"
 
 
-def draw_points(axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], size: float = 1) -> bool:
+def draw_points(
+    axes: Axes, curves: Mapping[str, Sequence[FigurePoint]], looks: Mapping[str, Look], size: float = 1
+) -> bool:
     """One line per technique through the medians, bars from min to max; whether some median is below the axis."""
     bottom, rows = axes.get_ylim()[0], 0
     for index, (name, look) in enumerate(looks.items()):
@@ -47,7 +49,7 @@ def draw_points(axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mappin
 
 
 def draw_outlines(
-    axes: Axes, curves: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], size: float = 1
+    axes: Axes, curves: Mapping[str, Sequence[FigurePoint]], looks: Mapping[str, Look], size: float = 1
 ) -> None:
     """The same techniques in a table to compare with: thin lines and hollow markers through its medians."""
     for index, (name, look) in enumerate(looks.items()):
@@ -91,7 +93,7 @@ def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> N
     _grid(axes)
 
 
-def ratio_axis(axes: Axes, points: Sequence[Point]) -> None:
+def ratio_axis(axes: Axes, points: Sequence[FigurePoint]) -> None:
     """The vertical axis of speed-ups: how many times faster, around a line at 1."""
     bottom, top = min(1.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))
     margin = 0.06 * (top - bottom) or 0.1

@@ -27,8 +27,8 @@ from rewound.pages.panel import (
     ratio_axis,
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.paper.experiment import Experiment, experiments
 from rewound.paper.figures import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
+from rewound.paper.measured import Measured, measured
 from rewound.paper.panels import Curves, Panel
 from rewound.tables.results import Row
 
@@ -50,12 +50,12 @@ class Sheet:
     @property
     def places(self) -> dict[tuple[int, int], Panel]:
         """The panels by line and column: one after the other, or each in the column of its pruning."""
-        prunings = sorted({panel.experiment.pruning for panel in self.panels}, key=pruning_order)
+        prunings = sorted({panel.measured.pruning for panel in self.panels}, key=pruning_order)
         found: dict[tuple[int, int], Panel] = {}
         line, last = 0, -1
         for panel in self.panels:
             in_turn = (last + 1) % self.figure.columns
-            column = prunings.index(panel.experiment.pruning) if self.figure.by_pruning else in_turn
+            column = prunings.index(panel.measured.pruning) if self.figure.by_pruning else in_turn
             line, last = line + (column <= last), column
             found[line, column] = panel
         return found
@@ -71,12 +71,12 @@ def sheets(
 
     The rows of `theirs` are drawn over ours, hollow, where both tables have the cell. `epochs` gives T by recipe.
     """
-    found = experiments(rows, theirs, epochs)
+    found = measured(rows, theirs, epochs)
     for figure in figures:
         made = panels(figure, found)
         number = figure.name.split("-")[1]
-        for recipe in dict.fromkeys(panel.experiment.recipe if figure.sheet_per_recipe else "" for panel in made):
-            mine = tuple(panel for panel in made if recipe in ("", panel.experiment.recipe))
+        for recipe in dict.fromkeys(panel.measured.recipe if figure.sheet_per_recipe else "" for panel in made):
+            mine = tuple(panel for panel in made if recipe in ("", panel.measured.recipe))
             about = f"Figure {number}, {_network(recipe)}" if recipe else f"Figure {number}"
             yield Sheet(file_name(figure.name, recipe), f"{about}: {figure.title}", figure, mine)
         if len(made) > 1:
@@ -84,7 +84,7 @@ def sheets(
 
 
 def _alone(figure: PaperFigure, panel: Panel) -> Sheet:
-    where = panel.experiment
+    where = panel.measured
     parts = [where.pruning, mode_title(where.iterative).lower(), *_ratio(panel)]
     name = f"{figure.name}/{file_name(where.recipe, *parts)}"
     return Sheet(name, ", ".join([_network(where.recipe), *parts]), figure, (panel,), alone=True)
@@ -129,7 +129,7 @@ def _axes(figure: Figure, lines: int, columns: int) -> Iterator[tuple[tuple[int,
 
 
 def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> bool:
-    where = panel.experiment
+    where = panel.measured
     if panel.y == "speed-up":
         ratio_axis(axes, panel.seen)
     else:
@@ -148,16 +148,16 @@ def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size:
 
 
 def _window(panel: Panel) -> tuple[float, float]:
-    tables = ((panel.experiment, panel.curves), (panel.experiment.theirs, panel.theirs))
+    tables = ((panel.measured, panel.curves), (panel.measured.theirs, panel.theirs))
     cells = [cell for each, curves in tables if each is not None for cell in _shown(each, curves)]
     if panel.x == "compression":
-        return window(cells, lambda cell: cell.density, panel.experiment.baseline, deepest=2)
-    return window(cells, lambda cell: cell.retrain_epochs, panel.experiment.baseline)
+        return window(cells, lambda cell: cell.density, panel.measured.baseline, deepest=2)
+    return window(cells, lambda cell: cell.retrain_epochs, panel.measured.baseline)
 
 
-def _shown(experiment: Experiment, curves: Curves) -> list[Cell]:
+def _shown(measured: Measured, curves: Curves) -> list[Cell]:
     shown = {(name, point.density, point.retrain_epochs) for name, curve in curves.items() for point in curve}
-    return [c for c in experiment.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
+    return [c for c in measured.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
 
 
 def _label(axes: Axes, sheet: Sheet, place: tuple[int, int]) -> None:
@@ -182,7 +182,7 @@ def _looks(sheet: Sheet) -> dict[str, Look]:
 
 def _legend(sheet: Sheet, named: dict[str, Look], below: bool) -> list[Line2D | Patch]:
     first, compared = sheet.panels[0], any(panel.theirs for panel in sheet.panels)
-    baseline = first.experiment.baseline
+    baseline = first.measured.baseline
     if first.y == "speed-up":
         baseline = replace(baseline, n=1)  # no band of the dense runs
     return handles(named, baseline, safe_zone=first.x == "time", below=below, compared=compared)
@@ -190,7 +190,7 @@ def _legend(sheet: Sheet, named: dict[str, Look], below: bool) -> list[Line2D | 
 
 def _title(panel: Panel, sheet: Sheet) -> str:
     """What tells a panel from the others on its sheet."""
-    where, others = panel.experiment, [other.experiment for other in sheet.panels]
+    where, others = panel.measured, [other.measured for other in sheet.panels]
     parts = [] if sheet.figure.sheet_per_recipe else [_network(where.recipe)]
     parts += [where.pruning] if {other.pruning for other in others} != {"unstructured"} else []
     parts += _ratio(panel)
@@ -202,7 +202,7 @@ def _subtitle(shown: Sequence[Panel]) -> str:
     counts = {point.trials for panel in shown for point in panel.points}
     text = told_trials(counts, sum(panel.failed for panel in shown))
     text = text[:1].upper() + text[1:]
-    if left_out := sum({id(panel.experiment): panel.experiment.left_out for panel in shown}.values()):
+    if left_out := sum({id(panel.measured): panel.measured.left_out for panel in shown}.values()):
         text += f"; {left_out} higher ratios left out, as in the paper"
     return text
 
@@ -212,8 +212,8 @@ def _network(recipe: str) -> str:
 
 
 def _ratio(panel: Panel) -> list[str]:
-    return [] if panel.density is None else [ratios(panel.experiment.densities)[panel.density]]
+    return [] if panel.density is None else [ratios(panel.measured.densities)[panel.density]]
 
 
 def _ylabel(panel: Panel) -> str:
-    return "Speed-up" if panel.y == "speed-up" else delta_label(panel.experiment.baseline)
+    return "Speed-up" if panel.y == "speed-up" else delta_label(panel.measured.baseline)

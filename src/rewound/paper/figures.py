@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rewound.conclusions.findings import ABLATIONS
-from rewound.paper.experiment import Experiment
 from rewound.paper.literature import AGAINST_COMPRESSION, AGAINST_TIME, Published
+from rewound.paper.measured import Measured
 from rewound.paper.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
 from rewound.tables.results import is_structured
 
@@ -65,7 +65,7 @@ class PaperFigure:
 
     name: str
     title: str
-    panels: Callable[[Experiment], Iterator[Panel]]
+    panels: Callable[[Measured], Iterator[Panel]]
     iterative: tuple[bool, ...]
     structured: tuple[bool, ...] = _EITHER
     hides: tuple[str, ...] = ABLATIONS  # techniques
@@ -196,36 +196,35 @@ def pruning_order(pruning: str) -> tuple[bool, str]:
     return is_structured(pruning), pruning
 
 
-def panels(figure: PaperFigure, experiments: Iterable[Experiment]) -> list[Panel]:
+def panels(figure: PaperFigure, found: Iterable[Measured]) -> list[Panel]:
     """The panels of a figure, in the paper's order, as far as there are data for them."""
     fitting = [
         each
-        for each in sorted(experiments, key=_place)
+        for each in sorted(found, key=_place)
         if each.iterative in figure.iterative and is_structured(each.pruning) in figure.structured
     ]
     shown = [each for each in fitting if (each.recipe, each.pruning) not in figure.leaves_out]
     made = [panel for each in shown or fitting for panel in _panels(figure, each)]
     if figure.sheet_per_recipe:  # in pairs: one-shot and iterative, or structured-a and structured-b
-        made.sort(key=lambda panel: (_place(panel.experiment)[:2], panel.rank))
+        made.sort(key=lambda panel: (_place(panel.measured)[:2], panel.rank))
     return made
 
 
-def _panels(figure: PaperFigure, experiment: Experiment) -> Iterator[Panel]:
-    deepest = figure.deepest.get((experiment.recipe, experiment.iterative), 0.0)
-    kept = experiment.only(lambda technique, density: technique not in figure.hides and density >= deepest)
+def _panels(figure: PaperFigure, measured: Measured) -> Iterator[Panel]:
+    deepest = figure.deepest.get((measured.recipe, measured.iterative), 0.0)
+    kept = measured.only(lambda technique, density: technique not in figure.hides and density >= deepest)
     for panel in figure.panels(kept) if kept.cells else ():
         dots = tuple(dot for dot in figure.published if _on(dot, panel))
-        limits = figure.limits.get(experiment.recipe) if panel.y == "delta" else None
+        limits = figure.limits.get(measured.recipe) if panel.y == "delta" else None
         yield replace(panel, published=dots, limits=limits)
 
 
 def _on(dot: Published, panel: Panel) -> bool:
-    where = panel.experiment
-    same = (dot.recipe, dot.pruning, dot.iterative) == (where.recipe, where.pruning, where.iterative)
+    same = (dot.recipe, dot.pruning, dot.iterative) == panel.measured.experiment
     return same and (panel.density is None or abs(dot.density / panel.density - 1) < 1e-3)
 
 
-def _place(experiment: Experiment) -> tuple[int, str, bool, str, bool]:
+def _place(measured: Measured) -> tuple[int, str, bool, str, bool]:
     order = list(NETWORKS)
-    rank = order.index(experiment.recipe) if experiment.recipe in order else len(order)
-    return rank, experiment.recipe, *pruning_order(experiment.pruning), experiment.iterative
+    rank = order.index(measured.recipe) if measured.recipe in order else len(order)
+    return rank, measured.recipe, *pruning_order(measured.pruning), measured.iterative

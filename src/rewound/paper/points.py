@@ -24,18 +24,18 @@ def write_points(panels: Iterable[tuple[str, Panel]], path: Path) -> Path:
 
 
 def _lines(panel: Panel) -> Iterator[list[str]]:
-    where = panel.experiment
-    setting = [where.recipe, where.pruning, str(int(where.iterative))]
+    where = panel.measured
+    experiment = [where.recipe, where.pruning, str(int(where.iterative))]
     unit = "ratio" if panel.y == "speed-up" else where.baseline.unit
     for table, curves in (("ours", panel.curves), ("compared", panel.theirs)):
         for technique, point in ((technique, point) for technique, curve in curves.items() for point in curve):
             at = [technique, f"{point.density:.10g}", f"{point.retrain_epochs:g}", unit]
             spread = (_text(value) for value in (point.median, point.low, point.high))
-            yield [*setting, *at, *spread, str(point.trials), table]
+            yield [*experiment, *at, *spread, str(point.trials), table]
     for dot in panel.published:
         at = [dot.source, f"{dot.density:.10g}", "" if dot.epochs is None else f"{dot.epochs:g}", unit]
         bar = ["", ""] if dot.error is None else [_text(dot.delta - dot.error), _text(dot.delta + dot.error)]
-        yield [*setting, *at, _text(dot.delta), *bar, "", "published"]
+        yield [*experiment, *at, _text(dot.delta), *bar, "", "published"]
 
 
 def _text(value: float) -> str:

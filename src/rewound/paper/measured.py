@@ -1,4 +1,4 @@
-"""All that a table has of one recipe, way of pruning and mode (one-shot or iterative): what a figure is drawn from."""
+"""All that a table has of one experiment (a recipe, a way of pruning and a mode): what a figure is drawn from."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ from rewound.tables.results import Row
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """All that was measured of one recipe, way of pruning and mode; dense controls are left out."""
+class Measured:
+    """All that was measured of one experiment; dense controls are left out."""
 
     recipe: str
     pruning: str
@@ -25,16 +25,21 @@ class Experiment:
     over_dense: tuple[Speedup, ...]
     over_fine_tuning: tuple[Speedup, ...]
     failed: Counter[tuple[Line, float]]
-    theirs: "Experiment | None" = None  # what a compared table has of it, moved to our baseline
+    theirs: "Measured | None" = None  # what a compared table has of it, moved to our baseline
     left_out: int = 0  # densities that were measured and are not to be shown
+
+    @property
+    def experiment(self) -> tuple[str, str, bool]:
+        """Recipe, way of pruning and mode, as of its lines."""
+        return self.recipe, self.pruning, self.iterative
 
     @property
     def densities(self) -> list[float]:
         """The densities that were reached, mildest pruning first."""
         return sorted({cell.density for cell in self.cells}, reverse=True)
 
-    def only(self, keep: Callable[[str, float], bool]) -> "Experiment":
-        """The experiment without techniques and densities that are not to be shown."""
+    def only(self, keep: Callable[[str, float], bool]) -> "Measured":
+        """The same without techniques and densities that are not to be shown."""
 
         def kept(each: Cell | Speedup) -> bool:
             return keep(each.line.technique, each.density)
@@ -51,29 +56,31 @@ class Experiment:
         )
 
 
-def experiments(
+def measured(
     rows: Iterable[Row], theirs: Sequence[Row] = (), epochs: Mapping[str, float] | None = None
-) -> list[Experiment]:
-    """Everything a table holds, by recipe, pruning and mode, and what the compared table `theirs` has of the same.
+) -> list[Measured]:
+    """What a table holds of every experiment, and what the compared table `theirs` has of the same.
 
     `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
     """
     rows = list(rows)
-    overlaid = experiments(overlay(rows, theirs)) if theirs else []
-    beside = {(each.recipe, each.pruning, each.iterative): each for each in overlaid}
+    overlaid = measured(overlay(rows, theirs)) if theirs else []
+    beside = {each.experiment: each for each in overlaid}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
     longest = longest_times(made) | dict(epochs or {})
     return [
-        Experiment(
-            *setting,
-            longest[setting[0]],
-            dense[setting[0]],
-            tuple(cell for cell in made if cell.line.experiment == setting),
-            tuple(each for each in faster if each.line.experiment == setting and each.density < 1),
-            tuple(each for each in faster_yet if each.line.experiment == setting and each.density < 1),
-            Counter({place: n for place, n in failed.items() if place[0].experiment == setting}),
-            beside.get(setting),
+        Measured(
+            *experiment,
+            epochs=longest[experiment[0]],
+            baseline=dense[experiment[0]],
+            cells=tuple(cell for cell in made if cell.line.experiment == experiment),
+            over_dense=tuple(each for each in faster if each.line.experiment == experiment and each.density < 1),
+            over_fine_tuning=tuple(
+                each for each in faster_yet if each.line.experiment == experiment and each.density < 1
+            ),
+            failed=Counter({place: n for place, n in failed.items() if place[0].experiment == experiment}),
+            theirs=beside.get(experiment),
         )
-        for setting in dict.fromkeys(cell.line.experiment for cell in made)
+        for experiment in dict.fromkeys(cell.line.experiment for cell in made)
     ]
