@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rewound.commands.console import console, say_files
 from rewound.commands.outputs import report_folder
-from rewound.conclusions.cell import line_of
+from rewound.conclusions.cell import setting_of
 from rewound.conclusions.comparison import compare
 from rewound.drawing import Drawing
 from rewound.errors import InputError
@@ -23,7 +23,7 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
             raise InputError(f"{path} has no rows below its first line; give a table with results")
         for row in found:
             # The authors' dense networks have no names.
-            place = row.key or len(rows) if row.dense else (line_of(row), row.density, row.retrain_epochs, row.trial)
+            place = row.key or len(rows) if row.dense else (setting_of(row), row.trial)
             if place in rows:
                 what = "a dense run" if row.dense else f"{row.technique} at density {row.density:g}"
                 t = "" if row.retrain_epochs is None else f", t = {row.retrain_epochs:g}"

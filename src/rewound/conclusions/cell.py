@@ -33,6 +33,21 @@ def line_of(row: Row) -> Line:
     return Line(row.recipe, row.pruning, row.iterative, row.technique)
 
 
+class Setting(NamedTuple):
+    """One point of a line: what all trials of a cell share."""
+
+    line: Line
+    density: float
+    retrain_epochs: float
+
+
+def setting_of(row: Row) -> Setting | None:
+    """The setting a row belongs to; a dense one has none."""
+    if row.dense or row.retrain_epochs is None:
+        return None
+    return Setting(line_of(row), row.density, row.retrain_epochs)
+
+
 @dataclass(frozen=True)
 class Cell:
     """All finished trials of one setting (at least one)."""
@@ -43,6 +58,11 @@ class Cell:
     tests: tuple[float, ...]
     vals: tuple[float, ...]
     search_epochs: float | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """What its trials share."""
+        return Setting(self.line, self.density, self.retrain_epochs)
 
     @property
     def median(self) -> float:
@@ -84,16 +104,16 @@ def cells(rows: Iterable[Row]) -> list[Cell]:
     >>> [(cell.low, cell.median, cell.high) for cell in cells(rows)]
     [(0.91, 0.92, 0.93)]
     """
-    found: dict[tuple[Line, float, float], list[tuple[float, float, float | None]]] = defaultdict(list)
+    found: dict[Setting, list[tuple[float, float, float | None]]] = defaultdict(list)
     for row in rows:
-        if not row.dense and row.retrain_epochs is not None and row.test is not None:
+        if row.test is not None and (setting := setting_of(row)) is not None:
             val = row.test if row.val is None else row.val
-            found[line_of(row), row.density, row.retrain_epochs].append((row.test, val, row.search_epochs))
+            found[setting].append((row.test, val, row.search_epochs))
     made = []
-    for (line, density, t), trials in found.items():
+    for setting, trials in found.items():
         tests, vals, costs = zip(*trials, strict=True)
         known = [cost for cost in costs if cost is not None]
-        made.append(Cell(line, density, t, tests, vals, median(known) if known else None))
+        made.append(Cell(*setting, tests, vals, median(known) if known else None))
     return sorted(made, key=lambda cell: (cell.line, -cell.density, cell.retrain_epochs))
 
 

@@ -175,7 +175,7 @@ def _spreads(made: Iterable[Cell], values: _Values) -> dict[tuple[Line, float], 
 
 
 def _leads(compared: Iterable[Compared], full: Iterable[Cell]) -> Iterator[Lead]:
-    chosen = {(cell.line, cell.density, cell.retrain_epochs) for cell in full if cell.line.iterative}
+    chosen = {cell.setting for cell in full if cell.line.iterative}
     levels: dict[Line, dict[float, Compared]] = defaultdict(dict)
     for cell in compared:
         if (cell.line, cell.density, cell.retrain_epochs) in chosen and cell.density <= LEADS_TO:

@@ -67,7 +67,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Curve:
-    """All compared cells of one technique in one setting."""
+    """All compared cells of one line."""
 
     line: Line
     cells: tuple[Compared, ...]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from rewound.conclusions.cell import Line, cells, line_of
+from rewound.conclusions.cell import Line, Setting, cells, setting_of
 from rewound.conclusions.findings import best_over_time
 from rewound.tables.results import Row
 
@@ -27,6 +27,11 @@ class Speedup:
     low: float
     high: float
     trials: int
+
+    @property
+    def setting(self) -> Setting:
+        """What its trials share."""
+        return Setting(self.line, self.density, self.retrain_epochs)
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,7 @@ def over_fine_tuning(rows: Iterable[Row]) -> list[Speedup]:
 
 def _best(rows: Iterable[Row]) -> list[_Best]:
     counted = [row for row in rows if not row.dense and row.flops and row.test is not None]
-    flops: dict[tuple[Line, float, float | None], list[int]] = defaultdict(list)
+    flops: dict[Setting | None, list[int]] = defaultdict(list)
     for row in counted:
-        flops[line_of(row), row.density, row.retrain_epochs].append(row.flops or 0)
-    return [
-        _Best(cell.line, cell.density, cell.retrain_epochs, tuple(flops[cell.line, cell.density, cell.retrain_epochs]))
-        for cell in best_over_time(cells(counted))
-    ]
+        flops[setting_of(row)].append(row.flops or 0)
+    return [_Best(*cell.setting, tuple(flops[cell.setting])) for cell in best_over_time(cells(counted))]

@@ -13,7 +13,7 @@ from rewound.pages.contrast import Contrast
 from rewound.pages.jsondata import Json
 from rewound.pages.limits import SAFE_ZONE, delta_label, window
 from rewound.pages.look import looks, mode_title, ratios
-from rewound.pages.subjects import Subject, setting
+from rewound.pages.subjects import Subject
 
 
 def accuracy(subject: Subject) -> Json:
@@ -209,7 +209,7 @@ def _metric(subject: Subject) -> str:
 
 
 def _numbers(subject: Subject, shown: Iterable[Cell | Speedup]) -> list[int]:
-    return [subject.number[setting(cell)] for cell in shown]
+    return [subject.number[cell.setting] for cell in shown]
 
 
 def _across(shown: Iterable[Cell | Speedup]) -> Json:

@@ -23,8 +23,8 @@ def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None
     `reached` is `reaches(rows)`, if it is known already.
 
     >>> rows = [Row("digits", "", False, "", 1, None, 1, 0.9, 0.9)]
-    >>> setting = ("digits", "unstructured", True, "lr-rewinding")
-    >>> rows += [Row(*setting, d, 16, 1, test, test) for d, test in ((0.5, 0.91), (0.25, 0.9), (0.125, 0.8))]
+    >>> line = ("digits", "unstructured", True, "lr-rewinding")
+    >>> rows += [Row(*line, d, 16, 1, test, test) for d, test in ((0.5, 0.91), (0.25, 0.9), (0.125, 0.8))]
     >>> headlines(rows)["digits", "unstructured"]
     'Pruned iteratively, learning rate rewinding keeps dense accuracy to 4.00× for 32 epochs of search.'
     """

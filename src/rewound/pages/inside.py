@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median
 
+from rewound.conclusions.cell import Setting, setting_of
 from rewound.pages.jsondata import Json
 from rewound.pages.look import looks, mode_title, ratios
-from rewound.pages.subjects import Setting, Subject, setting, setting_of
+from rewound.pages.subjects import Subject
 from rewound.tables.results import LayerRow
 
 
@@ -24,7 +25,7 @@ def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Js
         mine = [cell for cell in subject.best if cell.line.iterative == mode and cell.density < 1]
         panels = []
         for name, look in looks(cell.line.technique for cell in mine).items():
-            own = [s for cell in mine if (s := setting(cell)) in networks and cell.line.technique == name]
+            own = [cell.setting for cell in mine if cell.setting in networks and cell.line.technique == name]
             if own:
                 panels.append({"title": look.label, "technique": name, **_map(subject, own, networks)})
         if panels:
@@ -69,7 +70,7 @@ def training(subject: Subject, known: Container[str]) -> Json:
     for mode in sorted(subject.modes, reverse=True):
         mine = [cell for cell in subject.best if cell.line.iterative == mode]
         for density, label in ratios(sorted({cell.density for cell in mine})).items():
-            shown = [runs[s] for cell in mine if cell.density == density and (s := setting(cell)) in runs]
+            shown = [runs[cell.setting] for cell in mine if cell.density == density and cell.setting in runs]
             kinds = (("rate", "Learning rate"), ("loss", "Training loss"))
             if shown:
                 panels = [{"kind": kind, "title": title, "runs": shown} for kind, title in kinds]

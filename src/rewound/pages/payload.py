@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from rewound.conclusions.cell import Line
+from rewound.conclusions.cell import Line, Setting, setting_of
 from rewound.conclusions.conformance import Card
 from rewound.conclusions.speedup import Speedup
 from rewound.conclusions.trust import Reach, Reaches, weaknesses
@@ -22,7 +22,7 @@ from rewound.pages.jsondata import Json
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
 from rewound.pages.reaching import told_reach
-from rewound.pages.subjects import Setting, Subject, setting, setting_of, subjects
+from rewound.pages.subjects import Subject, subjects
 from rewound.tables.folder import Tables
 from rewound.tables.results import CurveRow, LayerRow, Row
 
@@ -118,7 +118,7 @@ def _settings(subject: Subject, techniques: Sequence[str]) -> Json:
 
 def _speeds(subject: Subject, speeds: Iterable[Speedup]) -> list[object] | None:
     """Median, low and high of the settings that have a speed-up."""
-    known = {setting(each): [_short(each.median), _short(each.low), _short(each.high)] for each in speeds}
+    known = {each.setting: [_short(each.median), _short(each.low), _short(each.high)] for each in speeds}
     return _column(known.get(mine) for mine in subject.settings)
 
 
@@ -187,7 +187,7 @@ def _shown_first(about: Iterable[Subject]) -> list[str]:
     first: list[str] = []
     rest: list[str] = []
     for subject in about:
-        best = {setting(cell) for cell in subject.best}
+        best = {cell.setting for cell in subject.best}
         for row in subject.rows:
             (first if row.dense or setting_of(row) in best else rest).append(row.key)
     return list(dict.fromkeys([*first, *rest]))

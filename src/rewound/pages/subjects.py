@@ -1,4 +1,4 @@
-"""What a report is about: subjects, each one recipe under one kind of pruning, with all that is concluded of it.
+"""What a report is about: subjects, each one recipe under one way of pruning, with all that is concluded of it.
 
 Units are those of a recipe, so nothing in two units is ever side by side.
 """
@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.cell import Cell, Line, cells, line_of
+from rewound.conclusions.cell import Cell, Line, Setting, cells, setting_of
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
@@ -23,29 +22,9 @@ from rewound.pages.look import looks
 from rewound.tables.results import Row, is_structured
 
 
-class Setting(NamedTuple):
-    """What all trials of a cell share."""
-
-    line: Line
-    density: float
-    retrain_epochs: float
-
-
-def setting(cell: Cell | Speedup) -> Setting:
-    """The setting of a cell."""
-    return Setting(cell.line, cell.density, cell.retrain_epochs)
-
-
-def setting_of(row: Row) -> Setting | None:
-    """The setting that a row belongs to; a dense one has none."""
-    if row.dense or row.retrain_epochs is None:
-        return None
-    return Setting(line_of(row), row.density, row.retrain_epochs)
-
-
 @dataclass(frozen=True)
 class Subject:
-    """One recipe under one kind of pruning.
+    """One recipe under one way of pruning.
 
     `settings` are in the order of the table and include those of which every trial failed; `cells` do not.
     """
@@ -116,13 +95,13 @@ def subjects(
                 dense[name[0]],
                 [*mine, *originals[name[0]]],
                 list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
-                {setting(cell): cell for cell in own},
+                {cell.setting: cell for cell in own},
                 best_over_time(own),
                 reach,
                 [each for each in speed if each.line.subject == name],
                 [each for each in faster if each.line.subject == name],
                 _contrasts(mine, originals[name[0]], reach),
-                {setting(cell): cell for cell in overlaid if cell.line.subject == name},
+                {cell.setting: cell for cell in overlaid if cell.line.subject == name},
             )
         )
     return found

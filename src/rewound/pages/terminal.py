@@ -27,21 +27,21 @@ def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> Rend
     rows = list(rows)
     dense, found, failed = baselines(rows), reaches(rows), failures(rows)
     best = {(cell.line, cell.density): cell for cell in best_over_time(cells(rows))}
-    settings = sorted(best.keys() | failed.keys(), key=lambda setting: (setting[0], -setting[1]))
-    if not settings:
+    places = sorted(best.keys() | failed.keys(), key=lambda place: (place[0], -place[1]))
+    if not places:
         raise InputError(f"nothing to summarise: none of the {len(rows)} rows is a retrained network")
     parts: list[RenderableType] = []
-    for experiment in dict.fromkeys(line.experiment for line, _ in settings):
-        mine = [setting for setting in settings if setting[0].experiment == experiment]
+    for experiment in dict.fromkeys(line.experiment for line, _ in places):
+        mine = [place for place in places if place[0].experiment == experiment]
         lines = [Line(*experiment, name) for name in looks(line.technique for line, _ in mine)]
-        any_failed = any(failed[setting] for setting in mine)
+        any_failed = any(failed[place] for place in mine)
         table = _table(lines[0], dense[lines[0].recipe], any_failed)
         shown = ratios(density for _, density in mine)
         for line in lines:
-            for setting in (setting for setting in mine if setting[0] == line):
-                values = _texts(best.get(setting), dense[line.recipe])
-                lost = [str(failed[setting] or "")] if any_failed else []
-                table.add_row(Text(line.technique), shown[setting[1]], *values, *lost)
+            for density in (density for own, density in mine if own == line):
+                values = _texts(best.get((line, density)), dense[line.recipe])
+                lost = [str(failed[line, density] or "")] if any_failed else []
+                table.add_row(Text(line.technique), shown[density], *values, *lost)
             table.add_section()
         labels = {1 / density: label for density, label in shown.items()}
         parts += [table, ""]

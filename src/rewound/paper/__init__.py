@@ -1,1 +1,1 @@
-"""What the paper's figures show, as numbers: which settings, which panels, which points."""
+"""What the paper's figures show, as numbers: which experiments, which panels, which points."""

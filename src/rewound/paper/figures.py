@@ -1,6 +1,6 @@
 """The figures of "Comparing Rewinding and Fine-tuning in Neural Network Pruning", one row each.
 
-A row says which settings a figure shows and how; its panels are whatever the table of results has of them. Names are
+A row says which experiments a figure shows and how; its panels are whatever the table of results has of them. Names are
 the figure's number and its label in the paper's source. What the paper does not have (your recipe, way of pruning or
 technique) is shown in every figure it fits; so is a network that the paper shows elsewhere, where a figure would
 otherwise be empty. Limits and the deepest density shown are the authors' for their networks, and the data's for others.
@@ -61,7 +61,7 @@ _IN_FULL: Final = {
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure of the paper: which settings it shows, and how."""
+    """One figure of the paper: which experiments it shows, and how."""
 
     name: str
     title: str
