@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Cell, cells
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.figures import draw
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row, read_rows
 
 
@@ -93,7 +95,7 @@ def figures(rows: Iterable[Row], out: Path) -> None:
     two_ratios = [row for row in mine if not row.iterative and round(1 / row.density, 2) in (3.05, 5.96)]
     for name, pruned in (("algorithm-1", iterative), ("times", two_ratios)):
         with TemporaryDirectory() as folder:
-            drawn = {path.stem: path for path in draw(dense + pruned, Path(folder), formats=["svg"])}
+            drawn = {path.stem: path for path in draw(Evidence(Tables(dense + pruned)), Path(folder), formats=["svg"])}
             copy(drawn[f"imagenet-resnet50-unstructured-{name}"], out / f"published-{name}.svg")
 
 

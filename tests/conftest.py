@@ -14,6 +14,7 @@ import torch
 from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environment
 from rewound import cli
 from rewound.commands.console import console
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.page import Origin, write_page
 from rewound.storage.store import Store
 from rewound.tables.folder import Tables
@@ -131,4 +132,4 @@ def digits_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def published_page(authors: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of the authors' tables."""
     path = tmp_path_factory.mktemp("published") / "index.html"
-    return write_page(Tables(authors, [], [], 0), path, Origin("published"))
+    return write_page(Evidence(Tables(authors)), path, Origin("published"))

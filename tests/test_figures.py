@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from rewound import drawing
+from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
 from rewound.pages.figures import draw
 from rewound.pages.look import LOOKS, looks, ratios
@@ -44,20 +45,20 @@ def texts(svg: Path) -> list[str]:
 
 
 def svg(rows: list[Row], out: Path, name: str = "best") -> list[str]:
-    (path,) = (path for path in draw(rows, out, formats=["svg"]) if path.stem.endswith(name))
+    (path,) = (path for path in draw(Evidence(Tables(rows)), out, formats=["svg"]) if path.stem.endswith(name))
     return texts(path)
 
 
 def test_figures_and_page_of_a_sweep_have_the_same_training_time(tmp_path: Path) -> None:
     """Nothing was retrained for all of the 32 epochs that the recipe trains, so nothing is Algorithm 1."""
-    tables, origin = Tables(ITERATIVE, [], [], 0), Origin("digits")
-    paths = show_tables(tables, tmp_path, Console(file=io.StringIO()), origin, epochs={"digits": 32.0})
+    evidence = Evidence(Tables(ITERATIVE), training_epochs={"digits": 32.0})
+    paths = show_tables(evidence, tmp_path, Console(file=io.StringIO()), Origin("digits"))
     assert {path.name for path in paths} == {f"digits-unstructured-{n}.png" for n in ("best", "times")} | {"index.html"}
     assert "Algorithm 1" not in (tmp_path / "index.html").read_text()
 
 
 def test_the_papers_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
-    paths = draw(ONE_SHOT + ITERATIVE, tmp_path / "figures")
+    paths = draw(Evidence(Tables(ONE_SHOT + ITERATIVE)), tmp_path / "figures")
     assert sorted(path.name for path in paths) == [
         f"digits-unstructured-{name}.{suffix}" for name in ("best", "full-time", "times") for suffix in ("png", "svg")
     ]
@@ -85,7 +86,7 @@ def test_times_figure_has_a_panel_per_density_the_control_and_the_safe_zone(tmp_
 def test_one_retraining_time_of_each_technique_is_no_curve(tmp_path: Path) -> None:
     times = {"weight-rewinding": 8}
     once = [row for row in ITERATIVE if row.dense or row.retrain_epochs == times.get(row.technique, 16)]
-    names = {path.stem for path in draw(once, tmp_path, ["svg"])}
+    names = {path.stem for path in draw(Evidence(Tables(once)), tmp_path, ["svg"])}
     assert names == {"digits-unstructured-best", "digits-unstructured-full-time"}
 
 
@@ -93,7 +94,7 @@ def test_full_time_figure_says_which_times_it_shows(tmp_path: Path) -> None:
     shown = svg(ITERATIVE, tmp_path, "full-time")
     assert {"Learning rate rewinding, t = 16", "Weight rewinding, t = 8", "Fine-tuning, t = 16"} <= set(shown)
     assert not any("Low-LR" in text for text in shown)
-    names = [path.stem for path in draw(ITERATIVE, tmp_path, ["svg"], epochs={"digits": 32})]
+    names = [path.stem for path in draw(Evidence(Tables(ITERATIVE), training_epochs={"digits": 32}), tmp_path, ["svg"])]
     assert "digits-unstructured-full-time" not in names, "no run was retrained for T = 32 epochs"
 
 
@@ -125,23 +126,26 @@ def test_scores_are_drawn_as_they_are(recipe: str, label: str, tmp_path: Path) -
 @pytest.mark.parametrize("densities", [(0.1,), (0.5, 0.1), (0.9574, 0.9562, 0.9602, 0.9659, 0.9773, 0.5)])
 def test_sparse_tables_are_drawn_too(tmp_path: Path, densities: tuple[float, ...]) -> None:
     rows = [row for row in table({"lr-rewinding": 1}, densities) if row.trial == 1]
-    names = {path.stem.rsplit("-", 1)[-1] for path in draw(rows, tmp_path, ["png"])}
+    names = {path.stem.rsplit("-", 1)[-1] for path in draw(Evidence(Tables(rows)), tmp_path, ["png"])}
     assert names == {"best", "times"}
     once = [row for row in rows if row.dense or row.retrain_epochs == 4]
-    assert len(draw(once, tmp_path, ["png"])) == 1, "one retraining time is no curve"
+    assert len(draw(Evidence(Tables(once)), tmp_path, ["png"])) == 1, "one retraining time is no curve"
 
 
 def test_a_compared_table_is_drawn_over_ours(tmp_path: Path) -> None:
     theirs = [replace(row, test=(row.test or 0) - 0.002) for row in ONE_SHOT + ITERATIVE]
-    with_theirs = draw(ONE_SHOT + ITERATIVE, tmp_path / "both", ["svg"], theirs=theirs)
-    alone = draw(ONE_SHOT + ITERATIVE, tmp_path / "alone", ["svg"])
+    with_theirs = draw(Evidence(Tables(ONE_SHOT + ITERATIVE), theirs), tmp_path / "both", ["svg"])
+    alone = draw(Evidence(Tables(ONE_SHOT + ITERATIVE)), tmp_path / "alone", ["svg"])
     assert len(with_theirs) == 3
     for drawn, plain in zip(with_theirs, alone, strict=True):
         assert "The compared table" in texts(drawn)
         assert "The compared table" not in texts(plain)
         assert drawn.read_text().count("<path") > plain.read_text().count("<path")
     elsewhere = [replace(row, recipe="other") for row in theirs]
-    assert all("The compared table" not in texts(path) for path in draw(ONE_SHOT, tmp_path, ["svg"], theirs=elsewhere))
+    assert all(
+        "The compared table" not in texts(path)
+        for path in draw(Evidence(Tables(ONE_SHOT), elsewhere), tmp_path, ["svg"])
+    )
 
 
 def test_failed_runs_are_counted_not_drawn(tmp_path: Path) -> None:
@@ -151,7 +155,8 @@ def test_failed_runs_are_counted_not_drawn(tmp_path: Path) -> None:
 
 def test_the_same_rows_give_the_same_svg_and_awkward_names_a_good_path(tmp_path: Path) -> None:
     rows = [replace(row, recipe="my.tasks:Digits/2") for row in ONE_SHOT]
-    (first, *_), (again, *_) = draw(rows, tmp_path / "a", ["svg"]), draw(rows[::-1], tmp_path / "b", ["svg"])
+    first, *_ = draw(Evidence(Tables(rows)), tmp_path / "a", ["svg"])
+    again, *_ = draw(Evidence(Tables(rows[::-1])), tmp_path / "b", ["svg"])
     assert first.name == "my.tasks-Digits-2-unstructured-best.svg"
     assert first.read_bytes() == again.read_bytes()
 
@@ -159,11 +164,11 @@ def test_the_same_rows_give_the_same_svg_and_awkward_names_a_good_path(tmp_path:
 def test_nothing_to_show_is_an_error_that_says_so(tmp_path: Path) -> None:
     dense = [row for row in ONE_SHOT if row.dense]
     with pytest.raises(InputError, match="nothing to draw: none of the 3 rows"):
-        draw(dense, tmp_path)
+        draw(Evidence(Tables(dense)), tmp_path)
     with pytest.raises(InputError, match="nothing to summarise"):
         summary_table(dense)
     with pytest.raises(InputError, match="no finished dense run of digits"):
-        draw([row for row in ONE_SHOT if not row.dense], tmp_path)
+        draw(Evidence(Tables([row for row in ONE_SHOT if not row.dense])), tmp_path)
 
 
 def test_ratios_that_would_read_the_same_get_more_digits() -> None:
@@ -233,10 +238,10 @@ def test_a_large_table_is_drawn_by_processes_into_the_same_files(
     rows = [*ITERATIVE, *(replace(row, recipe="other") for row in ONE_SHOT)]
     rows += [replace(row, recipe="lost", val=None, test=None) for row in ONE_SHOT if row.technique]
     rows += [replace(row, recipe="lost") for row in ONE_SHOT if not row.technique]
-    console, asked = Console(quiet=True), drawing.Drawing(formats=("svg",))
-    alone = drawing.draw_figures(rows, tmp_path / "alone", console, asked)
-    with drawing.figures_under_way(rows, tmp_path / "together", console, asked) as figures:
+    evidence, console, asked = Evidence(Tables(rows)), Console(quiet=True), drawing.Drawing(formats=("svg",))
+    alone = drawing.draw_figures(evidence, tmp_path / "alone", console, asked)
+    with drawing.figures_under_way(evidence, tmp_path / "together", console, asked) as figures:
         together = figures()
     assert {path.name: path.read_bytes() for path in together} == {path.name: path.read_bytes() for path in alone}
-    with pytest.raises(InputError, match="bad"), drawing.figures_under_way(rows, tmp_path / "not", console, asked):
+    with pytest.raises(InputError, match="bad"), drawing.figures_under_way(evidence, tmp_path / "not", console, asked):
         raise InputError("bad")

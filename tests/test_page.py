@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from rewound.conclusions.comparison import compare
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.card import conformance_card
 from rewound.pages.charts import charts
 from rewound.pages.details import details
@@ -52,8 +53,7 @@ def told(
     theirs: list[Row] | None = None,
 ) -> Any:
     """The story of a table, as the page reads it; with another table, also what the comparison says."""
-    cards = compare(rows, theirs) if theirs else []
-    return json.loads(as_json(story(Tables(rows, layers or [], curves or [], 0), None, theirs or [], cards)))
+    return json.loads(as_json(story(Evidence(Tables(rows, layers or [], curves or []), theirs or []))))
 
 
 class Reader(HTMLParser):
@@ -88,7 +88,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_page(Tables(ROWS, [], [], 0), tmp_path_factory.mktemp("page") / "index.html", ORIGIN)
+    return write_page(Evidence(Tables(ROWS)), tmp_path_factory.mktemp("page") / "index.html", ORIGIN)
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(page: Path) -> None:
@@ -104,14 +104,14 @@ def test_the_page_is_one_file_that_asks_for_nothing(page: Path) -> None:
 
 
 def test_the_same_tables_give_the_same_bytes(page: Path, tmp_path: Path) -> None:
-    again = write_page(Tables(ROWS[::-1], [], [], 0), tmp_path / "index.html", ORIGIN)
+    again = write_page(Evidence(Tables(ROWS[::-1])), tmp_path / "index.html", ORIGIN)
     assert again.read_bytes() == page.read_bytes()
 
 
 def test_names_that_contain_html_stay_text(tmp_path: Path) -> None:
     name = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028"
     rows = [replace(row, recipe=name, technique=row.technique and name) for row in ROWS]
-    path = write_page(Tables(rows, [], [], 0), tmp_path / "index.html", Origin(name))
+    path = write_page(Evidence(Tables(rows)), tmp_path / "index.html", Origin(name))
     reader = Reader(path)
     assert len(reader.scripts) == 3, "no script was added"
     assert json.loads(reader.scripts[0])["subjects"][0]["recipe"] == name
@@ -305,7 +305,7 @@ def test_an_empty_table_and_one_with_dense_networks_only_have_a_page(tmp_path: P
     (subject,) = told(DENSE)["subjects"]
     assert subject["figures"] == []
     assert "only dense networks" in subject["sentence"]
-    write_page(Tables([], [], [], 0), tmp_path / "index.html", Origin("nothing"))
+    write_page(Evidence(Tables([])), tmp_path / "index.html", Origin("nothing"))
 
 
 def test_a_panel_ends_where_every_technique_is_below_it() -> None:
@@ -340,7 +340,7 @@ def test_25_000_rows_with_keys_layers_and_curves_stay_below_6_megabytes(tmp_path
         if number % 10 == 0:
             layers += [LayerRow(key, f"stage{n}.weight", number % 997, 1000) for n in range(20)]
             curves += [CurveRow(key, 391 * step, 0.1, value / step) for step in range(1, 31)]
-    path = write_page(Tables(rows, layers, curves, 0), tmp_path / "index.html", ORIGIN)
+    path = write_page(Evidence(Tables(rows, layers, curves)), tmp_path / "index.html", ORIGIN)
     assert path.stat().st_size < 6_000_000
 
 
@@ -350,7 +350,7 @@ def test_without_the_library_the_report_goes_on_and_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # how Python marks a module that cannot be imported
     _library.cache_clear()
     output = StringIO()
-    paths = report_files(Tables(ROWS, [], [], 0), tmp_path, Console(file=output, width=200), title="digits")
+    paths = report_files(Evidence(Tables(ROWS)), tmp_path, Console(file=output, width=200), title="digits")
     assert "no page: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
     assert not any(path.name == "index.html" for path in paths)
     assert any(path.suffix == ".png" for path in paths)

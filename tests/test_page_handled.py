@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, expect
 
 import test_page
 from browser_pages import drawn, opened, points
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.page import Origin, write_page
 from rewound.tables.folder import Tables
 
@@ -103,7 +104,7 @@ def test_a_link_names_a_run_by_its_key(browser: Browser, digits_page: Path, tmp_
             assert shared.get_by_role("dialog").locator("header").inner_text() == title
     more = [replace(test_page.DENSE[0], trial=-5, key="another"), *test_page.ROWS]  # what comes later has other places
     for rows in (test_page.ROWS, more):
-        path = write_page(Tables(rows, [], [], 0), tmp_path / "index.html", Origin("digits"))
+        path = write_page(Evidence(Tables(rows)), tmp_path / "index.html", Origin("digits"))
         with opened(browser, path, "#run=dense1") as page:
             expect(page.get_by_role("dialog")).to_contain_text("Dense network, trial 1")
     with opened(browser, path, "#run=0") as page:

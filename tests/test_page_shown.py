@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 import test_page
 from browser_pages import drawn, opened, points
 from command_line import command, environment
-from rewound.conclusions.comparison import compare
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.page import Origin, write_page
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_compared_table_can_be_hidden_and_is_judged(browser: Browser, tmp_path: Path) -> None:
     worse = [replace(row, val=0.88, test=0.88) if row.density == 0.1 else row for row in test_page.ROWS]
-    tables, cards = Tables(test_page.ROWS, [], [], 0), compare(test_page.ROWS, worse)
-    path = write_page(tables, tmp_path / "index.html", Origin("digits"), theirs=worse, cards=cards)
+    path = write_page(Evidence(Tables(test_page.ROWS), worse), tmp_path / "index.html", Origin("digits"))
     with opened(browser, path) as page:
         drawn(page)
         theirs = page.locator("#accuracy .outlines_marks path")
@@ -106,7 +105,7 @@ def test_names_of_limits_that_are_one_and_triangles_have_places_of_their_own(bro
         for technique, values in lost.items()
         for level, value in enumerate(values, start=1)
     ]
-    path = write_page(Tables([*dense, *pruned], [], [], 0), tmp_path / "index.html", Origin("limits"))
+    path = write_page(Evidence(Tables([*dense, *pruned])), tmp_path / "index.html", Origin("limits"))
     with opened(browser, path) as page:
         panel = page.locator("#accuracy .panel").first
         names = [panel.locator("svg text", has_text=name).bounding_box() for name in ("no drop", "1% drop")]
@@ -123,7 +122,7 @@ def test_names_of_limits_that_are_one_and_triangles_have_places_of_their_own(bro
 def test_names_that_contain_html_are_shown_and_do_nothing(browser: Browser, tmp_path: Path) -> None:
     name = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
     rows = [replace(row, recipe=name, technique=row.technique and f"{row.technique}{name}") for row in test_page.ROWS]
-    path = write_page(Tables(rows, [], [], 0), tmp_path / "index.html", Origin(name))
+    path = write_page(Evidence(Tables(rows)), tmp_path / "index.html", Origin(name))
     with opened(browser, path) as page:
         drawn(page)
         page.locator("#accuracy .points_marks path").first.click()
@@ -134,13 +133,13 @@ def test_names_that_contain_html_are_shown_and_do_nothing(browser: Browser, tmp_
 
 
 def test_little_or_nothing_is_a_page_too(browser: Browser, tmp_path: Path) -> None:
-    empty = write_page(Tables([], [], [], 0), tmp_path / "empty.html", Origin("nothing", (), "rewound run digits"))
+    empty = write_page(Evidence(Tables([])), tmp_path / "empty.html", Origin("nothing", (), "rewound run digits"))
     with opened(browser, empty) as page:
         expect(page.locator("#findings")).to_contain_text("No results yet")
         expect(page.locator("#findings")).to_contain_text("rewound run digits")
     one = [row for row in test_page.ROWS if row.trial == 0]
     one = [replace(row, val=None, test=None) if row.technique == "lr-rewinding" else row for row in one]
-    with opened(browser, write_page(Tables(one, [], [], 0), tmp_path / "one.html", Origin("one trial"))) as page:
+    with opened(browser, write_page(Evidence(Tables(one)), tmp_path / "one.html", Origin("one trial"))) as page:
         page.locator("#accuracy").scroll_into_view_if_needed()
         page.wait_for_timeout(200)
         page.locator("#accuracy .points_marks path").first.hover()

@@ -8,17 +8,19 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.paper import draw_sheet, save_sheet, sheets
 from rewound.paper.figures import FIGURES
 from rewound.paper.literature import AGAINST_TIME
 from rewound.paper.measured import Measured, measured
 from rewound.paper.panels import FigurePoint, Panel
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
 
 @pytest.fixture(scope="module")
 def published(authors: list[Row]) -> list[Measured]:
-    return measured(authors)
+    return measured(Evidence(Tables(authors)))
 
 
 def panel_of(number: int, found: Iterable[Measured], recipe: str, pruning: str = "unstructured") -> Panel:
@@ -207,7 +209,7 @@ def test_main_figures_leave_out_ablations_and_appendix_networks(published: list[
 
 
 def test_every_figure_and_panel_has_a_file(authors: list[Row]) -> None:
-    made = list(sheets(authors))
+    made = list(sheets(Evidence(Tables(authors))))
     assert {sheet.figure.name for sheet in made} == set(FIGURES)
     assert sum(not sheet.alone for sheet in made) == 18, "ten figures, and figures 9 and 10 by network"
     assert sum(len(sheet.panels) for sheet in made if not sheet.alone) == sum(sheet.alone for sheet in made) == 186
@@ -217,7 +219,7 @@ def test_every_figure_and_panel_has_a_file(authors: list[Row]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(authors: list[Row], tmp_path: Path, name: str) -> None:
-    made = list(sheets(authors, [FIGURES[name]]))
+    made = list(sheets(Evidence(Tables(authors)), [FIGURES[name]]))
     for sheet in (made[0], made[-1]):
         (path,) = save_sheet(sheet, tmp_path, ["svg"])
         texts = re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text())
@@ -227,7 +229,7 @@ def test_every_figure_is_drawn(authors: list[Row], tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("number", [2, 7, 10])
 def test_nothing_overlaps(authors: list[Row], number: int) -> None:
-    made = list(sheets(authors, [FIGURES[NAMES[number]]]))
+    made = list(sheets(Evidence(Tables(authors)), [FIGURES[NAMES[number]]]))
     for sheet in (made[0], made[-1]):
         figure = draw_sheet(sheet)
         renderer = FigureCanvasAgg(figure).get_renderer()

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
+from rewound.conclusions.evidence import Evidence
 from rewound.drawing import Drawing, draw_figures
 from rewound.errors import InputError
 from rewound.pages.paper import Sheet, draw_sheet, sheets
 from rewound.paper.figures import FIGURES
 from rewound.paper.measured import measured
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
 
@@ -42,7 +44,7 @@ def table(
 
 
 def numbers(made: Iterable[Row]) -> list[int]:
-    found = measured(made)
+    found = measured(Evidence(Tables(made)))
     return [number for number in NAMES if shown(number, found)]
 
 
@@ -56,25 +58,27 @@ def test_a_recipe_of_ones_own_stands_in_every_figure_it_fits() -> None:
 def test_nothing_is_called_retrained_in_full_that_was_not(tmp_path: Path) -> None:
     rows, algorithm_1 = table(iterative=True), Drawing(NAMES[5])
     for epochs, full in ((8.0, {8.0}), (16.0, {16.0}), (32.0, set())):
-        found = measured(rows, epochs={"digits": epochs})
+        found = measured(Evidence(Tables(rows), training_epochs={"digits": epochs}))
         points = [point for panel in shown(5, found) for point in panel.points]
         assert {point.retrain_epochs for point in points} == full
-    draw_figures(rows, tmp_path, Console(quiet=True), algorithm_1, epochs={"digits": 8.0})
+    draw_figures(Evidence(Tables(rows), training_epochs={"digits": 8.0}), tmp_path, Console(quiet=True), algorithm_1)
     assert "lr-rewinding,0.5,8," in (tmp_path / "paper" / "points.csv").read_text()
     with pytest.raises(InputError, match="nothing to draw"):
-        draw_figures(rows, tmp_path, Console(quiet=True), algorithm_1, epochs={"digits": 32.0})
+        draw_figures(
+            Evidence(Tables(rows), training_epochs={"digits": 32.0}), tmp_path, Console(quiet=True), algorithm_1
+        )
 
 
 def test_a_network_of_the_appendix_stands_in_the_main_figures_where_they_would_be_empty() -> None:
     assert numbers(table(R20)) == [1, 3, 7, 9]
-    found = measured(table(R20) + table(R56))
+    found = measured(Evidence(Tables(table(R20) + table(R56))))
     assert [panel.measured.recipe for panel in shown(1, found)] == [R56]
     assert [panel.measured.recipe for panel in shown(7, found)] == [R20, R56]
 
 
 def test_a_technique_of_ones_own_is_never_hidden() -> None:
     names = (LR, WEIGHT, FINE, "low-lr-weight-rewinding", "reinitialization", "my.package:cyclic")
-    found = measured(table(techniques=names) + table(techniques=names, iterative=True))
+    found = measured(Evidence(Tables(table(techniques=names) + table(techniques=names, iterative=True))))
     assert set(shown(1, found)[0].curves) == {LR, WEIGHT, FINE, "my.package:cyclic"}
     assert set(shown(7, found)[0].curves) == set(names)
     assert set(shown(5, found)[0].curves) == {LR, "my.package:cyclic"}
@@ -88,7 +92,7 @@ def test_one_retraining_time_is_no_curve_and_less_than_t_is_not_algorithm_1() ->
 
 
 def test_a_dense_control_is_no_point_of_the_paper() -> None:
-    found = measured(table(densities=(1.0, 0.5)))
+    found = measured(Evidence(Tables(table(densities=(1.0, 0.5)))))
     assert [panel.density for panel in shown(9, found)] == [0.5]
 
 
@@ -97,7 +101,7 @@ def test_a_dense_control_is_no_point_of_the_paper() -> None:
 
 def test_a_compared_table_stands_in_every_figure_as_ours_does() -> None:
     both = table() + table(iterative=True) + table(pruning="structured-x")
-    found = measured(both, both)
+    found = measured(Evidence(Tables(both), both))
     panels = [panel for number in NAMES for panel in shown(number, found)]
     assert {(panel.x, panel.y) for panel in panels} == {
         ("compression", "delta"),
@@ -105,14 +109,14 @@ def test_a_compared_table_stands_in_every_figure_as_ours_does() -> None:
         ("compression", "speed-up"),
     }
     assert all(panel.theirs == panel.curves for panel in panels)
-    assert not any(panel.theirs for number in NAMES for panel in shown(number, measured(both)))
+    assert not any(panel.theirs for number in NAMES for panel in shown(number, measured(Evidence(Tables(both)))))
 
 
 def test_deltas_and_speedups_of_a_compared_table_are_to_its_own_dense_networks() -> None:
     def worse(row: Row) -> Row:
         return replace(row, test=(row.test or 0) - 0.02, flops=3 * (row.flops or 0))
 
-    found = measured(table(iterative=True), [worse(row) for row in table(iterative=True)])
+    found = measured(Evidence(Tables(table(iterative=True)), [worse(row) for row in table(iterative=True)]))
     for number in (2, 11):
         (panel,) = shown(number, found)
         ours, theirs = ([point.median for point in curves[LR]] for curves in (panel.curves, panel.theirs))
@@ -121,7 +125,7 @@ def test_deltas_and_speedups_of_a_compared_table_are_to_its_own_dense_networks()
 
 def test_only_what_both_tables_have_is_compared() -> None:
     theirs = [row for row in table(densities=(0.5, 0.25, 0.1)) if row.dense or row.retrain_epochs != 16]
-    (panel,) = shown(1, measured(table(), theirs + table("another")))
+    (panel,) = shown(1, measured(Evidence(Tables(table()), theirs + table("another"))))
     assert {(point.density, point.retrain_epochs) for point in panel.points} == {(d, 16) for d in (0.5, 0.25, 0.125)}
     compared = {(point.density, point.retrain_epochs) for curve in panel.theirs.values() for point in curve}
     assert compared == {(0.5, 8), (0.25, 8)}, "at their best time of those that ours has too"
@@ -129,7 +133,7 @@ def test_only_what_both_tables_have_is_compared() -> None:
 
 def test_a_compared_table_without_dense_networks_stays_where_it_is() -> None:
     theirs = [replace(row, test=(row.test or 0) - 0.02) for row in table() if not row.dense]
-    (panel,) = shown(1, measured(table(), theirs))
+    (panel,) = shown(1, measured(Evidence(Tables(table()), theirs)))
     assert [point.median for point in panel.theirs[LR]] == pytest.approx([p.median - 2 for p in panel.curves[LR]])
 
 
@@ -137,7 +141,7 @@ def test_a_compared_table_without_dense_networks_stays_where_it_is() -> None:
 
 
 def drawn(made: Iterable[Row], number: int, theirs: Sequence[Row] = ()) -> tuple[Sheet, Figure]:
-    sheet = next(sheets(made, [FIGURES[NAMES[number]]], theirs))
+    sheet = next(sheets(Evidence(Tables(list(made)), theirs), [FIGURES[NAMES[number]]]))
     return sheet, draw_sheet(sheet)
 
 
@@ -202,7 +206,7 @@ def test_one_trial_is_enough() -> None:
 def draw(made: list[Row], out: Path, drawing: Drawing, theirs: Sequence[Row] = ()) -> tuple[list[str], str]:
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
-        paths = draw_figures(made, out, console, drawing, theirs)
+        paths = draw_figures(Evidence(Tables(made), theirs), out, console, drawing)
     assert all(path.stat().st_size > 100 for path in paths)
     return [str(path.relative_to(out)) for path in paths], capture.get()
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, command, environment
+from rewound.conclusions.evidence import Evidence
 from rewound.history import described
 from rewound.pages.sheet import file_name
 from rewound.paper.figures import FIGURES, panels
 from rewound.paper.measured import measured
 from rewound.pruning.pruner import Pruner
 from rewound.sweeps.targets import kind_of
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row, is_structured, read_rows, write_rows
 from tiny_sweeps import sweep_of
 
@@ -67,7 +69,7 @@ def test_the_table_can_be_reported_on_and_compared(reported: Path, rewound_comma
 
 
 def test_the_papers_figures_have_a_panel_of_each(reported: Path) -> None:
-    found = measured(read_rows(reported / "report" / "results.csv"))
+    found = measured(Evidence(Tables(read_rows(reported / "report" / "results.csv"))))
     shown = panels(FIGURES["figure-1-sparsity-oneshot"], found)
     assert [panel.measured.pruning for panel in shown] == ["unstructured", RANDOM]
     assert not panels(FIGURES["figure-4-usability-structured"], found), "random pruning is not structured"

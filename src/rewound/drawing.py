@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from rewound.conclusions.cell import cells
-from rewound.conclusions.findings import longest_times
+from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
 from rewound.paper.figures import FIGURES, PaperFigure, panels
 from rewound.paper.measured import measured
 from rewound.paper.points import write_points
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
 T = TypeVar("T")
@@ -54,58 +54,47 @@ class Drawing:
         """The paper's figures that are asked for, by name."""
         return FIGURES if self.figures == "paper" else {n: f for n, f in FIGURES.items() if n == self.figures}
 
-    def check(self, rows: Sequence[Row], epochs: Mapping[str, float] | None = None) -> None:
+    def check(self, evidence: Evidence) -> None:
         """An error if the paper's figures are asked for and the rows have no data for any of them."""
         asked = self.of_the_paper
-        found = measured(rows, epochs=epochs) if asked else []
+        found = measured(replace(evidence, theirs=())) if asked else []
         if asked and not any(panels(figure, found) for figure in asked.values()):
             which = "the paper's figures" if len(asked) > 1 else self.figures
-            raise InputError(f"nothing to draw: none of the {len(rows)} rows belongs to {which}; try --figures default")
+            raise InputError(
+                f"nothing to draw: none of the {len(evidence.rows)} rows belongs to {which}; try --figures default"
+            )
 
 
 DEFAULT: Final = Drawing()
 
 
-def draw_figures(
-    rows: list[Row],
-    out: Path,
-    console: Console,
-    drawing: Drawing = DEFAULT,
-    theirs: Sequence[Row] = (),
-    epochs: Mapping[str, float] | None = None,
-) -> list[Path]:
-    """Draw what was asked for into the folder `out`; the rows of `theirs` over ours. `epochs` gives T by recipe."""
+def draw_figures(evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT) -> list[Path]:
+    """Draw what was asked for into the folder `out`."""
     if drawing.figures == "none":
         return []
     if drawing.figures == "default":
-        return _told(console, lambda: _default_figures(rows, out, drawing.formats, epochs or {}, theirs))
-    return _told(console, lambda: _of_the_paper(rows, out / "paper", console, drawing, theirs, epochs))
+        return _told(console, lambda: _default_figures(evidence, out, drawing.formats))
+    return _told(console, lambda: _of_the_paper(evidence, out / "paper", console, drawing))
 
 
 @contextmanager
 def figures_under_way(
-    rows: list[Row],
-    out: Path,
-    console: Console,
-    drawing: Drawing = DEFAULT,
-    theirs: Sequence[Row] = (),
-    epochs: Mapping[str, float] | None = None,
+    evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT
 ) -> Iterator[Callable[[], list[Path]]]:
     """`draw_figures` while something else is done; what it gives waits for the files.
 
     The default figures of a large table are drawn by a process per core; all others when they are waited for.
     """
-    groups = _groups(rows)
-    workers = min(os.cpu_count() or 1, len(groups))
-    if drawing.figures != "default" or len(rows) < _WORTH_PROCESSES or workers < 2:
-        yield lambda: draw_figures(rows, out, console, drawing, theirs, epochs)
+    parts = _parts(evidence)
+    workers = min(os.cpu_count() or 1, len(parts))
+    if drawing.figures != "default" or len(evidence.rows) < _WORTH_PROCESSES or workers < 2:
+        yield lambda: draw_figures(evidence, out, console, drawing)
         return
-    longest = longest_times(cells(rows)) | dict(epochs or {})  # over all ways of pruning
     with _pool(workers) as pool:
         try:
-            largest = sorted(groups, key=len, reverse=True)  # first, so that no core waits for it in the end
-            parts = [pool.submit(_default_figures, group, out, drawing.formats, longest, theirs) for group in largest]
-            yield lambda: _told(console, lambda: sorted(path for part in parts for path in part.result()))
+            parts.sort(key=lambda part: -len(part.rows))  # the largest first, so that no core waits for it in the end
+            drawn = [pool.submit(_default_figures, part, out, drawing.formats) for part in parts]
+            yield lambda: _told(console, lambda: sorted(path for files in drawn for path in files.result()))
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, nobody waits for the rest
 
@@ -118,37 +107,31 @@ def _told(console: Console, work: Callable[[], list[Path]]) -> list[Path]:
         return []
 
 
-def _default_figures(
-    rows: list[Row], out: Path, formats: Sequence[str], epochs: Mapping[str, float], theirs: Sequence[Row]
-) -> list[Path]:
+def _default_figures(evidence: Evidence, out: Path, formats: Sequence[str]) -> list[Path]:
     from rewound.pages.figures import draw
 
-    return draw(rows, out, formats, epochs, theirs)
+    return draw(evidence, out, formats)
 
 
-def _groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows of each recipe and way of pruning with a finished run, and its dense ones."""
+def _parts(evidence: Evidence) -> list[Evidence]:
+    """What is known of each subject with a finished run; T is that of all of them."""
     pruned: dict[tuple[str, str], list[Row]] = defaultdict(list)
     dense: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in evidence.rows:
         (dense[row.recipe] if row.dense else pruned[row.recipe, row.pruning]).append(row)
     finished = (key for key, group in sorted(pruned.items()) if any(row.test is not None for row in group))
-    return [[*dense[recipe], *pruned[recipe, pruning]] for recipe, pruning in finished]
+    return [
+        Evidence(Tables([*dense[recipe], *pruned[recipe, pruning]]), evidence.theirs, evidence.epochs)
+        for recipe, pruning in finished
+    ]
 
 
-def _of_the_paper(
-    rows: list[Row],
-    out: Path,
-    console: Console,
-    drawing: Drawing,
-    theirs: Sequence[Row],
-    epochs: Mapping[str, float] | None,
-) -> list[Path]:
+def _of_the_paper(evidence: Evidence, out: Path, console: Console, drawing: Drawing) -> list[Path]:
     from rewound.pages.paper import save_sheet, sheets
 
-    drawing.check(rows, epochs)
+    drawing.check(evidence)
     wanted = drawing.of_the_paper
-    drawn = list(sheets(rows, wanted.values(), theirs, epochs))
+    drawn = list(sheets(evidence, wanted.values()))
     if missing := [name for name in wanted if name not in {sheet.figure.name for sheet in drawn}]:
         numbers = ", ".join(name.split("-")[1] for name in missing)
         console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
-from rewound.conclusions.comparison import compare
+from rewound.conclusions.evidence import Evidence
 from rewound.devices import device_kind
 from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
@@ -23,7 +23,7 @@ from rewound.plans.packing import pack_store
 from rewound.plans.remaining import todo
 from rewound.provenance import of_sweep
 from rewound.quantities import sized
-from rewound.report import show_comparison, show_tables, written_to
+from rewound.report import show_comparison, show_tables, write_tables, written_to
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store, is_store
 from rewound.sweeps.declaration import Declaration
@@ -114,10 +114,8 @@ def _report(
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise _not_run(declared, store.root)
-    epochs = {target.task: target.recipe.training_epochs for target in sweep.targets}
-    drawing.check(tables.rows, epochs)
-    cards = compare(tables.rows, theirs) if theirs else []
-    paths = tables.write(out)
+    evidence = Evidence(tables, theirs, {target.task: target.recipe.training_epochs for target in sweep.targets})
+    paths = write_tables(evidence, out, drawing)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if all(row.dense for row in tables.rows):
@@ -130,6 +128,5 @@ def _report(
         )
     else:
         origin = written_to(paths[0], of_sweep(declared, store, tables))
-        images = sweep.recipe.test_size
-        paths += show_tables(tables, out, console, origin, theirs, cards, drawing, epochs, images)
-    say_files([*paths, *show_comparison(cards, tables.rows, out, console)])
+        paths += show_tables(evidence, out, console, origin, drawing, sweep.recipe.test_size)
+    say_files([*paths, *show_comparison(evidence, out, console)])

@@ -6,11 +6,11 @@ from pathlib import Path
 from rewound.commands.console import console, say_files
 from rewound.commands.outputs import report_folder
 from rewound.conclusions.cell import setting_of
-from rewound.conclusions.comparison import compare
+from rewound.conclusions.evidence import Evidence
 from rewound.drawing import Drawing
 from rewound.errors import InputError
 from rewound.report import report_files, say_comparison
-from rewound.tables.folder import with_details
+from rewound.tables.folder import Tables, with_details
 from rewound.tables.results import Row, read_rows
 
 
@@ -43,10 +43,11 @@ def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: S
     out = report_folder(out, name)
     if (out / "results.csv").resolve() == results.resolve():
         raise InputError(f"the report would write over {results}; give another folder with --out")
-    say_files(report_files(with_details(rows, results.parent), out, console, theirs, drawing, title))
+    evidence = Evidence(with_details(rows, results.parent), theirs)
+    say_files(report_files(evidence, out, console, drawing, title))
 
 
 def diff_tables(ours: Path, theirs: Sequence[Path], *, every_cell: bool) -> None:
     """Compare a table with another, cell by cell."""
-    rows = read_tables([ours])
-    say_comparison(compare(rows, read_tables(theirs)), rows, console, every_cell=every_cell)
+    evidence = Evidence(Tables(read_tables([ours])), read_tables(theirs))
+    say_comparison(evidence, console, every_cell=every_cell)

@@ -1,7 +1,7 @@
 """The default figures of a table of results: against compression, against retraining time, and at the full time."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -14,7 +14,8 @@ from matplotlib.patches import Patch
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, cells, failures
 from rewound.conclusions.comparison import overlay
-from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1, longest_times
+from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.errors import InputError
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, mode_title, pruning_title, ratios
@@ -28,7 +29,6 @@ from rewound.pages.panel import (
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.paper.panels import curves_of
-from rewound.tables.results import Row
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,27 @@ class _Subject:
     theirs: Sequence[Cell] = ()  # of the compared table, on the scale of ours
 
 
-def draw(
-    rows: Iterable[Row],
-    out: Path,
-    formats: Sequence[str] = ("png", "svg"),
-    epochs: Mapping[str, float] | None = None,
-    theirs: Iterable[Row] = (),
-) -> list[Path]:
+def draw(evidence: Evidence, out: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Draw every figure the rows have data for into the folder `out`; returns the files.
 
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. The rows of `theirs` are drawn
-    over ours, hollow, where both tables have the cell.
+    A compared table is drawn over ours, hollow, where both have the cell.
     """
-    rows = list(rows)
-    hollow: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in cells(overlay(rows, theirs)):
-        hollow[cell.line.subject].append(cell)
-    dense, made = baselines(rows), cells(rows)
+    rows = evidence.rows
+    theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells(overlay(rows, evidence.theirs)):
+        theirs[cell.line.subject].append(cell)
+    dense, failed = baselines(rows), failures(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in made:
+    for cell in cells(rows):
         groups[cell.line.subject].append(cell)
     if not groups:
         raise InputError(f"nothing to draw: none of the {len(rows)} rows is a finished, retrained network")
-    longest, failed = longest_times(made) | dict(epochs or {}), failures(rows)
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     with mpl.rc_context(STYLE):
         for (recipe, pruning), group in groups.items():
             lost = sum(n for (line, _), n in failed.items() if line.subject == (recipe, pruning))
-            found = (longest[recipe], dense[recipe], group, lost, hollow[recipe, pruning])
+            found = (evidence.epochs[recipe], dense[recipe], group, lost, theirs[recipe, pruning])
             for name, figure in _figures(_Subject(recipe, pruning, *found)):
                 stem = file_name(recipe, pruning, name)
                 paths += [save(figure, out / f"{stem}.{suffix}") for suffix in formats]

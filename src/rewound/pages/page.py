@@ -8,7 +8,6 @@ and allows nothing to be fetched.
 import base64
 import hashlib
 import html
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,11 +15,9 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from rewound.conclusions.conformance import Card
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.jsondata import as_json
 from rewound.pages.payload import story
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
 
 PAGE: Final = "index.html"
 _SCRIPTS: Final = (
@@ -49,21 +46,11 @@ class Origin:
     """The command that shows a run, given its key behind it."""
 
 
-def write_page(
-    tables: Tables,
-    path: Path,
-    origin: Origin,
-    epochs: Mapping[str, float] | None = None,
-    theirs: Iterable[Row] = (),
-    cards: Iterable[Card] = (),
-) -> Path:
-    """Write the page of these tables; `epochs` gives T by recipe, else it is the longest retraining time.
-
-    `theirs` is a table to draw over it, and `cards` say how near the two come.
-    """
+def write_page(evidence: Evidence, path: Path, origin: Origin) -> Path:
+    """Write the page of a table; a compared one is drawn over it, with how near the two come."""
     library = _library()
     told = {
-        **story(tables, epochs, theirs, cards),
+        **story(evidence),
         "commands": {"run": origin.run, "show": origin.show},
         "provenance": origin.facts,
     }

@@ -1,6 +1,6 @@
 """The paper's figures as files: every figure a sheet of panels, and every panel a file of its own."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from rewound.conclusions.cell import Cell
+from rewound.conclusions.evidence import Evidence
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, mode_title, ratios
 from rewound.pages.panel import (
@@ -30,7 +31,6 @@ from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.paper.figures import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
 from rewound.paper.measured import Measured, measured
 from rewound.paper.panels import Curves, Panel
-from rewound.tables.results import Row
 
 _SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}
 _SIZES: Final = {1: (4.2, 2.3), 2: (3.0, 1.75), 3: (2.6, 1.75)}  # of a panel, in inches, by columns
@@ -61,17 +61,12 @@ class Sheet:
         return found
 
 
-def sheets(
-    rows: Iterable[Row],
-    figures: Iterable[PaperFigure] = tuple(FIGURES.values()),
-    theirs: Sequence[Row] = (),
-    epochs: Mapping[str, float] | None = None,
-) -> Iterator[Sheet]:
+def sheets(evidence: Evidence, figures: Iterable[PaperFigure] = tuple(FIGURES.values())) -> Iterator[Sheet]:
     """Every figure there are data for, each followed by its panels alone where it has several.
 
-    The rows of `theirs` are drawn over ours, hollow, where both tables have the cell. `epochs` gives T by recipe.
+    A compared table is drawn over ours, hollow, where both have the cell.
     """
-    found = measured(rows, theirs, epochs)
+    found = measured(evidence)
     for figure in figures:
         made = panels(figure, found)
         number = figure.name.split("-")[1]

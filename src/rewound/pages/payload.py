@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from rewound.conclusions.cell import Line, Setting, setting_of
-from rewound.conclusions.conformance import Card
+from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup
 from rewound.conclusions.trust import Reach, Reaches, weaknesses
 from rewound.pages.charts import charts
@@ -23,17 +23,14 @@ from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
 from rewound.pages.reaching import told_reach
 from rewound.pages.subjects import Subject, subjects
-from rewound.tables.folder import Tables
-from rewound.tables.results import CurveRow, LayerRow, Row
+from rewound.tables.results import CurveRow, LayerRow
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)
 
 
-def story(
-    tables: Tables, epochs: Mapping[str, float] | None = None, theirs: Iterable[Row] = (), cards: Iterable[Card] = ()
-) -> Json:
-    """All that a page about these tables shows; `epochs` gives T by recipe, `cards` judge them against `theirs`."""
-    about = subjects(tables.rows, epochs, theirs)
+def story(evidence: Evidence) -> Json:
+    """All that a page shows."""
+    about, tables = subjects(evidence), evidence.tables
     named = looks(mine.line.technique for subject in about for mine in subject.settings)
     layers, curves = _by_key(tables.layers), _by_key(tables.curves)
     return {
@@ -42,7 +39,7 @@ def story(
         "subjects": [_subject(subject, list(named), layers, curves) for subject in about],
         "details": details(_shown_first(about), layers, curves),
         "notes": weaknesses(tables.rows),
-        "cards": {card.recipe: told_card(card) for card in cards},
+        "cards": {card.recipe: told_card(card) for card in evidence.cards},
     }
 
 

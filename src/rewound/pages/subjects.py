@@ -13,6 +13,7 @@ from functools import cached_property
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, Line, Setting, cells, setting_of
 from rewound.conclusions.comparison import overlay
+from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
 from rewound.conclusions.trust import Reaches, reaches
@@ -59,49 +60,40 @@ class Subject:
         return sorted({mine.line.iterative for mine in self.settings})
 
 
-def subjects(
-    rows: Sequence[Row], epochs: Mapping[str, float] | None = None, theirs: Iterable[Row] = ()
-) -> list[Subject]:
-    """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last.
-
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time. `theirs` is a table to compare.
-    """
-    rows = sorted(map(_finite, rows), key=_order)
+def subjects(evidence: Evidence) -> list[Subject]:
+    """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last."""
+    rows = sorted(map(_finite, evidence.rows), key=_order)
     dense, reached = baselines(rows), reaches(rows)
     said = headlines(rows, reached)
     speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
-    overlaid = cells(overlay(rows, map(_finite, theirs)))
+    overlaid = cells(overlay(rows, map(_finite, evidence.theirs)))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     originals: dict[str, list[Row]] = defaultdict(list)
-    longest: dict[str, float] = defaultdict(float)
     for row in rows:
-        if row.dense:
-            originals[row.recipe].append(row)
-        else:
-            groups[row.recipe, row.pruning].append(row)
-            longest[row.recipe] = max(longest[row.recipe], row.retrain_epochs or 0)
-    longest |= epochs or {}
+        (originals[row.recipe] if row.dense else groups[row.recipe, row.pruning]).append(row)
     for recipe in originals.keys() - {recipe for recipe, _ in groups}:
         groups[recipe, ""] = []
     found = []
     for name, mine in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
+        recipe, pruning = name
         own = [cell for cell in made if cell.line.subject == name]
         reach = {line: reach for line, reach in reached.items() if line.subject == name}
         found.append(
             Subject(
-                *name,
-                said.get(name, "Nothing is pruned yet: there are only dense networks."),
-                longest[name[0]],
-                dense[name[0]],
-                [*mine, *originals[name[0]]],
-                list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
-                {cell.setting: cell for cell in own},
-                best_over_time(own),
-                reach,
-                [each for each in speed if each.line.subject == name],
-                [each for each in faster if each.line.subject == name],
-                _contrasts(mine, originals[name[0]], reach),
-                {cell.setting: cell for cell in overlaid if cell.line.subject == name},
+                recipe=recipe,
+                pruning=pruning,
+                sentence=said.get(name, "Nothing is pruned yet: there are only dense networks."),
+                epochs=evidence.epochs[recipe],
+                baseline=dense[recipe],
+                rows=[*mine, *originals[recipe]],
+                settings=list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
+                cells={cell.setting: cell for cell in own},
+                best=best_over_time(own),
+                reaches=reach,
+                speed=[each for each in speed if each.line.subject == name],
+                faster=[each for each in faster if each.line.subject == name],
+                contrasts=_contrasts(mine, originals[recipe], reach),
+                theirs={cell.setting: cell for cell in overlaid if cell.line.subject == name},
             )
         )
     return found

@@ -1,15 +1,15 @@
 """All that a table has of one experiment (a recipe, a way of pruning and a mode): what a figure is drawn from."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, Line, cells, failures
 from rewound.conclusions.comparison import overlay
-from rewound.conclusions.findings import longest_times
+from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
-from rewound.tables.results import Row
+from rewound.tables.folder import Tables
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,17 @@ class Measured:
         )
 
 
-def measured(
-    rows: Iterable[Row], theirs: Sequence[Row] = (), epochs: Mapping[str, float] | None = None
-) -> list[Measured]:
-    """What a table holds of every experiment, and what the compared table `theirs` has of the same.
-
-    `epochs` gives T by recipe; without it, T is the recipe's longest retraining time.
-    """
-    rows = list(rows)
-    overlaid = measured(overlay(rows, theirs)) if theirs else []
+def measured(evidence: Evidence) -> list[Measured]:
+    """What our table has of every experiment, and what a compared one has of the same."""
+    rows, theirs = evidence.rows, evidence.theirs
+    overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), theirs=())) if theirs else []
     beside = {each.experiment: each for each in overlaid}
     dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
-    longest = longest_times(made) | dict(epochs or {})
     return [
         Measured(
             *experiment,
-            epochs=longest[experiment[0]],
+            epochs=evidence.epochs[experiment[0]],
             baseline=dense[experiment[0]],
             cells=tuple(cell for cell in made if cell.line.experiment == experiment),
             over_dense=tuple(each for each in faster if each.line.experiment == experiment and each.density < 1),

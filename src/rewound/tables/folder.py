@@ -1,7 +1,7 @@
 """The tables of an experiment: results.csv, layers.csv and curves.csv."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,9 +24,9 @@ class Tables:
     """The three of them; what was asked for and has no result yet is left out and counted."""
 
     rows: list[Row]
-    layers: list[LayerRow]
-    curves: list[CurveRow]
-    missing: int
+    layers: list[LayerRow] = field(default_factory=list)
+    curves: list[CurveRow] = field(default_factory=list)
+    missing: int = 0
 
     def write(self, folder: Path) -> list[Path]:
         """Write them as CSV; only results.csv where nothing is known of layers and curves."""
@@ -46,4 +46,4 @@ def with_details(rows: list[Row], folder: Path) -> Tables:
     def details(read: Callable[[Path], Sequence[Detail]], path: Path) -> list[Detail]:
         return [detail for detail in read(path) if detail.key in keys] if keys and path.exists() else []
 
-    return Tables(rows, details(read_layers, folder / "layers.csv"), details(read_curves, folder / "curves.csv"), 0)
+    return Tables(rows, details(read_layers, folder / "layers.csv"), details(read_curves, folder / "curves.csv"))

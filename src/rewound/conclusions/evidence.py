@@ -1,0 +1,44 @@
+"""What a report is about: tables, another table to hold them against, and how long each recipe trains."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rewound.conclusions.comparison import compare
+from rewound.conclusions.conformance import Card
+from rewound.tables.folder import Tables
+from rewound.tables.results import Row
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that figures, page and summary are drawn from."""
+
+    tables: Tables
+    theirs: Sequence[Row] = ()
+    """The table to compare with, if there is one."""
+    training_epochs: Mapping[str, float] = field(default_factory=dict)
+    """T by recipe, as far as it is known: tables do not say it."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """Our results."""
+        return self.tables.rows
+
+    @cached_property
+    def epochs(self) -> dict[str, float]:
+        """T of every recipe; where it is not known, the longest retraining time.
+
+        >>> row = Row("digits", "unstructured", False, "fine-tuning", 0.1, 4, 1, 0.9, 0.9)
+        >>> Evidence(Tables([row])).epochs, Evidence(Tables([row]), training_epochs={"digits": 16}).epochs
+        ({'digits': 4}, {'digits': 16})
+        """
+        longest: dict[str, float] = {}
+        for row in self.rows:
+            longest[row.recipe] = max(longest.get(row.recipe, 0), row.retrain_epochs or 0)
+        return longest | dict(self.training_epochs)
+
+    @cached_property
+    def cards(self) -> list[Card]:
+        """How near our table comes to theirs, a card for every recipe in both; an error where there is none."""
+        return compare(self.rows, self.theirs) if self.theirs else []
