@@ -1,5 +1,6 @@
 """The plan: nothing twice, parents first, every shared prefix shared."""
 
+import pickle
 from collections import Counter
 from dataclasses import replace
 
@@ -193,3 +194,12 @@ def test_the_cut_tree_is_the_trie_of_all_sequences(sequences: list[list[Segment]
                 break
             node = nodes[node.after.key]
         assert steps == state.steps, "reachable from the root"
+
+
+def test_rows_that_follow_one_schedule_share_its_rates() -> None:
+    """A schedule may have a rate for every step: each is kept, hashed and sent to workers once."""
+    targets = [*retrained(DIGITS, 1, "lr-rewinding", 1.0, [0.5, 0.25, 0.125], iterative=True)]
+    assert len({id(target.state.rates) for target in targets}) == 1
+    again = pickle.loads(pickle.dumps(plan(targets)))
+    assert len({id(target.state.rates) for target in again.targets}) == 1
+    assert [node.key for node in again.nodes] == [node.key for node in plan(targets).nodes]

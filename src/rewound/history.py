@@ -12,7 +12,6 @@ do the same work have the same address, and share the result.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,16 +19,18 @@ from typing import TypeAlias
 
 from rewound.pruning.pruner import Pruner
 from rewound.quantities import counted
-from rewound.rates import Given, Rates, Ruled
+from rewound.rates import Given, Rates, Ruled, canonical
 from rewound.recipe import Recipe, changed_fields
 from rewound.schedule import Segment, merged, sliced, total
-
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def address(*parts: object) -> str:
     """32 hexadecimal digits, a function of the parts' canonical JSON."""
-    return hashlib.blake2b(_canonical(parts).encode(), digest_size=16).hexdigest()
+    return _hash(",".join(map(canonical, parts)))
+
+
+def _hash(texts: str) -> str:
+    return hashlib.blake2b(f"[{texts}]".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Trained:
 
     @cached_property
     def key(self) -> str:
-        return address("trained", self.parent.key, *self.rates.identity)
+        return _hash(f'"trained","{self.parent.key}",{self.rates.identity}')
 
     @property
     def prunings(self) -> int:
@@ -109,12 +110,13 @@ Past: TypeAlias = Start | Trained
 """What states come from: weights, masks and further training are those of one of these."""
 
 
-def trained(parent: Past | Pruned, rates: Sequence[Segment]) -> Trained:
+def trained(parent: Past | Pruned, rates: Sequence[Segment] | Given) -> Trained:
     """`parent` trained on along `rates`: one operation with whatever training came before."""
+    given = rates if isinstance(rates, Given) else Given(tuple(merged(rates)))
     if isinstance(parent, Trained):
         before = parent.until(parent.steps).rates.known  # all of them, or the error that they are not known
-        return Trained(parent.parent, Given(tuple(merged([*before, *rates]))))
-    return Trained(parent, Given(tuple(merged(list(rates)))))
+        return Trained(parent.parent, Given(tuple(merged([*before, *given.known]))))
+    return Trained(parent, given)
 
 
 def start_of(past: Past | Pruned) -> Start:

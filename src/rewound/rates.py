@@ -4,7 +4,9 @@ Both kinds say how many steps they span, which of them are known before anything
 what a person is told.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from rewound.names import path_of
@@ -13,6 +15,9 @@ from rewound.technique import Facts, Rule, drawn_by
 
 _TOLD = 6  # of many rates, the first
 
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""What addresses are hashes of."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -20,13 +25,13 @@ class Given:
 
     known: tuple[Segment, ...]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return total(self.known)
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        return (self.known,)
+    @cached_property
+    def identity(self) -> str:
+        return canonical(self.known)  # once: a schedule that moves with every step has as many segments
 
     @property
     def told(self) -> str:
@@ -47,8 +52,9 @@ class Ruled:
         return ()
 
     @property
-    def identity(self) -> tuple[object, ...]:
-        return self.path, (self.schedule.steps, self.schedule.pieces, self.schedule.declared_final), self.steps
+    def identity(self) -> str:
+        given = (self.schedule.steps, self.schedule.pieces, self.schedule.declared_final)
+        return ",".join(map(canonical, (self.path, given, self.steps)))
 
     @property
     def path(self) -> str:

@@ -11,9 +11,9 @@ from rewound.algorithm import Level, check_final, check_time, levels
 from rewound.errors import InputError
 from rewound.history import Past, Pruned, Start, Trained, trained
 from rewound.pruning.pruner import Pruner, as_pruner
-from rewound.rates import Ruled
+from rewound.rates import Given, Ruled
 from rewound.recipe import Recipe, changed_fields
-from rewound.schedule import Segment
+from rewound.schedule import merged
 from rewound.tables.results import UNSTRUCTURED
 from rewound.technique import technique_named
 
@@ -63,7 +63,7 @@ def dense(recipe: Recipe, trial: int) -> Target:
         schedule = recipe.schedule
     except InputError as error:
         raise InputError(f"cannot train {' '.join([recipe.label(), *changed_fields(recipe)])}: {error}") from error
-    state = trained(Start(recipe, trial), schedule.segments(0, schedule.steps))
+    state = trained(Start(recipe, trial), _rates(recipe, 0, schedule.steps))
     return Target(
         recipe=recipe,
         pruning=UNSTRUCTURED,
@@ -115,7 +115,7 @@ def retrained(
         if rule is not None:
             previous = Trained(root, rule)
         else:
-            previous = trained(root, _segments(recipe, level.schedule_from or 0, level.length))
+            previous = trained(root, _rates(recipe, level.schedule_from or 0, level.length))
         yield Target(
             recipe=recipe,
             pruning=kind_of(pruner),
@@ -147,5 +147,6 @@ def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _segments(recipe: Recipe, start: int, length: int) -> tuple[Segment, ...]:
-    return tuple(recipe.schedule.segments(start, start + length))
+def _rates(recipe: Recipe, start: int, length: int) -> Given:
+    """One value for all rows of a sweep that follow the same part of the schedule: it may have a rate for each step."""
+    return Given(tuple(merged(recipe.schedule.segments(start, start + length))))
