@@ -110,6 +110,16 @@ def test_a_point_below_the_axis_is_announced(tmp_path: Path) -> None:
     assert "Median below the axis" in svg(rows, tmp_path)
 
 
+def test_a_bar_that_goes_on_below_the_axis_is_announced(tmp_path: Path) -> None:
+    rows = table({"lr-rewinding": 0.1, "fine-tuning": 0.2}, (0.5, 0.2, 0.1))
+    assert "Trials below the axis" not in svg(rows, tmp_path)
+    best = [row for row in rows if (row.technique, row.density, row.retrain_epochs) == ("fine-tuning", 0.2, TIMES[-1])]
+    collapsed = [replace(row, val=0.2, test=0.2) if row is best[0] else row for row in rows]
+    shown = svg(collapsed, tmp_path)
+    assert "Trials below the axis" in shown
+    assert "Median below the axis" not in shown
+
+
 def test_a_technique_of_the_user_is_drawn_under_its_own_name(tmp_path: Path) -> None:
     assert "my.package:cyclic" in svg(table({"my.package:cyclic": 0.1, "lr-rewinding": 0.1}, (0.5, 0.1)), tmp_path)
     mine = looks(["c", "b", "a", "fine-tuning"])

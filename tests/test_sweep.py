@@ -162,7 +162,7 @@ MINE = TECHNIQUES["fine-tuning"]
 class EndsAtZero(Digits):
     @property
     def schedule(self) -> Schedule:
-        return Schedule.cosine(100, 0.1)
+        return Schedule.cosine(150, 0.1)
 
 
 @dataclass(frozen=True)
@@ -310,9 +310,16 @@ BAD = {
         "cannot rewind 17 epochs: digits trains for 16; use at most 16, or technique fine-tuning",
     ),
     "rewinding weights too far": (with_lines(technique='"weight-rewinding"', retrain_epochs="16.5"), "cannot rewind"),
+    "schedule of another length": (
+        with_lines(recipe='"test_sweep:Unchecked"'),
+        "the schedule of test_sweep:Unchecked has 18 steps, but its 16 epochs of 9.34375 steps are 150; make",
+    ),
+    "nesterov without momentum": (with_lines(field_momentum="0.0"), "nesterov needs a momentum above 0, not 0"),
+    "more epochs than can be counted": (with_lines(field_epochs="1e308"), "epochs = 1e+308 is more than can be"),
+    "more retraining than can be counted": (with_lines(retrain_epochs="1e308"), "1e+308 epochs are more than can be"),
     "fine-tuning at no rate": (
         with_lines(recipe='"test_sweep:EndsAtZero"'),
-        "fine-tuning: this schedule ends at 2.4672e-05, too low to retrain at (peak 0.1); "
+        "fine-tuning: this schedule ends at 1.09658e-05, too low to retrain at (peak 0.1); "
         "declare what holds after its end, for example final=0.001 in the schedule of test_sweep:EndsAtZero",
     ),
     "no trials": (with_lines(trials="[]"), "trials is an empty list"),

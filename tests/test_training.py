@@ -3,7 +3,9 @@
 import copy
 import math
 import pickle
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from dropout_recipe import STEPS, Dropped, half, last, same, whole
-from rewound import Batch, Diverged, Position, State, begin, evaluate, train
+from rewound import Batch, Diverged, InputError, Position, State, begin, evaluate, train
+from rewound.recipes.digits import Digits
 from rewound.schedule import Segment, sliced
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,6 +72,20 @@ def test_each_step_is_taken_at_its_rate() -> None:
     places = [s.model["weight"].item() for s in train(Unit(), start, lr=lr, stops=range(1, 5))]
     steps = [before - after for before, after in pairwise([start.model["weight"].item(), *places])]
     assert steps == pytest.approx([0.5, 0.5, 0.25, 0.125, 0.125])
+
+
+@dataclass(frozen=True)
+class Exhausted(Digits):
+    """Its batches end with the first pass over the data."""
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        return islice(super().batches(seed, position, device), 3)
+
+
+def test_batches_that_end_are_told() -> None:
+    recipe = Exhausted(blocks=(1,), widths=(4,))
+    with pytest.raises(InputError, match=r"the batches of \S+Exhausted ended after 3 steps; .* endless"):
+        list(train(recipe, begin(recipe, 1), lr=[Segment(0.1, 5)]))
 
 
 @pytest.mark.parametrize("poison", [0, 4, 11])

@@ -100,7 +100,12 @@ def train(
             for _ in range(steps):
                 torch.manual_seed(fold(seed, prunings, start + done))  # dropout and its like, whatever came before
                 optimizer.zero_grad()
-                loss = recipe.loss(model, next(batches))
+                if (batch := next(batches, None)) is None:
+                    raise InputError(
+                        f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are endless: "
+                        "begin another pass over the data"
+                    )
+                loss = recipe.loss(model, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 losses += loss.detach()

@@ -54,8 +54,11 @@ def _full_title(full: Sequence[Cell], epochs: float, *, alone: bool) -> str:
 
 def _triangles(subject: Subject, cells: Iterable[Cell], limits: tuple[float, float]) -> str:
     """What the triangles are, where there are any."""
-    below = any(subject.baseline.delta(cell.median) < limits[0] for cell in cells)
-    return " ▼ stands for a median below the axis." if below else ""
+    deltas = [(subject.baseline.delta(cell.low), subject.baseline.delta(cell.median)) for cell in cells]
+    below, cut = any(m < limits[0] for _, m in deltas), any(low < limits[0] <= m for low, m in deltas)
+    return (" ▼ stands for a median below the axis." if below else "") + (
+        " A bar that meets the lower edge goes on below it." if cut else ""
+    )
 
 
 def _overlaid(subject: Subject, shown: Iterable[str]) -> dict[str, list[Cell]]:

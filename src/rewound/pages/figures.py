@@ -20,6 +20,7 @@ from rewound.errors import InputError
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, mode_title, pruning_title, ratios
 from rewound.pages.panel import (
+    Below,
     compression_axis,
     delta_axis,
     draw_outlines,
@@ -99,7 +100,7 @@ def _against_compression(
 ) -> Figure:
     modes = sorted({cell.line.iterative for cell in shown})
     figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6))
-    named, below = named or looks(cell.line.technique for cell in shown), False
+    named, below = named or looks(cell.line.technique for cell in shown), set[Below]()
     every = [*shown, *theirs]
     limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
     panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
@@ -124,7 +125,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
     lines = ceil(len(labels) / columns)
     figure = Figure(figsize=(max(6, 2.5 * columns + 0.6), 2.3 * lines + 1.5))
     inches = figure.get_figwidth() / columns - 0.5
-    named, below = looks(cell.line.technique for cell in shown), False
+    named, below = looks(cell.line.technique for cell in shown), set[Below]()
     for line, panels in enumerate(figure.subplots(lines, columns, sharey="row", squeeze=False)):
         row = densities[line * columns : (line + 1) * columns]
         limits = window(

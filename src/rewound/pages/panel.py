@@ -1,11 +1,12 @@
 """One panel of a figure: deltas with their spread over the dense band, on axes that hide no point silently.
 
-A median below the axis is a triangle on its lower edge, in the colour of its technique.
+A median below the axis is a triangle on its lower edge, in the colour of its technique; a bar that goes on below it
+ends in a hollow one.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -19,6 +20,9 @@ from rewound.pages.look import Look, ratios
 from rewound.paper.literature import Published
 from rewound.paper.panels import FigurePoint
 
+Below: TypeAlias = Literal["median", "bar"]
+"""What may lie below the axis: all of a point, or the end of its bar."""
+
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
 _SAFE: Final = "#f0f0f0"
@@ -26,9 +30,9 @@ _SAFE: Final = "#f0f0f0"
 
 def draw_points(
     axes: Axes, curves: Mapping[str, Sequence[FigurePoint]], looks: Mapping[str, Look], size: float = 1
-) -> bool:
-    """One line per technique through the medians, bars from min to max; whether some median is below the axis."""
-    bottom, rows = axes.get_ylim()[0], 0
+) -> set[Below]:
+    """One line per technique through the medians, bars from min to max; what of them is below the axis."""
+    bottom, rows, found = axes.get_ylim()[0], 0, set[Below]()
     for index, (name, look) in enumerate(looks.items()):
         mine = sorted(curves.get(name, ()))
         at, medians = [point.x for point in mine], [point.median for point in mine]
@@ -40,12 +44,18 @@ def draw_points(
         marks = axes.add_line(_line(look, [point.x for point in seen], [point.median for point in seen], size))
         marks.set(linestyle="none", clip_on=False)  # a marker at the edge stays whole
         edge = axes.add_line(_triangles(look, below, [bottom] * len(below)))
+        cut = [point.x for point in seen if point.low < bottom]
+        ends = axes.add_line(_triangles(look, cut, [bottom] * len(cut), hollow=True))
         right = _right(index, looks, size)
-        for artist in (bars, line, marks, edge):
-            up = 3 + 5 * rows if artist is edge else 0  # techniques below the axis stand above one another
+        for artist in (bars, line, marks, edge, ends):
+            up = 3 + 5 * rows if artist is edge else 2 if artist is ends else 0  # techniques stand above one another
             artist.set(transform=_moved(axes, right, up), zorder=4 - index / 10, in_layout=False)
         rows += bool(below)
-    return rows > 0
+        if below:
+            found.add("median")
+        if cut:
+            found.add("bar")
+    return found
 
 
 def draw_outlines(
@@ -131,7 +141,7 @@ def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float
 
 
 def handles(
-    looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: bool, compared: bool
+    looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: Collection[Below], compared: bool
 ) -> list[Line2D | Patch]:
     """The legend of a figure: its techniques in the paper's order, then what else is drawn."""
     legend: list[Line2D | Patch] = [_line(look) for look in looks.values()]
@@ -143,8 +153,10 @@ def handles(
     if safe_zone:
         low, high = SAFE_ZONE
         legend.append(Patch(facecolor=_SAFE, edgecolor="#cccccc", label=f"Rewinding safe zone, {low:g}T to {high:g}T"))
-    if below:
+    if "median" in below:
         legend.append(_triangles(Look("Median below the axis", "#606060", "v", 7, "")))
+    if "bar" in below:
+        legend.append(_triangles(Look("Trials below the axis", "#606060", "v", 7, ""), hollow=True))
     return legend
 
 
@@ -161,9 +173,11 @@ def _line(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), size: fl
     return line
 
 
-def _triangles(look: Look, x: Sequence[float] = (), y: Sequence[float] = ()) -> Line2D:
+def _triangles(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), *, hollow: bool = False) -> Line2D:
     line = Line2D(x, y, label=look.label, color=look.colour, linestyle="none", marker="v", markersize=5)
     line.set(markeredgecolor=look.edge, markeredgewidth=0.5, clip_on=False)
+    if hollow:
+        line.set(markersize=4, markerfacecolor="white", markeredgecolor=look.colour, markeredgewidth=0.9)
     return line
 
 

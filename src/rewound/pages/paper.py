@@ -1,6 +1,6 @@
 """The paper's figures as files: every figure a sheet of panels, and every panel a file of its own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -17,6 +17,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, mode_title, ratios
 from rewound.pages.panel import (
+    Below,
     compression_axis,
     delta_axis,
     draw_outlines,
@@ -99,7 +100,7 @@ def draw_sheet(sheet: Sheet) -> Figure:
     width, height = _SIZES.get(columns, _SMALLEST)
     with mpl.rc_context(_SMALL):
         figure = Figure(figsize=(1.0 + columns * width + (columns - 1) * gap, lines * height))
-        named, below = _looks(sheet), False
+        named, below = _looks(sheet), set[Below]()
         sources = {dot.source for panel in sheet.panels for dot in panel.published}
         inside = sheet.panels[0].x == "compression" and (sheet.alone or len(sources) > 1)
         for place, axes in _axes(figure, lines, columns):
@@ -123,7 +124,7 @@ def _axes(figure: Figure, lines: int, columns: int) -> Iterator[tuple[tuple[int,
             yield (line, column), axes
 
 
-def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> bool:
+def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> set[Below]:
     where = panel.measured
     if panel.y == "speed-up":
         ratio_axis(axes, panel.seen)
@@ -175,7 +176,7 @@ def _looks(sheet: Sheet) -> dict[str, Look]:
     return {name: replace(look, label=sheet.figure.labels.get(name, look.label)) for name, look in named.items()}
 
 
-def _legend(sheet: Sheet, named: dict[str, Look], below: bool) -> list[Line2D | Patch]:
+def _legend(sheet: Sheet, named: dict[str, Look], below: Collection[Below]) -> list[Line2D | Patch]:
     first, compared = sheet.panels[0], any(panel.theirs for panel in sheet.panels)
     baseline = first.measured.baseline
     if first.y == "speed-up":

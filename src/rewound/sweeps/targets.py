@@ -63,6 +63,12 @@ def dense(recipe: Recipe, trial: int) -> Target:
         schedule = recipe.schedule
     except InputError as error:
         raise InputError(f"cannot train {' '.join([recipe.label(), *changed_fields(recipe)])}: {error}") from error
+    epochs, steps = recipe.training_epochs, recipe.training_epochs * recipe.steps_per_epoch
+    if abs(schedule.steps - steps) > recipe.steps_per_epoch:
+        raise InputError(
+            f"the schedule of {recipe.label()} has {schedule.steps:,} steps, but its {epochs:g} epochs of "
+            f"{recipe.steps_per_epoch:g} steps are {steps:,.0f}; make training_epochs and schedule agree"
+        )
     state = trained(Start(recipe, trial), _rates(recipe, 0, schedule.steps))
     return Target(
         recipe=recipe,
