@@ -103,7 +103,7 @@ def test_what_cannot_be_started() -> None:
     with pytest.raises(InputError, match="at least 1 run, not 0"):
         Fleet(DIGITS, "cpu", capacity=0)
     fleet = Fleet(DIGITS, "cpu")
-    with pytest.raises(InputError, match="0 steps"):
+    with pytest.raises(InputError, match="at least 1 step, not 0"):
         fleet.start(Run(begin(DIGITS, 1), None, []))
     fleet.start(Run(begin(DIGITS, 1), None, RATES))
     assert fleet.free == 0

@@ -70,6 +70,7 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU())
     >>> profile(net, torch.zeros(1, 1, 4, 4)).layers()
     {'0.weight': 72}
+    >>> from rewound.costs import PAPER
     >>> profile(net, torch.zeros(1, 1, 4, 4), PAPER).total()
     80
     """
