@@ -8,6 +8,7 @@ they share counted once (proportional set sizes, sampled).
     python benchmarks/report.py published-pruned.csv.gz published-dense.csv.gz      # two minutes
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -78,7 +79,10 @@ def spread(values: list[float], unit: str) -> str:
 
 def main() -> None:
     """Measure, and print a line each."""
-    results, dense = map(Path, sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", type=Path, help="the table of pruned networks")
+    parser.add_argument("dense", type=Path, help="the table of dense ones")
+    results, dense = vars(parser.parse_args()).values()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "index.html"
