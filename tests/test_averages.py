@@ -171,7 +171,7 @@ class Slots(Shadow):
         return {"other": self.shadow["0.weight"]}
 
 
-@pytest.mark.parametrize("kind", [Slots, lambda model: nn.Linear(6, 16), lambda model: SGD(model.parameters(), lr=0.1)])
+@pytest.mark.parametrize("kind", [Slots, lambda model: nn.Linear(6, 16), lambda model: torch.amp.GradScaler("cpu")])
 def test_what_holds_no_copy_of_the_weights_needs_no_word(kind: Callable[[nn.Module], Any]) -> None:
     loop = Loop()
     with warnings.catch_warnings(record=True) as said:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, longest_time
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.averages import warn_of_dense
+from rewound.loops.beside import averages, check_beside
 from rewound.loops.course import Course, Init, trained_weights
 from rewound.loops.groups import check_rates
 from rewound.loops.joint import joint
@@ -64,10 +65,11 @@ def epochs(
     takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
 
     `optimizer` may be a list (Muon for matrices, AdamW for the rest), if the loop steps them always in the same order.
-    `also` takes objects with a `state_dict` that belong to the weights (an EMA, a GradScaler), which are saved and
-    rewound with them; and generators that the loop draws from, which are saved and not rewound. `init` draws fresh
-    weights in place, for reinitialization. `max_drop` ends the run once two levels in a row were reported worse than
-    the dense network by more than that. `final` is the learning rate that holds after the end of the schedule.
+    `also` takes objects with a `state_dict` that belong to the weights (an EMA, a GradScaler, a critic that is trained
+    and not pruned), which are saved and rewound with them; and generators that the loop draws from, which are saved and
+    not rewound. `init` draws fresh weights in place, for reinitialization. `max_drop` ends the run once two levels in a
+    row were reported worse than the dense network by more than that. `final` is the learning rate that holds after the
+    end of the schedule.
 
     `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. A larger `compression`
     goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
@@ -152,9 +154,10 @@ def _check_subjects(course: Course, subjects: Subjects) -> None:
         check_given(subjects.schedulers, subjects.optimizer)
     course.check(subjects.model, subjects.optimizer)
     subjects.check()
+    check_beside(subjects)
     trained = trained_weights(subjects.model, subjects.optimizer)
     weights = {name: weight for name, weight in trained.items() if course.pruner.selects(name)}
-    warn_of_dense(subjects.also, weights, subjects.model)
+    warn_of_dense(averages(subjects), weights, subjects.model)
 
 
 def _adopted(course: Course, subjects: Subjects, scheduler: object, steps_per_epoch: int) -> Recording:

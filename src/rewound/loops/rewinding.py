@@ -9,6 +9,7 @@ import torch
 from rewound.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.averages import prune_along
+from rewound.loops.beside import averages
 from rewound.loops.checkpoints import Folder, rewind_name
 from rewound.loops.course import Course, trained_weights
 from rewound.loops.joint import members
@@ -29,7 +30,7 @@ def begin_level(run: Run, folder: Folder) -> None:
     elif level.weights_from == "fresh":
         _draw_anew(run.course, subjects, folder)
     mask.apply(subjects.model)
-    prune_along(subjects.also, mask, subjects.model)
+    prune_along(averages(subjects), mask, subjects.model)
     run.progress.begin_level(level.density, mask, facts)
 
 
