@@ -226,6 +226,29 @@ def test_a_forgotten_scheduler_step_is_told_after_the_first_epoch() -> None:
         next(epochs)
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # torch would rather not be told
+@pytest.mark.parametrize("by_step", [False, True])
+@pytest.mark.parametrize("kind", ["CosineAnnealingWarmRestarts", "LambdaLR"])
+def test_a_scheduler_may_be_told_the_epoch(kind: str, by_step: bool) -> None:
+    loop = Loop()
+    loop.scheduler = {
+        "CosineAnnealingWarmRestarts": lambda: lr_scheduler.CosineAnnealingWarmRestarts(loop.optimizer, T_0=3),
+        "LambdaLR": lambda: lr_scheduler.LambdaLR(loop.optimizer, lambda epoch: 0.5**epoch),
+    }[kind]()
+    rates: list[list[float]] = []
+    for epoch in loop.run(compression=1.5):
+        rates.append([])
+        for step in range(STEPS):
+            one_step(loop.model, loop.optimizer, epoch, step)
+            rates[-1].append(loop.optimizer.param_groups[0]["lr"])
+            if by_step:
+                loop.scheduler.step(epoch + step / STEPS)  # type: ignore[arg-type]  # as torch's own example does
+        if not by_step:
+            loop.scheduler.step(epoch)
+    assert len({rate for each in rates[:T] for rate in each}) > 2
+    assert rates == 3 * rates[:T]
+
+
 def test_a_loop_that_steps_another_optimizer_is_told_after_the_first_epoch() -> None:
     loop = Loop()
     epochs = iter(loop.run(compression=2))

@@ -20,7 +20,7 @@ from rewound.loops.groups import Value, assign, hyperparameters
 from rewound.loops.joint import members
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
-from rewound.loops.schedulers import Scheduler, followed
+from rewound.loops.schedulers import Scheduler, counted, followed
 from rewound.pruning.attachment import untraced
 
 Closure = Callable[[], object]
@@ -31,12 +31,12 @@ Values = Sequence[Mapping[str, Value]]  # of hyperparameters, by group
 
 @contextmanager
 def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Scheduler] = ()) -> Iterator[None]:
-    """An epoch of the dense run: its steps go into the recording; at its end `schedulers` must have moved."""
+    """An epoch of the dense run: its steps go into the recording; in it `schedulers` must have been stepped."""
     before = _positions(schedulers)
-    with _Steps(optimizer, progress, progress.recording).followed():
+    with counted(schedulers) as steps, _Steps(optimizer, progress, progress.recording).followed():
         yield
     for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
-        if was is not None and was == now:
+        if was is not None and was == now and not steps[id(scheduler)]:
             raise InputError(
                 f"{type(scheduler).__name__} was not stepped in epoch {progress.epoch}: call scheduler.step() in the "
                 "loop, or leave the scheduler out if something else sets the learning rate"

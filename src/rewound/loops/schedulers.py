@@ -1,6 +1,7 @@
 """Other people's schedulers: where one stands, and how it rests while recorded learning rates are used again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Protocol, SupportsIndex
@@ -63,8 +64,7 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
 def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
     """Inside, `scheduler.step()` does nothing: OneCycle raises past its end, a list behind LambdaLR runs out.
 
-    `get_last_lr()` tells the present rate. The class is changed and not the object, whose attributes are what its
-    `state_dict` saves; it is pickled as one of its own class.
+    `get_last_lr()` tells the present rate.
     """
 
     def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
@@ -74,15 +74,43 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         own = getattr(bare_scheduler(scheduler), "optimizer", optimizer)
         return [group["lr"] for group in own.param_groups]
 
+    methods = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
+    with _changed(schedulers, methods):
+        yield
+
+
+@contextmanager
+def counted(schedulers: Sequence[Scheduler]) -> Iterator[Counter[int]]:
+    """Inside, how often a loop steps each of the schedulers, which move as ever, by their identity.
+
+    Where a scheduler stands does not tell: `step(epoch)` and `step(epoch + batch / batches)` leave it at 0 in epoch 0.
+    """
+    counts: Counter[int] = Counter()
+
+    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        counts[id(scheduler)] += 1
+        type(scheduler).__bases__[0].step(scheduler, *args, **kwargs)  # type: ignore[attr-defined]
+
+    with _changed(schedulers, {"step": step}):
+        yield counts
+
+
+@contextmanager
+def _changed(schedulers: Sequence[Scheduler], methods: Mapping[str, object]) -> Iterator[None]:
+    """Inside, the schedulers have these methods.
+
+    The class is changed and not the object, whose attributes are what its `state_dict` saves; it is pickled as one of
+    its own class.
+    """
+
     def reduce(scheduler: Scheduler, protocol: SupportsIndex) -> str | tuple[object, ...]:
         awake: Scheduler = object.__new__(type(scheduler).__bases__[0])
         awake.__dict__ = scheduler.__dict__
         return awake.__reduce_ex__(1)  # later protocols insist on the class that the object has now
 
-    methods = {"step": step, "get_last_lr": get_last_lr, "__reduce_ex__": reduce}
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):
-        scheduler.__class__ = type(kind.__name__, (kind,), {**methods, "on_step": staticmethod(lambda: None)})
+        scheduler.__class__ = type(kind.__name__, (kind,), {**methods, "__reduce_ex__": reduce})
     try:
         yield
     finally:
