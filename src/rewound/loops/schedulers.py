@@ -75,7 +75,7 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         return [group["lr"] for group in own.param_groups]
 
     methods = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
-    with _changed(schedulers, methods):
+    with _changed(schedulers, lambda kind: methods):
         yield
 
 
@@ -87,17 +87,22 @@ def counted(schedulers: Sequence[Scheduler]) -> Iterator[Counter[int]]:
     """
     counts: Counter[int] = Counter()
 
-    def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        counts[id(scheduler)] += 1
-        type(scheduler).__bases__[0].step(scheduler, *args, **kwargs)  # type: ignore[attr-defined]
+    def counting(kind: type[Scheduler]) -> dict[str, object]:
+        def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+            counts[id(scheduler)] += 1
+            kind.step(scheduler, *args, **kwargs)
 
-    with _changed(schedulers, {"step": step}):
+        return {"step": step}
+
+    with _changed(schedulers, counting):
         yield counts
 
 
 @contextmanager
-def _changed(schedulers: Sequence[Scheduler], methods: Mapping[str, object]) -> Iterator[None]:
-    """Inside, the schedulers have these methods.
+def _changed(
+    schedulers: Sequence[Scheduler], methods: Callable[[type[Scheduler]], Mapping[str, object]]
+) -> Iterator[None]:
+    """Inside, the schedulers have the methods made for their classes.
 
     The class is changed and not the object, whose attributes are what its `state_dict` saves; it is pickled as one of
     its own class.
@@ -110,7 +115,7 @@ def _changed(schedulers: Sequence[Scheduler], methods: Mapping[str, object]) -> 
 
     kinds = [type(scheduler) for scheduler in schedulers]
     for scheduler, kind in zip(schedulers, kinds, strict=True):
-        scheduler.__class__ = type(kind.__name__, (kind,), {**methods, "__reduce_ex__": reduce})
+        scheduler.__class__ = type(kind.__name__, (kind,), {**methods(kind), "__reduce_ex__": reduce})
     try:
         yield
     finally:
