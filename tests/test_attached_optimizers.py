@@ -130,6 +130,17 @@ def test_weights_written_after_the_last_step_are_masked_with_a_warning() -> None
     assert all_zero(pruned_values(model, mask))
 
 
+def test_a_loss_that_is_no_number_is_not_taken_for_a_write() -> None:
+    model = network()
+    mask = half(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with mask.attached(model, optimizer):  # a warning would be an error here
+        (float("nan") * model(batches(1)[0][0])).sum().backward()
+        optimizer.step()
+    assert all_zero(pruned_values(model, mask))
+    assert model[0].weight.isnan().any()  # what is left says what went wrong
+
+
 @pytest.mark.parametrize("name", ["sgd-momentum-decay", "adamw"])
 def test_optimizer_state_loaded_inside_is_masked(name: str) -> None:
     model = network()

@@ -92,15 +92,19 @@ class _Attachment:
 
     def end(self) -> None:
         """Mask what was written after the last step, and say so: forward passes have used it."""
-        revived = sum(
-            int(weight.parameter.detach()[weight.mask == 0].count_nonzero()) for weight in self.weights.values()
-        )
+        revived = written = 0
+        for weight in self.weights.values():
+            pruned = weight.parameter.detach()[weight.mask == 0]
+            revived += int(pruned.count_nonzero())
+            # NaN is what a step makes of a pruned weight whose gradient is no number: nobody wrote it.
+            written += int(pruned[pruned.isfinite()].count_nonzero())
         if revived:
             with torch.no_grad():
                 for weight in self.weights.values():
                     zero(weight.parameter, weight.mask)
+        if written:
             warn(
-                f"{revived:,} pruned weights were not zero when training under the mask ended, and were set to zero: "
+                f"{written:,} pruned weights were not zero when training under the mask ended, and were set to zero: "
                 "the loop writes weights outside optimizer.step(); call mask.apply(model) after it does"
             )
 
