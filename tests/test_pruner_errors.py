@@ -56,6 +56,16 @@ def test_what_is_no_model_is_an_error(model: object) -> None:
         Pruner()(model, 0.5)  # type: ignore[arg-type]
 
 
+def test_a_model_without_memory_is_an_error() -> None:
+    with torch.device("meta"):
+        model = three_layers()
+    says = r"no memory yet \(meta device\); call model\.to_empty\(device=\.\.\.\) and load its weights first$"
+    with pytest.raises(InputError, match=says):
+        Pruner()(model, 0.5)
+    with pytest.raises(InputError, match=says):
+        epochs(2, model, torch.optim.SGD(model.parameters(), lr=0.1), compression=2)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("pruner", [Pruner(), Pruner(scope="layer"), Pruner(floor=0.1)])
 @pytest.mark.parametrize("zeros", [0, 50])

@@ -11,7 +11,7 @@ from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, shown
 from rewound.loops.joint import called
 from rewound.pruning.prunable import prunable_weights
-from rewound.pruning.pruner import Pruner
+from rewound.pruning.pruner import Pruner, check_memory
 from rewound.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]
@@ -112,6 +112,7 @@ class Course:
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Whether this model can be pruned while this optimizer trains it."""
+        check_memory(model)
         weights = prunable_weights(model)
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
         if wrapped or any(hasattr(weight, "device_mesh") for weight in weights.values()):  # a DTensor

@@ -90,6 +90,7 @@ class Pruner:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
         check_kind("model", model, nn.Module, "give the model itself")
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        check_memory(model)
         self.check_zeros_stay(model)
         return self.prune(prunable_weights(model), density, mask, seed=seed)
 
@@ -193,6 +194,14 @@ def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
         if name not in weights or weights[name].shape != kept.shape:
             raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
     return mask
+
+
+def check_memory(model: nn.Module) -> None:
+    """An error for a model that has shapes and no values."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            "this model has no memory yet (meta device); call model.to_empty(device=...) and load its weights first"
+        )
 
 
 def as_pruner(given: Pruner | None) -> Pruner:
