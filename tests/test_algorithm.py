@@ -94,10 +94,15 @@ def test_a_compression_that_is_a_power_of_the_rate_takes_no_extra_level(compress
     assert len(densities(32, keep=0.5)) == 5
 
 
-@pytest.mark.parametrize("compression", [1, 0.5, 0, -2, float("inf"), float("nan")])
+@pytest.mark.parametrize("compression", [1, 0.5, 0, -2, float("-inf"), float("nan")])
 def test_a_compression_is_above_one(compression: float) -> None:
     with pytest.raises(InputError, match=f"compression must be above 1, not {compression}"):
         densities(compression)
+
+
+def test_a_compression_is_finite() -> None:
+    with pytest.raises(InputError, match="compression must be a finite number, not inf: something must be left"):
+        densities(float("inf"))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 1.5, -0.2])

@@ -105,7 +105,7 @@ BAD = {
     "no such module": bad(["prune", "no.such:Task"], "cannot import recipe 'no.such:Task'"),
     "no such technique": bad(["prune", "digits", "--technique", "magic"], "unknown technique 'magic'"),
     "no compression": bad(["prune", "digits", "--compression", "1"], "compression must be above 1, not 1"),
-    "endless compression": bad(["prune", "digits", "--compression", "inf"], "compression must be above 1, not inf"),
+    "endless compression": bad(["prune", "digits", "--compression", "inf"], "must be a finite number, not inf"),
     "no such rate": bad(["prune", "digits", "--rate", "1.5"], "rate must be between 0 and 1, not 1.5"),
     "negative drop": bad(["prune", "digits", "--max-drop=-1"], "max_drop must be at least 0, not -1"),
     "no time": bad(["prune", "digits", "--retrain-epochs", "0"], "retraining time must be above 0, not 0"),

@@ -79,7 +79,9 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     >>> [round(density, 3) for density in densities(2)]
     [0.8, 0.64, 0.512, 0.5]
     """
-    if not 1 < as_number("compression", compression) < float("inf"):
+    if compression == math.inf:
+        raise InputError("compression must be a finite number, not inf: something must be left of the network")
+    if not as_number("compression", compression) > 1:
         raise InputError(f"compression must be above 1, not {compression}")
     if not 0 < as_number("keep", keep) < 1:
         raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
