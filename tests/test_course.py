@@ -159,7 +159,10 @@ def test_a_schedule_that_ends_at_zero_cannot_be_fine_tuned_at_until_final_is_dec
         return Loop(model, optimizer, lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.0, 1 - epoch / (T - 1))))
 
     options = {"compression": 1.5, "technique": "fine-tuning", "retrain_epochs": 2, "checkpoint": tmp_path}
-    with pytest.raises(InputError, match=r"this schedule ends at 0, too low to retrain at .* for example final=0\.001"):
+    said = r"this schedule ends at 0, too low to retrain at .* for example final=0\.001; "
+    with pytest.raises(InputError, match=said + r"with checkpoint= the same script goes on after the dense run$"):
+        (lost := loop()).over(lost.run(**{**options, "checkpoint": None}))
+    with pytest.raises(InputError, match=said + r"the same script with it goes on after the dense run$"):
         (first := loop()).over(first.run(**options))
     second = loop()
     second.over(second.run(**options, final=0.001))

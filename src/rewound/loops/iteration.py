@@ -68,7 +68,7 @@ class Iteration:
 
     def _prune(self) -> None:
         if not self.run.level:
-            check_final(self.course.how, self.run.recording.schedule())
+            self._check_final()
             self._tell_of_frozen()
         begin_level(self.run, self._folder)
 
@@ -85,6 +85,16 @@ class Iteration:
             run.say(f"{why}: {few(self._untrained)}")
         if course.adopt and not run.progress.epoch and not subjects.optimizer.state:
             run.say("the optimizer has no state: momentum and its like start empty")
+
+    def _check_final(self) -> None:
+        """Whether the dense run ends at a rate to fine-tune at; one that is kept need not be trained again."""
+        try:
+            check_final(self.course.how, self.run.recording.schedule())
+        except InputError as error:
+            if self.course.adopt or not self.run.resumes:
+                raise
+            where = "the same script with it" if self.run.is_resumable else "with checkpoint= the same script"
+            raise InputError(f"{error}; {where} goes on after the dense run") from None
 
     def _tell_of_frozen(self) -> None:
         """Name what was trained at the start and is left out now, as by a GAN's loop that freezes its critic."""
