@@ -255,8 +255,19 @@ def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
     assert second.seen[0][0] == T + 4
     assert same(second.model.state_dict(), whole.model.state_dict())
     other = second.run(compression=2, rate=0.5, resume=False)
-    with pytest.raises(InputError, match="was pruned to densities"):
+    with pytest.raises(InputError, match=f"give the same arguments, or a state from the first {T} epochs, which are"):
         other.load_state_dict(saved[2])
+
+
+def test_a_state_of_the_last_level_does_not_go_on_to_a_larger_compression() -> None:
+    loop = Loop()
+    run = loop.over(loop.run(compression=2, retrain_epochs=1, resume=False))
+    said = (
+        r"this state was pruned to densities 0\.8, 0\.64, 0\.512, 0\.5, not 0\.8, 0\.64, 0\.512, 0\.4096; give the "
+        rf"same arguments, or a state from the first {T + 3} epochs, which are the same in both$"
+    )
+    with pytest.raises(InputError, match=said):
+        loop.run(compression=3, retrain_epochs=1, resume=False).load_state_dict(run.state_dict())
 
 
 def test_an_average_travels_through_a_trainers_checkpoint_too(tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert run.mask is not None
     assert_sparse(copy.deepcopy(mine.model).state_dict(), run.mask)  # type: ignore[union-attr]
     assert_sparse(pickle.loads(pickle.dumps(mine.model)).state_dict(), run.mask)
-    with pytest.raises(InputError, match="has been iterated over"):  # and it is not trained dense again by mistake
+    # And it is not trained dense again by mistake.
+    with pytest.raises(InputError, match=r"trained its run; for another, make a new one and call rewind\(trainer\)"):
         mine.train()
 
 

@@ -141,7 +141,7 @@ class _Rewinding(TrainerCallback):
 
     def __init__(self, run: Epochs, optimizer: Optimizer, steps_per_epoch: int) -> None:
         self.run, self.optimizer, self.steps_per_epoch = run, optimizer, steps_per_epoch
-        self.loaded = False
+        self.loaded = self.has_trained = False
         # A trainer tells nobody where it resumes from, but it restores its optimizer before anything else happens.
         self.hook = optimizer.register_load_state_dict_pre_hook(self.load)
 
@@ -160,12 +160,14 @@ class _Rewinding(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.hook.remove()
+        if self.has_trained:
+            raise InputError("this trainer has trained its run; for another, make a new one and call rewind(trainer)")
         if state.global_step and not self.loaded:
             raise InputError(
                 "this checkpoint has no mask: it was saved without its optimizer (save_only_model) or before "
                 "rewind(trainer); resume another, or train on its model with adopt=True"
             )
-        self.state = state
+        self.state, self.has_trained = state, True
         self.hook = self.optimizer.register_state_dict_post_hook(self.save)
         self.epochs = iter(self.run)
 

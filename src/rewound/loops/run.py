@@ -1,7 +1,8 @@
 """A run in a user's own training loop: what is trained, how, how far it has come, and what may be asked of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import NotRequired
 
@@ -105,13 +106,20 @@ class Run:
         if self.has_begun:
             raise InputError("this run is being iterated over; load its state before the loop")
         progress = Progress.from_state_dict(state)
-        asked = self.course.densities[: len(progress.densities)]
-        if progress.densities != asked:
-            raise InputError(
-                f"this state was pruned to densities {progress.densities}, not {asked}; give the same arguments"
-            )
+        self._check_is_on_the_way(progress.densities)
         self.subjects.restore_also(state.get("also", []))
         self.progress, self.handed_over = progress, True
+
+    def _check_is_on_the_way(self, reached: Sequence[float]) -> None:
+        """An error for a state that was pruned otherwise; a larger compression shares the first levels."""
+        asked = self.course.densities[: len(reached)]
+        if list(reached) == asked:
+            return
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(reached, asked, strict=False))
+        epochs = sum(level.length for level in self.levels[: 1 + len(list(shared))])
+        earlier = f", or a state from the first {epochs:,} epochs, which are the same in both" if epochs else ""
+        made, wanted = (", ".join(f"{density:.4g}" for density in each) for each in (reached, asked))
+        raise InputError(f"this state was pruned to densities {made}, not {wanted}; give the same arguments{earlier}")
 
     def say(self, text: str) -> None:
         """Tell a person, once."""
