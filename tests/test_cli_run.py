@@ -20,7 +20,7 @@ from rewound.storage.records import Result
 from rewound.storage.store import Say, Store
 from rewound.sweeps.sweep import load_sweep
 from rewound.tables.results import read_rows
-from tiny import POISON, Tiny
+from tiny import POISON, Tiny, Unmeasured
 
 
 def test_run_writes_tables_and_figures(done: Path) -> None:
@@ -90,6 +90,20 @@ def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, m
     code, out, err = rewound_command("run", "failing.toml", "--jobs", 1, "--retry-failed")
     assert (code, err) == (0, "")
     assert all(row.test is not None for row in read_rows("rewound-report/failing/results.csv"))
+
+
+def test_a_metric_that_is_no_number_is_retried_when_told(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = SWEEP.replace("tiny:Tiny", "tiny:Unmeasured").replace("density = 0.5", "density = [0.8, 0.5]")
+    Path("nan.toml").write_text(sweep)
+    assert rewound_command("run", "nan.toml", "--jobs", 1).code == 0
+    assert any(row.test is None for row in read_rows("rewound-report/nan/results.csv"))
+    monkeypatch.setattr(Unmeasured, "evaluate", Tiny.evaluate)
+    assert rewound_command("run", "nan.toml", "--jobs", 1).code == 0
+    assert any(row.test is None for row in read_rows("rewound-report/nan/results.csv")), "not tried again"
+    assert rewound_command("run", "nan.toml", "--jobs", 1, "--retry-failed").code == 0
+    assert all(row.test is not None for row in read_rows("rewound-report/nan/results.csv"))
 
 
 RULE = """

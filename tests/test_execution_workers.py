@@ -1,6 +1,7 @@
 """Several workers on one store: the bits of one, and no node twice."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import rewound.storage.claims
 from rewound.errors import InputError
 from rewound.executors import local
+from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
 from rewound.plans.options import Options
 from rewound.plans.planning import plan
@@ -51,6 +53,25 @@ def test_the_claim_of_a_long_epoch_does_not_grow_old(store: Store, monkeypatch: 
     run(sweep_of(), store)
     assert max(ages) < 1.0
     assert store.claims() == {}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_noted_when_the_others_did_its_work(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    work, killed, said = plan(sweep_of(*EVERYTHING).targets), list[int](), list[str]()
+
+    def tick(_: Headway) -> None:
+        if not killed and (claims := store.claims()):
+            killed.append(next(iter(claims.values())).pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    local.run(work, store, Options(jobs=2), say=said.append, tick=tick)
+    assert killed
+    assert said == ["note: 1 of 2 workers died (exit code -9); the others have done the work"]
+    assert collected(work.targets, store).missing == 0
 
 
 TWICE = """

@@ -149,6 +149,7 @@ def test_too_little_memory_lowers_the_capacity_and_goes_on(
     fleet = placed(monkeypatch, 4, [90, 50, 50, 10, 80 if error else 10])
     members = [fleet.start(Run(begin(DIGITS, seed), None, RATES)) for seed in (1, 2, 3)]
     assert (fleet.capacity, fleet.free) == (2, -1)
+    assert fleet.waiting == {members[2]}, "it has nothing to draft when time is up"
     assert sorted(member for member, _, ended in fleet.events() if ended) == members
     assert fleet.free == 2
 
@@ -168,8 +169,6 @@ def test_a_step_that_does_not_compile_is_one_sentence_with_the_way_out(monkeypat
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 class TestOnTheGPU:
     """Run these where there is one; `benchmarks/gpu_fleet.py --check` does the same at full size."""
 

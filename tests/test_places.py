@@ -93,6 +93,8 @@ def test_a_place_does_not_remember_a_run_that_diverged() -> None:
     assert same([stopped(place).outcome], [first])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_places_share_one_compilation() -> None:
     counters = pytest.importorskip("torch._dynamo.utils").counters
     counters.clear()  # what other tests have compiled
