@@ -42,6 +42,10 @@ class Exploding(Tiny):
     """One step, so large that the weights are infinite although every loss was a number."""
 
     @property
+    def training_epochs(self) -> float:
+        return 1 / self.steps_per_epoch
+
+    @property
     def schedule(self) -> Schedule:
         return Schedule.constant(1, 3e38)
 
