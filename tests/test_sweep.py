@@ -314,6 +314,7 @@ BAD = {
         with_lines(recipe='"test_sweep:Unchecked"'),
         "the schedule of test_sweep:Unchecked has 18 steps, but its 16 epochs of 9.34375 steps are 150; make",
     ),
+    "rate beyond all floats": (with_lines(field_learning_rate="1e308"), "learning-rate must be at most 3.403e+38"),
     "nesterov without momentum": (with_lines(field_momentum="0.0"), "nesterov needs a momentum above 0, not 0"),
     "more epochs than can be counted": (with_lines(field_epochs="1e308"), "epochs = 1e+308 is more than can be"),
     "more retraining than can be counted": (with_lines(retrain_epochs="1e308"), "1e+308 epochs are more than can be"),

@@ -65,6 +65,8 @@ class ImageClassification(Recipe):
         for name in ("momentum", "weight_decay", "shift"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name.replace('_', '-')} must not be below 0, not {getattr(self, name):g}")
+        if self.learning_rate > (largest := torch.finfo(torch.float32).max):
+            raise InputError(f"learning-rate must be at most {largest:.4g}, not {self.learning_rate:g}")
         if self.nesterov and not self.momentum:
             raise InputError("nesterov needs a momentum above 0, not 0; set nesterov = false for plain SGD")
         if not math.isfinite(self.epochs * self.steps_per_epoch):
