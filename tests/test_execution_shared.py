@@ -1,7 +1,6 @@
 """Several sweeps and workers in one store: nothing measured is lost, nothing needed dropped, nothing left behind."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +25,7 @@ from rewound.storage.store import Store
 from rewound.sweeps.sweep import Sweep
 from rewound.sweeps.targets import dense
 from tiny import POISON, Held, Tiny
-from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of, targets_of
+from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of
 
 STEPS = Held().steps_per_epoch
 # Fine-tuning of eleven steps is where longer fine-tuning and LR rewinding of sixteen part.
@@ -224,16 +223,12 @@ def test_an_infinite_buffer_is_no_failure(store: Store) -> None:
 def test_a_draft_of_an_edited_recipe_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = fine_tuning(4)
     interrupted(sweep, store, monkeypatch)
-    assert not [line for line in _resumed(sweep, Store(store.root), lambda: None) if "note:" in line]
+    assert not [line for line in run(sweep, store, keep_all=True) if "note:" in line]
     store.forget(sweep.targets[-1].state.key)
     interrupted(sweep, store, monkeypatch)
-    said = _resumed(sweep, store, lambda: monkeypatch.setattr(Tiny, "source_digest", lambda self: "edited"))
+    monkeypatch.setattr(Tiny, "source_digest", lambda self: "edited")
+    said = run(sweep, store, keep_all=True)
     assert [line for line in said if "goes on from a draft that was made with another source" in line]
-
-
-def _resumed(sweep: Sweep, store: Store, edit: Callable[[], None]) -> list[str]:
-    edit()
-    return run(sweep, store, keep_all=True)
 
 
 # On the way between stores
@@ -269,7 +264,3 @@ def test_a_shorter_pack_leaves_no_pieces_of_the_longer_one(store: Store) -> None
     work, out = plan(sweep.targets), store.root.with_name("pack")
     assert len(pack_store(work, store, out, split_bytes=500)) > 2
     assert pack_store(work, store, out, split_bytes=10**6) == sorted(out.parent.glob("pack.*"))
-
-
-def test_the_targets_of_this_file_are_what_they_should_be() -> None:
-    assert [target.technique for target in targets_of(LONG, density=0.5)] == ["fine-tuning", "lr-rewinding"]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rewound import __version__
-from rewound.algorithm import RATE
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.commands.console import console
 from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
@@ -116,8 +116,8 @@ def diff_command(
 @app.command("prune", epilog="Example: rewound prune digits --compression 10")
 def prune_command(
     recipe: Annotated[str, typer.Argument(help="a recipe such as digits, or package.module:Class")],
-    compression: Annotated[float, typer.Option(help="how many times fewer weights")] = 10.0,
-    technique: Annotated[str, typer.Option(help="how to retrain")] = "lr-rewinding",
+    compression: Annotated[float, typer.Option(help="how many times fewer weights")] = COMPRESSION,
+    technique: Annotated[str, typer.Option(help="how to retrain")] = TECHNIQUE,
     retrain_epochs: Annotated[
         float | None,
         typer.Option(help="epochs per level [default: the full training time; 0.9 of it for weight rewinding]"),
@@ -220,7 +220,7 @@ def pack_command(
 def unpack_command(
     files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")], store: StorePath = DEFAULT_STORE
 ) -> None:
-    """Merge packs into the store; no result that is there is overwritten."""
+    """Merge packs into the store; nothing measured that is there is overwritten."""
     from rewound.commands.stores import unpack_files
 
     unpack_files(files, store)

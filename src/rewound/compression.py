@@ -113,7 +113,9 @@ def prune(
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     search = _Search(task, targets, opened(as_path("store", store), task, device), device, say, progress)
-    present = search.begin()
+    for line in outdated(search.plan, search.store, device):
+        say(line)
+    present = search.present()
     levels: list[LevelReport] = []
     for number in range(len(targets)):
         levels.append(level := search.reach(number))
@@ -153,10 +155,8 @@ class _Search:
     def plan(self) -> Plan:
         return plan(self.targets)
 
-    def begin(self) -> set[str]:
-        """Say what of the store was made otherwise; the keys of the tensors that are there before anything is done."""
-        for line in outdated(self.plan, self.store, self.device):
-            self.say(line)
+    def present(self) -> set[str]:
+        """The keys of the tensors that are there."""
         return {node.key for node in self.plan.nodes if self.store.has_state(node.key)}
 
     def reach(self, number: int) -> LevelReport:

@@ -2,7 +2,7 @@
 
 It holds the results of the sweep, the tensors that nodes still to do will read, and drafts; the rest can be made again.
 Nothing is merged before all packs are known to be whole. Every artifact carries its own checksum and is checked before
-it is merged; a result that is there is never overwritten, a draft only by one that is further.
+it is merged; what was measured is never overwritten (`storage/merging`).
 """
 
 import io
