@@ -115,6 +115,15 @@ def test_pruned_weights_are_zero_after_every_epoch_and_after_the_loop() -> None:
     assert all(not loop.model.get_parameter(name)[~kept].any() for name, kept in run.mask.items())
 
 
+def test_a_random_score_draws_by_the_seed_of_the_script() -> None:
+    def mask(seed: int) -> Mask | None:
+        loop = Loop(network(seed))
+        run = loop.run(compression=3, retrain_epochs=1, one_shot=True, pruner=Pruner(score="random"))
+        return loop.over(run).mask
+
+    assert mask(1) == mask(1) != mask(2)
+
+
 def test_a_scheduler_that_would_raise_rests_until_the_loop_ends() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
