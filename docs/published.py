@@ -8,6 +8,7 @@ network, in the columns of results.csv.
 
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from shutil import copy
 from statistics import fmean
@@ -18,6 +19,7 @@ from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Cell, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.pages.figures import draw
+from rewound.pages.limits import SAFE_ZONE
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row, read_rows
 
@@ -73,6 +75,29 @@ def times_table(rows: list[Row]) -> Iterator[str]:
         yield row(network.name, f"{network.half:g} of {network.full:g}", *map(signed, losses))
 
 
+def shortfalls_table(rows: list[Row]) -> Iterator[str]:
+    """Where rewinding within the safe zone is below fine-tuning for the same time in all trials: how often, how far."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for network, cell, rival, difference in in_the_safe_zone(rows):
+        if cell.high < rival.low:
+            way = "iterative" if cell.line.iterative else "one-shot"
+            found.setdefault((network.name, cell.line.technique, way), []).append(difference)
+    for setting, differences in found.items():
+        yield row(*setting, str(len(differences)), signed(min(differences)))
+
+
+def in_the_safe_zone(rows: list[Row]) -> Iterator[tuple[Network, Cell, Cell, float]]:
+    """Cells of rewinding with those of fine-tuning for the same time, and the differences of their medians."""
+    dense, made = baselines(rows), cells(rows)
+    for network, technique, iterative in product(NETWORKS, ("lr-rewinding", "weight-rewinding"), (False, True)):
+        low, high = (share * network.full for share in SAFE_ZONE)
+        rivals = {(c.density, c.retrain_epochs): c for c in _of(made, network, "fine-tuning", iterative)}
+        for cell in _of(made, network, technique, iterative):
+            if low <= cell.retrain_epochs <= high:
+                rival = rivals[cell.density, cell.retrain_epochs]
+                yield network, cell, rival, (cell.median - rival.median) * dense[network.recipe].scale
+
+
 def _of(made: list[Cell], network: Network, technique: str, iterative: bool) -> list[Cell]:
     return [cell for cell in made if cell.line == (network.recipe, "unstructured", iterative, technique)]
 
@@ -101,5 +126,5 @@ def figures(rows: Iterable[Row], out: Path) -> None:
 
 if __name__ == "__main__":
     published = [row for path in sys.argv[1:] for row in read_rows(Path(path))]
-    print(*techniques_table(published), "", *times_table(published), sep="\n")
+    print(*techniques_table(published), "", *times_table(published), "", *shortfalls_table(published), sep="\n")
     figures(published, Path(__file__).parent)

@@ -23,7 +23,7 @@ KEEP = 0.8
 RATE = round(1 - KEEP, 9)
 """The fraction that it prunes."""
 REWIND_AT_MOST = 0.9
-"""Of T: weights rewound to the first steps of training do not recover (paper, section 5)."""
+"""Of T: weights rewound to the first steps of training do not recover (paper, section 4)."""
 HELD = 0.08
 """Of T: a schedule that stays at its final rate for less has only passed through it."""
 
@@ -158,8 +158,8 @@ def check_densities(densities: Sequence[float]) -> None:
 def check_final(technique: Technique, S: Schedule) -> None:
     """Law 7: an error for a final rate below 1% of the peak, unless the dense run has trained at it for a while.
 
-    The paper's step schedules end at 1/1000 of the peak, held for a ninth of the training; a cosine or a line towards
-    zero passes through its last rate in a step.
+    The lowest of the paper's, ImageNet's, is 1/1000 of the peak and held for a ninth of the training; a cosine or a
+    line towards zero passes through its last rate in a step.
     """
     low = S.final < S.peak / 100 * (1 - 1e-9)
     if technique.lr == "final" and low and (S.final < S.peak / 2000 or S.share_at_final < HELD):

@@ -7,7 +7,7 @@ from typing import Final
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell
 
-SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 5)
+SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits
 _LITTLE: Final = 1.2  # times the floor: a lowest value above that is still shown
 
