@@ -32,7 +32,8 @@ def batch(epoch: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def one_step(model: nn.Module, optimizer: Optimizer, epoch: int, step: int) -> None:
-    x, y = batch(epoch, step)
+    device = next(model.parameters()).device
+    x, y = (tensor.to(device) for tensor in batch(epoch, step))
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()

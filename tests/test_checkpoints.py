@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loops.iteration
-from loops import STEPS, Loop, T, batch, network, one_step, redraw, same
-from rewound import TECHNIQUES, Epochs, InputError, Mask
+from loops import STEPS, Loop, T, network, one_step, redraw, same
+from rewound import TECHNIQUES, Epochs, InputError
 
 SCRIPT = Path(__file__).with_name("own_loop.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
@@ -298,26 +297,13 @@ def test_a_run_on_a_gpu_resumes_there(technique: str, options: dict[str, bool], 
         model = network().cuda()
         return Loop(model, SGD(model.parameters(), lr=0.1, momentum=0.9, **options))
 
-    def over(run: Epochs, loop: Loop, until: int | None = None) -> Mask | None:
-        for epoch in run:
-            for step in range(STEPS):
-                x, y = (tensor.cuda() for tensor in batch(epoch, step))
-                loop.optimizer.zero_grad()
-                nn.functional.cross_entropy(loop.model(x), y).backward()
-                loop.optimizer.step()
-            loop.scheduler.step()
-            if epoch == until:
-                break
-        return run.mask
-
     settings = {"compression": 2, "technique": technique, "retrain_epochs": 3}
     whole, killed, resumed = loop(), loop(), loop()
-    mask = over(whole.run(**settings), whole)
-    over(killed.run(**settings, checkpoint=tmp_path), killed, until=T + 4)
-    again = over(resumed.run(**settings, checkpoint=tmp_path), resumed)
+    mask = whole.over(whole.run(**settings)).mask
+    killed.over(killed.run(**settings, checkpoint=tmp_path), until=T + 4)
+    again = resumed.over(resumed.run(**settings, checkpoint=tmp_path)).mask
     assert mask is not None
-    assert again is not None
-    assert same(dict(mask), dict(again))
+    assert mask == again
     for name, tensor in whole.model.state_dict().items():
         assert torch.allclose(tensor, resumed.model.state_dict()[name], atol=1e-5)
 

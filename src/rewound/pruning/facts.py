@@ -12,7 +12,12 @@ from rewound.technique import Facts
 @torch.no_grad()
 def facts_of(weights: Mapping[str, Tensor], before: Mask | None, mask: Mask) -> Facts:
     """What a pruning took away of all prunable weights, those that are skipped included."""
-    whole = sum(float(w.double().square().sum()) for w in weights.values())
-    lost = sum(float((weights[name] * ~kept).double().square().sum()) for name, kept in mask.items())
+    whole = sum(_squares(w) for w in weights.values())
+    # A pruner's mask is on the CPU, wherever the weights are.
+    lost = sum(_squares(weights[name].masked_fill(kept.to(weights[name].device), 0)) for name, kept in mask.items())
     alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
     return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)
+
+
+def _squares(weight: Tensor) -> float:
+    return float(weight.double().square().sum())
