@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from rewound import Pruner
 from rewound.costs import MULTIPLY_ADDS, PAPER, Add, Cost
 from rewound.flops import profile
 from rewound.recipes.resnet import ResNet
+from small_networks import Compiled, Wrapped
 
 IMAGE = torch.zeros(1, 3, 32, 32)
 
@@ -266,6 +268,15 @@ def test_mask_of_a_recurrent_weight() -> None:
     counts = profile(nn.LSTM(3, 4), torch.zeros(7, 1, 3))
     mask = {"weight_hh_l0": torch.eye(16, 4)}
     assert counts.total(mask) == 7 * (16 * 3 + 4)
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, Compiled, nn.DataParallel])
+def test_mask_of_a_wrapped_model(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    wrapped, example = wrap(net), torch.zeros(1, 8)
+    mask = Pruner()(wrapped, 0.5)
+    assert profile(wrapped, example) == profile(net, example)
+    assert profile(wrapped, example).total(mask) == mask.kept
 
 
 def test_mask_for_another_model_is_refused() -> None:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from rewound.costs import MULTIPLY_ADDS, CostFunction, Costs
 from rewound.errors import InputError, check_kind, shown
+from rewound.pruning.mask import by_plain_name
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
     check_kind("model", model, nn.Module, "give the model itself")
     if not _tensors(example):
         raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = by_plain_name(dict(model.named_parameters()))
+    names = {id(parameter): name for name, parameter in parameters.items()}
     weights: dict[str, tuple[int, ...]] = {}
     fixed = 0
 
@@ -104,7 +106,7 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
             stack.enter_context(module.register_forward_hook(charge, with_kwargs=True))
         with torch.no_grad(), products:
             model(*example if isinstance(example, tuple) else (example,))
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
     fixed += products.operations if nn.MultiheadAttention in costs else 0
     return Profile(shapes, {name: weights[name] for name in shapes if name in weights}, fixed)
 
