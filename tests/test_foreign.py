@@ -100,6 +100,13 @@ def test_which_tensors_of_a_state_dict_have_a_mask() -> None:
             mask_of_zeros(wrong)
 
 
+def test_two_tensors_of_one_plain_name_are_an_error() -> None:
+    weights = {"module.weight": torch.ones(2, 2), "weight": torch.zeros(2, 2)}
+    for read in (mask_of_zeros, from_torch_prune):
+        with pytest.raises(InputError, match="two tensors of this model are called weight once `module"):
+            read(weights)
+
+
 def test_tied_weights_of_a_model_once() -> None:
     model = Tied()
     Mask({"output.weight": torch.rand(6, 3) > 0.5}).apply(model)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from rewound.errors import InputError, check_kind
-from rewound.pruning.mask import Mask, plain_name
+from rewound.pruning.mask import Mask, by_plain_name
 from rewound.pruning.prunable import is_prunable, prunable_weights
 
 
@@ -56,7 +56,7 @@ def from_torch_prune(pruned: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str
 def _plain(source: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     check_kind("weights", source, (nn.Module, Mapping), "give a model, or its state_dict")
     state = source.state_dict() if isinstance(source, nn.Module) else source
-    return {plain_name(name): tensor for name, tensor in state.items()}
+    return by_plain_name(state)
 
 
 def _pruned_by_torch(tensors: Mapping[str, Tensor]) -> list[str]:
