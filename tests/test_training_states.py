@@ -39,6 +39,26 @@ def test_step_counts_come_back_as_what_they_were(kind: str, count: float) -> Non
     assert isinstance(back, int if kind == "python-counts" else Tensor)
 
 
+def test_numbers_of_python_come_back_as_such() -> None:
+    recipe = Dropped("python-counts")
+    state = last(train(recipe, begin(recipe, 3), lr=whole(recipe)))
+    model, optimizer = restored(recipe, state, CPU)
+    decayed = optimizer.state[model[0].weight]["decayed"]
+    assert isinstance(decayed, float)
+    assert decayed == pytest.approx(0.9**STEPS)
+
+
+def test_step_counts_of_double_precision_stay_tensors() -> None:
+    recipe = Dropped("adam")
+    torch.set_default_dtype(torch.float64)  # of which torch makes its counts, too
+    try:
+        state = last(train(recipe, begin(recipe, 3), lr=whole(recipe)))
+        model, optimizer = restored(recipe, state, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert isinstance(optimizer.state[model[0].weight]["step"], Tensor)
+
+
 def test_slots_go_by_name_not_by_order() -> None:
     """The same state in an optimizer that lists the parameters backwards."""
 

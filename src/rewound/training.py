@@ -179,4 +179,5 @@ def _number(value: float) -> Tensor:
 
 
 def _was_python(value: Tensor) -> bool:
-    return value.ndim == 0 and value.dtype == torch.int64  # torch's own counts are floating-point tensors
+    # torch's own counts are tensors of the default type.
+    return value.ndim == 0 and value.dtype in {torch.int64, torch.float64} - {torch.get_default_dtype()}
