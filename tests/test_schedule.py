@@ -1,9 +1,11 @@
 """Learning-rate schedules against hand values and the authors' three schedules."""
 
+import json
 import math
 from itertools import groupby, pairwise
 from math import inf, nan
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -234,6 +236,13 @@ def test_an_unknown_curve_is_named_with_the_nearest() -> None:
 def test_rates_are_positive(start: float, stop: float, curve: str) -> None:
     with pytest.raises(InputError, match=f"learning rates must be positive, not {start} to {stop}"):
         Schedule(1, (Piece(1, start, stop, curve),))
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    """What is hashed, and written into a checkpoint's arguments, is JSON."""
+    piece = Piece(np.int64(10), np.float64(0.5), np.float32(0.25), "linear")  # type: ignore[arg-type]
+    made = Schedule(np.int64(10), (piece,), np.float64(0.1))  # type: ignore[arg-type]
+    assert json.dumps(vars(made)) == json.dumps(vars(Schedule(10, (Piece(10, 0.5, 0.25, "linear"),), 0.1)))
 
 
 @pytest.mark.parametrize("final", [-0.1, nan, inf])

@@ -8,8 +8,9 @@ declared otherwise.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, takewhile
+from numbers import Integral
 from typing import NamedTuple
 
 from rewound.errors import InputError, as_number, as_whole, check_kind
@@ -40,6 +41,18 @@ class Piece(NamedTuple):
     curve: str = "constant"
 
 
+def _plain(piece: Piece) -> Piece:
+    """The piece in Python's own numbers."""
+    until, start, stop, curve = piece
+    rate = partial(_plain_number, "a learning rate")
+    return Piece(_plain_number("a step", until), rate(start), rate(stop), curve)
+
+
+def _plain_number(name: str, value: object) -> float:
+    number = as_number(name, value)
+    return int(value) if isinstance(value, Integral) else number  # addresses tell 10 from 10.0
+
+
 def _realised(rate: float) -> float:
     """Nine significant digits: what is trained with is what the address hashes."""
     return float(f"{rate:.9g}")
@@ -60,12 +73,10 @@ class Schedule:
     """What was said to hold after the end, where anything was; `final` is what does."""
 
     def __post_init__(self) -> None:
-        as_whole("steps", self.steps)
-        for until, start, stop, _ in self.pieces:
-            for name, value in (("a step", until), ("a learning rate", start), ("a learning rate", stop)):
-                as_number(name, value)
+        object.__setattr__(self, "steps", as_whole("steps", self.steps))
+        object.__setattr__(self, "pieces", tuple(map(_plain, self.pieces)))
         if self.declared_final is not None:
-            as_number("final", self.declared_final)
+            object.__setattr__(self, "declared_final", _plain_number("final", self.declared_final))
         if self.steps < 1:
             raise InputError(f"a schedule needs at least one step, not {self.steps}; train for longer")
         if not self.pieces:
