@@ -156,6 +156,13 @@ def test_other_precisions_are_pruned_to_the_same_count(dtype: torch.dtype) -> No
     assert weights["w"][mask["w"]].abs().min() >= weights["w"][~mask["w"]].abs().max()
 
 
+def test_what_float32_cannot_tell_apart_is_ranked_in_float64() -> None:
+    near_one = 1 + torch.tensor([[3.0, 1.0], [2.0, 0.0]], dtype=torch.float64) * 1e-12
+    assert as_lists(Pruner().prune({"w": near_one}, 0.4)) == {"w": [[True, False], [True, False]]}
+    beside = {"w": near_one, "v": torch.ones(2, 2)}  # which are equal to the last of them
+    assert as_lists(pruned(Pruner(), beside, 0.3)) == {"w": [[True, True], [True, False]], "v": [[False] * 2] * 2}
+
+
 def test_the_model_is_not_changed() -> None:
     model = nn.Linear(6, 6)
     before = model.weight.detach().clone()

@@ -34,6 +34,19 @@ def one_number(weight: Tensor, name: str, seed: int) -> Tensor:
     return weight.abs().sum()
 
 
+def tiny(weight: Tensor, name: str, seed: int) -> Tensor:
+    return weight.abs().double() * 1e-60
+
+
+def huge(weight: Tensor, name: str, seed: int) -> Tensor:
+    return weight.abs().double() * 1e60
+
+
+def whole(weight: Tensor, name: str, seed: int) -> Tensor:
+    """Numbers that differ by 1 beyond what float32 has."""
+    return weight.abs().long() + 2**30
+
+
 def first_and_rest(names: list[str]) -> list[list[str]]:
     return [names[:1], names[1:]]
 
@@ -65,6 +78,14 @@ def rows(scores: Tensor) -> Tensor:
 def test_a_score_of_ones_own() -> None:
     mask = Pruner(score="test_pruner_own:inverse").prune({"w": torch.tensor([[3.0, 1.0], [-4.0, 2.0]])}, 0.4)
     assert as_lists(mask) == {"w": [[False, True], [False, True]]}
+
+
+@pytest.mark.parametrize("score", ["tiny", "huge", "whole"])
+@pytest.mark.parametrize("floor", [0.0, 0.25])
+def test_a_score_may_be_beyond_float32(score: str, floor: float) -> None:
+    pruner = Pruner(score=f"test_pruner_own:{score}", floor=floor)
+    mask = pruner.prune({"w": torch.tensor([[3.0, 1.0], [-4.0, 2.0]])}, 0.4)
+    assert as_lists(mask) == {"w": [[True, False], [True, False]]}
 
 
 def test_a_scope_of_ones_own() -> None:

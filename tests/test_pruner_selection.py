@@ -1,6 +1,8 @@
 """What a pruner selects: parameters by kind and by name, at least the floor of each, and from what a mask has left."""
 
+import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -50,6 +52,17 @@ def test_a_tensor_keeps_at_least_the_floor() -> None:
     assert int(mask["0.weight"].sum()) == 5
     weight = model[0].weight.detach().abs()
     assert weight[mask["0.weight"]].min() > weight[~mask["0.weight"]].max()  # its five largest
+
+
+def test_a_floor_of_numpys_is_pythons() -> None:
+    assert json.dumps(asdict(Pruner(floor=np.float32(0.25)))) == json.dumps(asdict(Pruner(floor=0.25)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("floor", [1e-9, 1e-3, 0.1])
+def test_the_lowest_floor_keeps_the_largest_weight_of_each_tensor(floor: float) -> None:
+    weights = {"small": torch.tensor([[0.1, 0.3], [0.2, 0.0]]), "large": torch.tensor([[5.0, 4.0], [3.0, 2.0]])}
+    mask = Pruner(floor=floor).prune(weights, 0.4)
+    assert as_lists(mask) == {"small": [[False, True], [False, False]], "large": [[True, True], [False, False]]}
 
 
 @given(WEIGHTS, st.floats(0.01, 0.4), st.floats(0.4, 1.0))

@@ -39,7 +39,7 @@ def cut(
     """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays."""
 
     def scores(name: str) -> Tensor:
-        s = units(name).to("cpu", torch.float32)
+        s = _comparable(units(name).cpu())
         if not floor:
             return s
         # What is gone already is below every score, so that only what is left is protected.
@@ -54,14 +54,21 @@ def cut(
     return largest(list(sizes), scores, kept, masks)
 
 
+def _comparable(scores: Tensor) -> Tensor:
+    """In a type that numpy has and that tells all of them apart."""
+    small = scores.is_floating_point() and scores.dtype.itemsize <= 4
+    return scores.to(torch.float32 if small else torch.float64)
+
+
 def _protect(scores: Tensor, floor: float) -> Tensor:
     """Lift the top `floor` of a tensor above every other score."""
     flat = scores.clone().reshape(-1)
     top = flat.argsort(stable=True)[-_least(flat.numel(), floor) :]
     protects = (flat[top] >= 0) & flat[top].isfinite()  # neither what is gone already nor what cannot be ranked
-    flat[top[protects]] = torch.finfo(torch.float32).max
+    flat[top[protects]] = torch.finfo(flat.dtype).max
     return flat.reshape(scores.shape)
 
 
 def _least(total: int, floor: float) -> int:
-    return math.ceil(round(floor * total, 6))
+    """How many units a floor keeps: something of every tensor, however low it is."""
+    return max(1, math.ceil(round(floor * total, 6))) if floor else 0

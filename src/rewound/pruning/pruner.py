@@ -72,7 +72,8 @@ class Pruner:
             for glob in globs:
                 check_kind(f"each of {field}", glob, str, "give patterns of parameters' names, as ('encoder.*',)")
             object.__setattr__(self, field, globs)
-        if not 0 <= as_number("floor", self.floor) < 1:
+        object.__setattr__(self, "floor", as_number("floor", self.floor))
+        if not 0 <= self.floor < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
 
     @property

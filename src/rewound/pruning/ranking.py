@@ -7,6 +7,7 @@ where the cut is.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from rewound.errors import InputError
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
+Bound = float | np.floating[Any]  # of the type of the scores, else numpy would round it to theirs
 
 _CHUNK = 1 << 16  # scores looked at together; they and their comparisons stay in a core's cache
 _FEW = 1 << 22  # no more than these are sorted
@@ -37,7 +39,7 @@ def largest(
         s, allowed = scores(name), within.get(name)
         shapes[name] = s.shape
         # In logical order, whatever the memory format is.
-        flat = s.to("cpu", torch.float32).reshape(-1).numpy()
+        flat = s.cpu().reshape(-1).numpy()
         return flat, None if allowed is None else allowed.cpu().reshape(-1).numpy()
 
     shapes: dict[str, torch.Size] = {}
@@ -57,7 +59,7 @@ def largest(
         elif wanted > left:
             low, high = -math.inf, low
         elif low < high and wanted and left > _FEW:  # many equals: their value first, then their places
-            low = high = float(np.partition(np.concatenate(values), left - wanted)[left - wanted])
+            low = high = np.partition(np.concatenate(values), left - wanted)[left - wanted]
         else:
             break
     stays = np.zeros(left, bool)
@@ -74,7 +76,7 @@ def _total(parts: Mapping[str, Bools]) -> int:
     return sum(int(np.count_nonzero(part)) for part in parts.values())
 
 
-def _bounds(looks: Iterable[tuple[Floats, Bools | None]], count: int) -> tuple[float, float]:
+def _bounds(looks: Iterable[tuple[Floats, Bools | None]], count: int) -> tuple[Bound, Bound]:
     """Two values between which the cut lies: six standard deviations of a sample's count to either side."""
     samples, total = [], 0
     for flat, allowed in looks:
@@ -84,10 +86,10 @@ def _bounds(looks: Iterable[tuple[Floats, Bools | None]], count: int) -> tuple[f
     fraction = 1 - count / total
     middle, margin = fraction * len(sample), 6 * math.sqrt(fraction * (1 - fraction) * len(sample)) + 6
     first, last = math.floor(middle - margin), math.ceil(middle + margin)
-    return float(sample[first]) if first >= 0 else -math.inf, float(sample[last]) if last < len(sample) else math.inf
+    return sample[first] if first >= 0 else -math.inf, sample[last] if last < len(sample) else math.inf
 
 
-def _settled(name: str, flat: Floats, allowed: Bools | None, low: float, high: float) -> tuple[Bools, Bools]:
+def _settled(name: str, flat: Floats, allowed: Bools | None, low: Bound, high: Bound) -> tuple[Bools, Bools]:
     """Where scores are above `high`, and where they are neither above it nor below `low`."""
     above, between = np.empty(len(flat), bool), np.empty(len(flat), bool)
     for start in range(0, len(flat), _CHUNK):
