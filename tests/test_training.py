@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from dropout_recipe import STEPS, Dropped, half, last, same, whole
-from rewound import Batch, Diverged, InputError, Position, State, begin, evaluate, train
+from rewound import Batch, Diverged, InputError, Position, Scores, State, begin, evaluate, train
 from rewound.recipes.digits import Digits
 from rewound.schedule import Segment, sliced
 
@@ -118,6 +118,36 @@ def test_an_abandoned_run_leaves_no_hooks() -> None:
     next(run)
     run.close()
     assert len(_global_optimizer_pre_hooks) == hooks
+
+
+@dataclass(frozen=True)
+class Drawing(Dropped):
+    """Makes its layers, its batches and its evaluation of whatever torch draws next."""
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return super().model(seed)
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        for x, y in super().batches(seed, position, device):
+            yield x + torch.randn_like(x), y
+
+    def evaluate(self, model: nn.Module) -> Scores:
+        torch.rand(3)
+        return super().evaluate(model)
+
+
+def test_the_callers_random_numbers_go_on_as_if_nothing_had_been_trained() -> None:
+    recipe, precision = Drawing(), torch.backends.cudnn.allow_tf32
+    torch.manual_seed(5)
+    expected = torch.rand(4).tolist()
+    torch.manual_seed(5)
+    start = begin(recipe, 3)
+    drawn = [torch.rand(1).item()]
+    drawn += [torch.rand(1).item() for _ in train(recipe, start, lr=whole(recipe), stops=[1])]
+    evaluate(recipe, start)
+    assert [*drawn, torch.rand(1).item()] == expected
+    assert torch.backends.cudnn.allow_tf32 == precision
 
 
 def test_evaluation_uses_the_running_statistics_and_changes_nothing() -> None:

@@ -6,6 +6,8 @@ tensor operations alone, so that they give the same numbers on every device and 
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -52,3 +54,20 @@ def permutation(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
     [0, 1, 2, 3, 4]
     """
     return torch.argsort(bits(key, torch.arange(n, device=device)), stable=True)
+
+
+@contextmanager
+def own_draws(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Inside, torch's own generators may be drawn from, from `seed` on; afterwards they stand where they stood.
+
+    >>> with own_draws(torch.device("cpu"), seed=1):
+    ...     inside = torch.rand(2)
+    >>> torch.equal(inside, torch.rand(2, generator=torch.Generator().manual_seed(1)))
+    True
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
+        if seed is not None and device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms, and seeds all GPUs for good
+        elif seed is not None:
+            torch.manual_seed(seed)
+        yield

@@ -17,11 +17,12 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import Diverged, InputError, check_kind, shown
 from rewound.pruning.mask import Mask
-from rewound.randomness import fold
+from rewound.randomness import fold, own_draws
 from rewound.recipe import Position, Recipe, Scores, check_recipe
 from rewound.schedule import Segment, total
 
 _COUNTS = ("step", "mu_product")
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,7 +68,8 @@ class State:
 def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
     """W_0 of a trial; `fresh` draws another one, as reinitialization does (law 6)."""
     check_recipe(recipe)
-    model = recipe.model(fold(seed, "reinitialization") if fresh else fold(seed, "initialization"))
+    with own_draws(_CPU):
+        model = recipe.model(fold(seed, "reinitialization") if fresh else fold(seed, "initialization"))
     return State(model.state_dict(), {}, seed, Position(0, 0))
 
 
@@ -82,7 +84,8 @@ def train(
 ) -> Iterator[State]:
     """Train^t(W, m, g): yields the state after each of `stops` steps and after the last one.
 
-    What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it.
+    What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it. torch's global
+    generators are the caller's: a step draws from its own seed, and leaves them as they were.
     """
     check_kind("mask", mask, (Mask, NoneType), "make one with a rewound.Pruner")
     check_kind("lr", lr, Sequence, "give segments, as recipe.schedule.segments(0, 100)")
@@ -98,16 +101,17 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             for _ in range(steps):
-                torch.manual_seed(fold(seed, prunings, start + done))  # dropout and its like, whatever came before
-                optimizer.zero_grad()
-                if (batch := next(batches, None)) is None:
-                    raise InputError(
-                        f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are endless: "
-                        "begin another pass over the data"
-                    )
-                loss = recipe.loss(model, batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                # Dropout and its like draw the same, whatever came before.
+                with own_draws(device, fold(seed, prunings, start + done)):
+                    optimizer.zero_grad()
+                    if (batch := next(batches, None)) is None:
+                        raise InputError(
+                            f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are "
+                            "endless: begin another pass over the data"
+                        )
+                    loss = recipe.loss(model, batch)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
                 losses += loss.detach()
                 done += 1
                 if done in marks:
@@ -121,8 +125,9 @@ def train(
 
 def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> Scores:
     """The metric of a state on the validation and test data."""
-    model, _ = restored(recipe, state, torch.device(device))
-    return scored(recipe, model)
+    with own_draws(torch.device(device)):
+        model, _ = restored(recipe, state, torch.device(device))
+        return scored(recipe, model)
 
 
 def scored(recipe: Recipe, model: nn.Module) -> Scores:
@@ -143,7 +148,8 @@ def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Mod
     """The model and optimizer in that state, on that device."""
     check_recipe(recipe)
     check_kind("state", state, State, "give what rewound.begin or rewound.train made")
-    model = recipe.model(state.seed)
+    with own_draws(_CPU):  # layers draw weights when they are made
+        model = recipe.model(state.seed)
     model.load_state_dict(dict(state.model))
     model.to(device)
     optimizer = recipe.optimizer(model)
