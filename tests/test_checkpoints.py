@@ -258,6 +258,35 @@ def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
         other.load_state_dict(saved[2])
 
 
+def test_a_state_is_neither_moved_by_its_run_nor_by_one_that_loads_it() -> None:
+    loop, states = Loop(), []
+    for epoch in (run := loop.run(compression=2, retrain_epochs=1)):
+        loop.train(epoch)
+        states.append(run.state_dict())
+    taken = states[T]
+    assert (taken["level"], taken["densities"]) == (1, [0.8])
+    for _ in range(2):
+        other = Loop()
+        resumed = other.run(compression=2, retrain_epochs=1, resume=False)
+        resumed.load_state_dict(taken)
+        other.over(resumed)
+        assert resumed.state_dict()["densities"] == run.state_dict()["densities"]
+        assert taken["densities"] == [0.8]
+
+
+def test_a_run_that_went_on_to_a_larger_compression_is_resumed_where_it_was_left(tmp_path: Path) -> None:
+    first, whole = Loop(), Loop()
+    whole.over(whole.run(compression=4))
+    first.over(first.run(compression=1.5, checkpoint=tmp_path))  # ends with a smaller step than the next run takes
+    for began, until in ((2 * T, 2 * T + 1), (2 * T + 1, 2 * T + 3), (2 * T + 3, None)):
+        loop = Loop()
+        loop.over(loop.run(compression=4, checkpoint=tmp_path), until=until)
+        assert loop.seen[0][0] == began
+    assert same(loop.model.state_dict(), whole.model.state_dict())
+    with pytest.raises(InputError, match=r"holds a run pruned to 4x, which cannot go on to 1\.5x"):
+        loop.over(loop.run(compression=1.5, checkpoint=tmp_path))
+
+
 def test_a_state_of_the_last_level_does_not_go_on_to_a_larger_compression() -> None:
     loop = Loop()
     run = loop.over(loop.run(compression=2, retrain_epochs=1, resume=False))

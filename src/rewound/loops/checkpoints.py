@@ -78,11 +78,11 @@ class Folder:
     def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
         """Keep a snapshot of the run; afterwards every rank may read it."""
         content: Snapshot = {**subjects.taken(), "progress": progress.state_dict()}
-        if failed := ranks.from_first(self._failure(name, content) if ranks.rank() == 0 else None):
+        if failed := ranks.from_first(self._write(name, content) if ranks.rank() == 0 else None):
             raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
 
-    def _failure(self, name: str, content: Snapshot) -> str | None:
-        """Write a snapshot; why it could not be, said on every rank instead of keeping the others waiting."""
+    def _write(self, name: str, content: Snapshot) -> str | None:
+        """Write a snapshot, or return why not: raised on rank 0 alone, an error would leave the others waiting."""
         try:
             with replacing(self._file(name)) as temporary:
                 torch.save(content, temporary)
@@ -123,39 +123,38 @@ class Folder:
                     self._file(level_name(level)).unlink()
 
     def resumable(self, densities: Sequence[float], say: Callable[[str], None] = lambda text: None) -> Snapshot | None:
-        """The newest snapshot on the way to these densities."""
-        if (newest := self._newest(say)) is None:
-            return None
-        _, name, done = newest
-        shared = sum(mine == theirs for mine, theirs in zip(done, densities, strict=False))
-        content = self.read(name if shared == len(done) else level_name(shared))
-        if content is None or (done and densities[-1] > done[-1]):
+        """The newest snapshot on the way to these densities; an error where one has been pruned beyond them."""
+        newest: tuple[Progress, Snapshot] | None = None
+        sparsest, damaged = 1.0, list[Damaged]()
+        for progress, content in self._readable(damaged):
+            sparsest = min([sparsest, *progress.densities])
+            if progress.is_on_the_way(densities):
+                if newest is not None and progress.epoch <= newest[0].epoch:
+                    break  # earlier levels are older still
+                newest = progress, content
+        if newest is None and damaged and sparsest == 1:
+            raise InputError(f"{damaged[0]}; remove the folder to start again") from damaged[0]
+        if sparsest < 1 and (newest is None or densities[-1] > sparsest):
             raise InputError(
-                f"{self.path} holds a run pruned to {1 / done[-1]:.4g}x, which cannot go on to "
+                f"{self.path} holds a run pruned to {1 / sparsest:.4g}x, which cannot go on to "
                 f"{1 / densities[-1]:.4g}x; give the same arguments, or another folder"
             )
-        return content
+        if newest is None:
+            return None
+        for passed_over in damaged:
+            say(f"{passed_over}; going on from epoch {newest[0].epoch}")
+        return newest[1]
 
-    def _newest(self, say: Callable[[str], None]) -> tuple[int, str, list[float]] | None:
-        """Epochs, name and densities of the newest snapshot that can be read; says which were passed over."""
-        newest: tuple[int, str, list[float]] | None = None
-        damaged: list[Damaged] = []
+    def _readable(self, damaged: list[Damaged]) -> Iterator[tuple[Progress, Snapshot]]:
+        """Where the present level stands, then the ends of levels from the last on; notes what cannot be read."""
         for name in ("latest", *map(level_name, reversed(self._levels()))):
             try:
                 content = self._content(name)
             except Damaged as error:
                 damaged.append(error)
-                continue
-            if content is not None:
-                progress = progress_in(content)
-                newest = max(newest or (-1, "", []), (progress.epoch, name, progress.densities))
-                if name != "latest":
-                    break  # earlier levels are older
-        if newest is None and damaged:
-            raise InputError(f"{damaged[0]}; remove the folder to start again") from damaged[0]
-        for passed_over in damaged:
-            say(f"{passed_over}; going on from epoch {newest[0] if newest else 0}")
-        return newest
+            else:
+                if content is not None:
+                    yield progress_in(content), content
 
     def _levels(self) -> list[int]:
         """The levels whose ends are kept, in order."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rewound.algorithm import check_final
 from rewound.errors import InputError, few
 from rewound.loops import ranks
-from rewound.loops.checkpoints import level_name, opened, progress_in, rewind_name
+from rewound.loops.checkpoints import Folder, level_name, opened, progress_in, rewind_name
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
 from rewound.loops.progress import Reached
@@ -27,27 +27,32 @@ SAVE_SECONDS = 60.0
 """How much work a killed process loses, at most, beside the epoch it was in."""
 
 
-class Iteration:
+def iterated(run: Run) -> Generator[int]:
+    """The epochs of the whole run, from where it has been left."""
+    with opened(run.path) as folder:
+        yield from _Iteration(run, folder).epochs()
+
+
+class _Iteration:
     """One pass over a run."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.course, self.subjects = run, run.course, run.subjects
+    def __init__(self, run: Run, folder: Folder) -> None:
+        self.run, self.course, self.subjects, self._folder = run, run.course, run.subjects, folder
+        self._untrained = run.course.untrained(run.subjects.model, run.subjects.optimizer)
         self._saved_at = time.monotonic()
 
     def epochs(self) -> Generator[int]:
-        """The epochs of the whole run, from where it has been left."""
         run = self.run
-        with opened(run.path) as self._folder:
-            self._start()
-            try:
+        self._start()
+        try:
+            yield from self._train()
+            while not run.is_over:
+                self._prune()
                 yield from self._train()
-                while not run.is_over:
-                    self._prune()
-                    yield from self._train()
-            except GeneratorExit:
-                run.say(run.progress.told_when_left(len(run.levels) - 1, self.course.epochs, run.is_resumable))
-                raise
-            self._give_back()
+        except GeneratorExit:
+            run.say(run.progress.told_when_left(len(run.levels) - 1, self.course.epochs, run.is_resumable))
+            raise
+        self._give_back()
 
     def _train(self) -> Iterator[int]:
         """Train^t(W, m, g), by somebody else: the epochs that are left of the present level."""
@@ -79,7 +84,6 @@ class Iteration:
         resume_or_begin(run, self._folder)
         run.progress.check_reports(course.max_drop, run.path)
         run.say(course.told(run.progress.epoch))
-        self._untrained = course.untrained(subjects.model, subjects.optimizer)
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
             run.say(f"{why}: {few(self._untrained)}")

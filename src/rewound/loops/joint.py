@@ -17,7 +17,7 @@ StateDict = dict[str, Any]
 
 
 class Joint(Optimizer):
-    """What is read from an optimizer and put back, of all of them; its steps are taken by its members."""
+    """Reads and restores all its members as one optimizer; it never steps itself."""
 
     def __init__(self, members: Sequence[Optimizer]) -> None:  # no super().__init__: nothing is its own
         self.members = tuple(members)

@@ -18,13 +18,13 @@ from rewound.loops import ranks
 def locked(folder: Path) -> Iterator[None]:
     """Inside, the folder is there, and no other process gets past this line with it."""
     with ExitStack() as held:
-        if problem := ranks.from_first(None if ranks.rank() else _problem(folder, held)):
+        if problem := ranks.from_first(None if ranks.rank() else _lock(folder, held)):
             raise InputError(problem)
         yield
 
 
-def _problem(folder: Path, held: ExitStack) -> str | None:
-    """Lock the folder until `held` closes; what stands against it, if anything does."""
+def _lock(folder: Path, held: ExitStack) -> str | None:
+    """Lock the folder until `held` closes, or return what stands against it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = held.enter_context((folder / "lock").open("a+"))

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from itertools import accumulate
 from typing import cast
 
-from rewound.loops.iteration import Iteration
+from rewound.loops.iteration import iterated
 from rewound.loops.progress import Reached
 from rewound.loops.run import HandedOver, Run
 from rewound.pruning.mask import Mask
@@ -18,7 +18,7 @@ class Epochs:
 
     def __iter__(self) -> Generator[int]:
         self._run.begin()
-        return Iteration(self._run).epochs()
+        return iterated(self._run)
 
     def __repr__(self) -> str:
         last, done = len(self._run.levels) - 1, self._run.progress.epoch
@@ -91,4 +91,4 @@ class Epochs:
 
     def load_state_dict(self, state: dict[str, object], /) -> None:
         """Go on from there; model and optimizer are restored by whoever saved them."""
-        self._run.hand_over(cast(HandedOver, state))
+        self._run.take_over(cast(HandedOver, state))

@@ -1,6 +1,7 @@
 """How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
@@ -132,6 +133,10 @@ class Progress:
         remedy = "; run the same script again to go on" if resumable else ""
         return f"left in epoch {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
 
+    def is_on_the_way(self, densities: Sequence[float]) -> bool:
+        """Whether a run to these densities comes through here."""
+        return self.densities == list(densities[: len(self.densities)])
+
     def has_dropped(self, max_drop: float | None) -> bool:
         """Whether what was reported of the last levels ends the run."""
         return has_dropped(self._scores, max_drop, higher_is_better=self.higher_is_better)
@@ -145,7 +150,7 @@ class Progress:
         return [reached.accuracy for reached in self.reached]
 
     def state_dict(self) -> ProgressState:
-        """What torch's `weights_only` loader reads again: tuples, where these are of named ones."""
+        """Plain data that torch's `weights_only` loader can read back; named tuples become plain ones."""
         return {
             "level": self.level,
             "done": self.done,
@@ -154,7 +159,7 @@ class Progress:
             "mask": None if self.mask is None else _packed(self.mask),
             "recording": self.recording.state_dict(),
             "reached": [reached[:] for reached in self.reached],
-            "densities": self.densities,
+            "densities": self.densities[:],
             "facts": self.facts and self.facts[:],
             "accuracy": self.accuracy,
             "higher_is_better": self.higher_is_better,
@@ -173,7 +178,7 @@ class Progress:
             mask=None if mask is None else Mask.unpacked(mask["bits"], mask["shapes"]),
             recording=Recording.from_state_dict(state["recording"]),
             reached=[Reached(*reached) for reached in state["reached"]],
-            densities=state["densities"],
+            densities=state["densities"][:],
             facts=facts and Facts(*facts),
             accuracy=state["accuracy"],
             higher_is_better=state["higher_is_better"],

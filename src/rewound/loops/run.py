@@ -1,6 +1,6 @@
 """A run in a user's own training loop: what is trained, how, how far it has come, and what may be asked of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,7 @@ from rewound.loops.snapshot import StateDict, Subjects
 class HandedOver(ProgressState):
     """What a trainer's own checkpoint keeps of a run."""
 
-    also: NotRequired[list[StateDict]]  # there was none before
+    also: NotRequired[list[StateDict]]  # missing in earlier states
 
 
 @dataclass
@@ -101,20 +101,20 @@ class Run:
             progress.end_epoch()
         return {**progress.state_dict(), "also": [thing.state_dict() for thing in self.subjects.also]}
 
-    def hand_over(self, state: HandedOver) -> None:
+    def take_over(self, state: HandedOver) -> None:
         """Go on from there; model and optimizer are restored by whoever saved them."""
         if self.has_begun:
             raise InputError("this run is being iterated over; load its state before the loop")
         progress = Progress.from_state_dict(state)
-        self._check_is_on_the_way(progress.densities)
+        self._check_is_on_the_way(progress)
         self.subjects.restore_also(state.get("also", []))
         self.progress, self.handed_over = progress, True
 
-    def _check_is_on_the_way(self, reached: Sequence[float]) -> None:
+    def _check_is_on_the_way(self, progress: Progress) -> None:
         """An error for a state that was pruned otherwise; a larger compression shares the first levels."""
-        asked = self.course.densities[: len(reached)]
-        if list(reached) == asked:
+        if progress.is_on_the_way(self.course.densities):
             return
+        reached, asked = progress.densities, self.course.densities[: len(progress.densities)]
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(reached, asked, strict=False))
         epochs = sum(level.length for level in self.levels[: 1 + len(list(shared))])
         earlier = f", or a state from the first {epochs:,} epochs, which are the same in both" if epochs else ""

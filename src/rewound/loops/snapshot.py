@@ -31,7 +31,7 @@ class RandomStates(TypedDict):
     numpy: dict[str, Any]
     torch: Tensor
     cuda: list[Tensor]
-    generators: NotRequired[list[Tensor]]  # there were none before they could be given
+    generators: NotRequired[list[Tensor]]  # missing in earlier files
 
 
 class Content(TypedDict):
