@@ -43,6 +43,7 @@ class Opaque:
         ({"rate": 1.5}, "rate must be between 0 and 1, not 1.5: it is the fraction of the remaining weights"),
         ({"adopt": True, "steps_per_epoch": "3"}, "steps_per_epoch must be a whole number, not '3'"),
         ({"steps_per_epoch": 0}, "steps_per_epoch=0: a scheduler is stepped at least once an epoch"),
+        ({"steps_per_epoch": 391}, "steps_per_epoch=391 says how often an adopted network's new scheduler is stepped"),
         ({"final": -1}, "final must be a learning rate, 0 or above, not -1"),
         ({"also": "ema"}, "also must be of type list or tuple, not 'ema'; give a list of objects with a state_dict"),
         ({"also": [Opaque()]}, "the state of Opaque is not plain data"),
@@ -347,6 +348,33 @@ def test_the_schedule_of_an_adopted_network_must_be_known() -> None:
         loop.run(adopt=True)
     with pytest.raises(InputError, match="a Schedule is for adopt=True"):
         rewound.epochs(T, loop.model, loop.optimizer, Schedule.constant(T, 0.1))
+    with pytest.raises(InputError, match=r"steps_per_epoch=3 says .*, which a Schedule says itself; leave it"):
+        rewound.epochs(T, loop.model, loop.optimizer, Schedule.constant(T, 0.1), adopt=True, steps_per_epoch=3)
+
+
+class Noting:
+    """A scheduler whose state is a list that it appends to."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        self.optimizer, self.noted = optimizer, list[float]()
+
+    def step(self) -> None:
+        self.noted.append(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+
+    def state_dict(self) -> dict[str, object]:
+        return {"noted": self.noted}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.noted = state["noted"]  # type: ignore[assignment]
+
+
+def test_a_scheduler_is_left_as_it_was_when_it_has_been_run_through() -> None:
+    model = network()
+    scheduler = Noting(optimizer := SGD(model.parameters(), lr=0.1))
+    rewound.epochs(T, model, optimizer, scheduler, adopt=True, say=len)  # type: ignore[arg-type]
+    assert scheduler.noted == []
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_a_schedule_that_follows_the_training_cannot_be_adopted() -> None:

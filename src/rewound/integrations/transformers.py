@@ -85,7 +85,7 @@ def rewind(
         max_drop=max_drop,
         final=final,
         adopt=adopt,
-        steps_per_epoch=steps,
+        steps_per_epoch=steps if adopt else 1,
         resume=False,
         say=say,
     )

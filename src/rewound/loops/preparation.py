@@ -75,9 +75,10 @@ def epochs(
     goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
     or other shapes of weights are an error.
 
-    `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then what a new
-    `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default, or a `Schedule`. With
-    `resume=False` somebody else (a Trainer) restores model and optimizer, and calls `load_state_dict`.
+    `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then a `Schedule`, or
+    what a new `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default; without
+    such a scheduler that number is an error. With `resume=False` somebody else (a Trainer) restores model and
+    optimizer, and calls `load_state_dict`.
 
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,6 +123,11 @@ def _check_arguments(scheduler: object, adopt: bool, steps_per_epoch: int, resum
         raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
     if as_whole("steps_per_epoch", steps_per_epoch) < 1:
         raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
+    if steps_per_epoch != 1 and (not adopt or isinstance(scheduler, Schedule)):
+        raise InputError(
+            f"steps_per_epoch={steps_per_epoch} says how often an adopted network's new scheduler is stepped, which a "
+            f"{'Schedule says itself' if adopt else 'dense run records'}; leave it out"
+        )
     check_kind("resume", resume, bool, "give True or False")
     if not callable(say):
         raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -42,7 +43,8 @@ def adopted(
 
 def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int, steps_per_epoch: int) -> Recording:
     """What new schedulers would do over a whole training run, found by running through it; all end as they were."""
-    before, groups = [each.state_dict() for each in schedulers], [dict(group) for group in optimizer.param_groups]
+    before = [deepcopy(each.state_dict()) for each in schedulers]  # which may be its live lists
+    groups = [dict(group) for group in optimizer.param_groups]
     tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
     recording = Recording()
     with warnings.catch_warnings():
