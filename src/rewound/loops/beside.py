@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
 from rewound.loops.snapshot import Stateful, Subjects
+from rewound.quantities import counted
 
 Tensors = Mapping[int, Tensor]  # by identity
 
@@ -29,7 +30,7 @@ def check_beside(subjects: Subjects) -> None:
     trained = _trained_beside(subjects)
     if lost := len(trained.keys() - {key for thing in subjects.also for key in _held(thing, trained)}):
         raise InputError(
-            f"the optimizer trains {lost:,} tensor{'s' * (lost != 1)} outside the model, which would be neither saved "
+            f"the optimizer trains {counted(lost, 'tensor')} outside the model, which would be neither saved "
             "nor rewound; put all into one module and give that, or give the other module in also=[...]"
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import inf
 
 from torch import nn
@@ -12,6 +13,7 @@ from rewound.errors import InputError, as_number, as_whole, check_kind, shown
 from rewound.loops.joint import called
 from rewound.pruning.prunable import prunable_weights
 from rewound.pruning.pruner import Pruner, check_memory
+from rewound.quantities import counted
 from rewound.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]
@@ -65,11 +67,11 @@ class Course:
         """The technique itself."""
         return technique_named(self.technique)
 
-    @property
-    def levels(self) -> list[Level]:
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
         """What each level prunes to, starts from and trains, in epochs."""
         densities = goals(self.compression, self.rate, one_shot=self.one_shot)
-        return list(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
+        return tuple(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
 
     @property
     def densities(self) -> list[float]:
@@ -94,10 +96,10 @@ class Course:
 
     def told(self, done: int) -> str:
         """One line for a person, when so many epochs are done."""
-        dense = f"{_many(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
-        levels = f"{_many(len(self.levels), 'level')} of {_many(self.levels[0].length, 'epoch')} by {self.technique}"
-        so_far = f", {done:,} of them done" if done else ""
-        return f"rewound: {dense}{levels} to {self.compression:g}x: {_many(self.epochs, 'epoch')}{so_far}"
+        dense = f"{counted(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
+        levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, 'epoch')}"
+        whole = counted(self.epochs, "epoch") + (f", {done:,} of them done" if done else "")
+        return f"rewound: {dense}{levels} by {self.technique} to {self.compression:g}x: {whole}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """What must stay the same for a run to be continued, as plain data."""
@@ -142,7 +144,3 @@ def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Para
     """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and id(w) in moved}
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -214,7 +214,10 @@ def as_pruner(given: Pruner | None) -> Pruner:
 
 
 def _is_score(scores: object, weight: Tensor, left: Tensor | None) -> bool:
-    """Whether all that is left can be ranked; where weights are no numbers, the network is to blame."""
+    """Whether every weight that is left has a finite score of at least 0.
+
+    True if the weights themselves are not finite: ranking then blames the network, not the score.
+    """
     if not isinstance(scores, Tensor) or scores.shape != weight.shape:
         return False
     ranked = (scores >= 0) & scores.isfinite()
