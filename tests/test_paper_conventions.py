@@ -218,8 +218,7 @@ def test_files_are_named_after_the_paper_and_figures_without_data_are_counted(tm
     assert names == [
         "paper/points.csv",
         "paper/figure-1-sparsity-oneshot.svg",
-        "paper/figure-3-usability-unstructured.svg",
-        *(f"paper/figure-3-usability-unstructured/{recipe}-unstructured-one-shot-{n}.00x.svg" for n in (2, 10)),
+        "paper/figure-3-usability-unstructured.svg",  # one panel: 10x loses less than 1%, and 2x already something
         "paper/figure-7-app-sparsity-oneshot.svg",
         f"{alone}-{recipe}.svg",
         *(f"{alone}/{recipe}-unstructured-one-shot-{n}.00x.svg" for n in (2, 10)),

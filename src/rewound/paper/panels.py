@@ -5,7 +5,7 @@
 | `best`                  | compression | delta                        | the one that validates best              |
 | `full_time`             | compression | delta                        | T, weights rewound to at most .9T        |
 | `every_time`            | time        | delta                        | all; one panel per density               |
-| `drops`                 | time        | delta                        | all; where the drop begins, and at 1%    |
+| `drops`                 | time        | delta                        | all; the deepest without a drop, with 1% |
 | `ends`                  | time        | delta                        | all; the mildest pruning, the strongest  |
 | `speedup`               | compression | FLOPs of dense / of pruned   | the one that validates best              |
 | `speedup_on_finetuning` | compression | FLOPs of fine-tuned / others | the one that validates best              |
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from rewound.conclusions.cell import Cell
-from rewound.conclusions.findings import at_full_time, best_over_time, verdicts
+from rewound.conclusions.findings import ONE_POINT, at_full_time, best_over_time
 from rewound.conclusions.speedup import Speedup
 from rewound.paper.literature import Published
 from rewound.paper.measured import Measured
@@ -111,12 +111,19 @@ def every_time(measured: Measured) -> Iterator[Panel]:
 
 
 def drops(measured: Measured) -> Iterator[Panel]:
-    """Accuracy against retraining time at the largest compressions without a drop, and at one of 1% or 1 BLEU."""
-    found = verdicts(measured.cells, {measured.recipe: measured.baseline}).values()
-    largest = {max(each.no_drop or 0 for each in found), max(each.one_percent or 0 for each in found)}
+    """Accuracy against retraining time at the paper's two drops: none, and one of 1% or 1 BLEU.
+
+    Each is the largest compression at which any technique, after any retraining time, loses no more in the median.
+    """
+    deepest = {_deepest(measured, drop) for drop in (0, ONE_POINT)}
     for density in measured.densities:
-        if 1 / density in largest:
+        if density in deepest:
             yield from _against_time(measured, density)
+
+
+def _deepest(measured: Measured, drop: float) -> float | None:
+    kept = (cell.density for cell in measured.cells if measured.baseline.delta(cell.median) >= -drop)
+    return min(kept, default=None)
 
 
 def ends(measured: Measured) -> Iterator[Panel]:
