@@ -31,6 +31,35 @@ def test_report_of_a_table(done: Path, rewound_command: Rewound) -> None:
     assert Path("table/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
 
 
+def retrained_for(recipe: str, *times: int) -> str:
+    """A table of Algorithm 1's levels, retrained for less than all of a training that it does not tell."""
+    lines = ["recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops"]
+    lines += [f"{recipe},,0,,1,,1,0.9,0.9,"]
+    levels = [(0.8**level, t) for level in (1, 2, 3) for t in times]
+    lines += [f"{recipe},unstructured,1,lr-rewinding,{density:.4f},{t},1,0.8,0.8," for density, t in levels]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_table_of_the_papers_networks_has_their_training_time(rewound_command: Rewound) -> None:
+    Path("short.csv").write_text(retrained_for("cifar10-resnet20", 30, 90))
+    code, out, err = rewound_command("report", "--results", "short.csv", "--out", "r")
+    assert (code, err) == (0, "")
+    assert "how long a recipe trains" not in out
+    assert "of the 182 epochs of training" in Path("r/index.html").read_text()
+    assert not list(Path("r").glob("*algorithm-1*")), "none of it was retrained for 182 epochs"
+
+
+def test_a_training_time_that_is_guessed_is_said_once(rewound_command: Rewound) -> None:
+    Path("mine.csv").write_text(retrained_for("mine", 30, 90))
+    code, out, err = rewound_command("report", "--results", "mine.csv", "--out", "r")
+    assert (code, err) == (0, "")
+    said = "its longest retraining time is taken for that (mine: T = 90)"
+    assert " ".join(out.split()).count(said) == 1
+    assert Path("r/index.html").read_text().count(said) == 1
+    assert "of the 90 epochs of training" in Path("r/index.html").read_text()
+    assert list(Path("r").glob("*algorithm-1*"))
+
+
 def test_diff_of_two_tables(done: Path, rewound_command: Rewound) -> None:
     table = done / "report" / "results.csv"
     code, out, err = rewound_command("diff", table, table)

@@ -26,6 +26,24 @@ def test_what_is_known_of_the_training_counts() -> None:
     assert evidence.epochs == {"digits": 32.0, "other": 8}
 
 
+def test_that_the_training_time_is_guessed_is_said_once_for_all_recipes() -> None:
+    others = [replace(row, recipe="other", retrain_epochs=16) for row in PRUNED]
+    said = "so its longest retraining time is taken for that (digits: T = 8, other: T = 16)"
+    evidence = Evidence(Tables([*DENSE, *PRUNED, *others]))
+    assert [sentence for sentence in evidence.weaknesses if "how long" in sentence] == [evidence.weaknesses[-1]]
+    assert evidence.weaknesses[-1].endswith(said)
+    for known in (Evidence(evidence.tables, (), {"digits": 32, "other": 32}), Evidence(Tables(DENSE))):
+        assert not any("how long" in sentence for sentence in known.weaknesses)
+
+
+def test_a_lead_is_of_networks_that_were_retrained_for_all_of_the_training() -> None:
+    techniques = ("lr-rewinding", "fine-tuning")
+    rows = [replace(row, iterative=True, technique=name, density=0.1) for row in PRUNED for name in techniques]
+    for known, leads in (({}, 1), ({"digits": 8.0}, 1), ({"digits": 32.0}, 0)):
+        (card,) = Evidence(Tables([*DENSE, *rows]), [*DENSE, *rows], known).cards
+        assert len(card.leads) == leads
+
+
 def test_there_are_cards_where_there_is_another_table() -> None:
     ours = Tables([*DENSE, *PRUNED])
     assert Evidence(ours).cards == []

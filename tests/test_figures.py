@@ -176,7 +176,7 @@ def test_nothing_to_show_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to draw: none of the 3 rows"):
         draw(Evidence(Tables(dense)), tmp_path)
     with pytest.raises(InputError, match="nothing to summarise"):
-        summary_table(dense)
+        summary_table(Evidence(Tables(dense)))
     with pytest.raises(InputError, match="no finished dense run of digits"):
         draw(Evidence(Tables([row for row in ONE_SHOT if not row.dense])), tmp_path)
 
@@ -189,7 +189,7 @@ def test_ratios_that_would_read_the_same_get_more_digits() -> None:
 def printed(rows: list[Row], test_examples: int | None = None) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(summary_table(rows, test_examples))
+        console.print(summary_table(Evidence(Tables(rows)), test_examples))
     return capture.get()
 
 

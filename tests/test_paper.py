@@ -13,7 +13,9 @@ from rewound.pages.paper import draw_sheet, save_sheet, sheets
 from rewound.paper.figures import FIGURES
 from rewound.paper.literature import AGAINST_TIME
 from rewound.paper.measured import Measured, measured
+from rewound.paper.networks import TRAINING_EPOCHS
 from rewound.paper.panels import FigurePoint, Panel
+from rewound.recipes import recipe_named
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
@@ -189,6 +191,13 @@ def test_the_appendix_has_a_panel_for_each_setting(published: list[Measured]) ->
         mine = [p for p in shown(10, published) if (p.measured.recipe, p.measured.pruning) == setting]
         assert [panel.density for panel in mine] == pytest.approx(densities, abs=1e-5)
     assert len(shown(10, published)) == 30
+
+
+def test_training_times_are_those_of_the_authors_and_of_the_recipes(authors: list[Row]) -> None:
+    """The authors retrained for as long as they trained, too; T is not in their tables."""
+    assert Evidence(Tables([row for row in authors if not row.dense])).guessed == TRAINING_EPOCHS
+    for recipe in (R20, R56, R110):
+        assert recipe_named(recipe)().training_epochs == TRAINING_EPOCHS[recipe]
 
 
 def test_algorithm_1_retrains_in_full(published: list[Measured]) -> None:

@@ -53,7 +53,7 @@ def show_tables(
 ) -> list[Path]:
     """Draw the figures of tables and write their page into the folder `out`, and print a summary."""
     with figures_under_way(evidence, out, console, drawing) as figures:
-        console.print(summary_table(evidence.rows, test_examples))
+        console.print(summary_table(evidence, test_examples))
         page = _page(evidence, out, console, origin)
         return [*figures(), *page]
 

@@ -6,7 +6,7 @@ and nominal retraining time. Failed runs are left out and counted.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -39,8 +39,12 @@ COLUMNS: Final = (
 _Values: TypeAlias = Callable[[Cell], list[float]]
 
 
-def compare(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Card]:
+def compare(
+    ours: Iterable[Row], theirs: Iterable[Row], training_epochs: Mapping[str, float] | None = None
+) -> list[Card]:
     """One card for every recipe of which both tables have dense networks or a cell.
+
+    `training_epochs` is T by recipe; where it is not known, the longest retraining time is taken for it.
 
     >>> rows = [Row("digits", "unstructured", False, "", 1, None, n, 0.97, 0.97 + n / 1000) for n in (1, 2, 3)]
     >>> [(card.recipe, card.dense_conforms, card.cells_conform) for card in compare(rows, rows)]
@@ -50,7 +54,8 @@ def compare(ours: Iterable[Row], theirs: Iterable[Row]) -> list[Card]:
     pairs, scale, cards = matched(ours, theirs), scales(ours), []
     for recipe in sorted(scale.keys() & scales(theirs).keys()):
         mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
-        card = _card(recipe, scale[recipe], mine, yours, [pair for pair in pairs if pair[0].line.recipe == recipe])
+        own = [pair for pair in pairs if pair[0].line.recipe == recipe]
+        card = _card(recipe, scale[recipe], mine, yours, own, (training_epochs or {}).get(recipe))
         if card.dense or card.curves:
             cards.append(card)
     if not cards:
@@ -117,7 +122,14 @@ def _nearest(cells: Sequence[Cell], density: float) -> Cell | None:
     return near if near is not None and abs(near.density - density) <= SAME_DENSITY else None
 
 
-def _card(recipe: str, scale: float, ours: list[Row], theirs: list[Row], pairs: list[tuple[Cell, Cell]]) -> Card:
+def _card(
+    recipe: str,
+    scale: float,
+    ours: list[Row],
+    theirs: list[Row],
+    pairs: list[tuple[Cell, Cell]],
+    epochs: float | None,
+) -> Card:
     unit = unit_of(metric_of(recipe, scale))
     held_out = unit == "points" and all(row.val is not None for row in ours + theirs if row.test is not None)
     share = TEST_SHARE if held_out else 1.0
@@ -128,14 +140,14 @@ def _card(recipe: str, scale: float, ours: list[Row], theirs: list[Row], pairs: 
     mine, yours = cells(ours), cells(theirs)
     compared = _compared(pairs, mine, yours, values)
     dense = _dense(recipe, ours), _dense(recipe, theirs)
-    longest = max((cell.retrain_epochs for cell in mine + yours), default=0)
+    epochs = epochs or max((cell.retrain_epochs for cell in mine + yours), default=0)
     return Card(
         recipe,
         unit=unit,
         measure="80% test + 20% validation" if held_out else "test",
         dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
         curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),
-        leads=tuple(_leads(compared, at_full_time([cell for cell, _ in pairs], longest))),
+        leads=tuple(_leads(compared, at_full_time([cell for cell, _ in pairs], epochs))),
         alone=(len(mine) - len(pairs), len(yours) - len(pairs)),
         failed=(sum(row.test is None for row in ours), sum(row.test is None for row in theirs)),
     )

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.conformance import Card
+from rewound.conclusions.trust import weaknesses
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
@@ -26,19 +27,36 @@ class Evidence:
         return self.tables.rows
 
     @cached_property
+    def guessed(self) -> dict[str, float]:
+        """T of the recipes of which it is not known, taken to be their longest retraining time."""
+        longest: dict[str, float] = {}
+        for row in self.rows:
+            if row.recipe not in self.training_epochs:
+                longest[row.recipe] = max(longest.get(row.recipe, 0), row.retrain_epochs or 0)
+        return longest
+
+    @cached_property
     def epochs(self) -> dict[str, float]:
-        """T of every recipe; where it is not known, the longest retraining time.
+        """T of every recipe, as far as it is known; of the others as it is guessed.
 
         >>> row = Row("digits", "unstructured", False, "fine-tuning", 0.1, 4, 1, 0.9, 0.9)
         >>> Evidence(Tables([row])).epochs, Evidence(Tables([row]), training_epochs={"digits": 16}).epochs
         ({'digits': 4}, {'digits': 16})
         """
-        longest: dict[str, float] = {}
-        for row in self.rows:
-            longest[row.recipe] = max(longest.get(row.recipe, 0), row.retrain_epochs or 0)
-        return longest | dict(self.training_epochs)
+        return self.guessed | dict(self.training_epochs)
+
+    @property
+    def weaknesses(self) -> list[str]:
+        """What makes the conclusions from our table weak, one sentence each."""
+        said = weaknesses(self.rows)
+        if guesses := [f"{recipe}: T = {longest:g}" for recipe, longest in sorted(self.guessed.items()) if longest]:
+            said.append(
+                "the table does not say how long a recipe trains, so its longest retraining time is taken for that "
+                f"({', '.join(guesses)})"
+            )
+        return said
 
     @cached_property
     def cards(self) -> list[Card]:
         """How near our table comes to theirs, a card for every recipe in both; an error where there is none."""
-        return compare(self.rows, self.theirs) if self.theirs else []
+        return compare(self.rows, self.theirs, self.training_epochs) if self.theirs else []

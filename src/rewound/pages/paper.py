@@ -29,8 +29,9 @@ from rewound.pages.panel import (
     ratio_axis,
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.paper.figures import FIGURES, NETWORKS, PaperFigure, panels, pruning_order
+from rewound.paper.figures import FIGURES, PaperFigure, panels, pruning_order
 from rewound.paper.measured import Measured, measured
+from rewound.paper.networks import NETWORKS
 from rewound.paper.panels import Curves, Panel
 
 _SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}

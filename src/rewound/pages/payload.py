@@ -12,7 +12,7 @@ from typing import TypeVar
 from rewound.conclusions.cell import Line, Setting, setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup
-from rewound.conclusions.trust import Reach, Reaches, weaknesses
+from rewound.conclusions.trust import Reach, Reaches
 from rewound.pages.charts import charts
 from rewound.pages.compared import told_card
 from rewound.pages.details import details
@@ -38,7 +38,7 @@ def story(evidence: Evidence) -> Json:
         "charts": charts(named),
         "subjects": [_subject(subject, list(named), layers, curves) for subject in about],
         "details": details(_shown_first(about), layers, curves),
-        "notes": weaknesses(tables.rows),
+        "notes": evidence.weaknesses,
         "cards": {card.recipe: told_card(card) for card in evidence.cards},
     }
 

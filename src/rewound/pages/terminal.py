@@ -1,6 +1,6 @@
 """Results in the terminal: each technique at its best retraining time, how far it compresses, and how sure that is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,22 +9,22 @@ from rich.text import Text
 
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
+from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.rivals import Difference
-from rewound.conclusions.trust import Reaches, reaches, weaknesses
+from rewound.conclusions.trust import Reaches, reaches
 from rewound.errors import InputError
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, mode_title, pruning_title, ratios
 from rewound.pages.reaching import told_reach
-from rewound.tables.results import Row
 
 
-def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> RenderableType:
+def summary_table(evidence: Evidence, test_examples: int | None = None) -> RenderableType:
     """Every technique and compression at its best retraining time, how far each compresses, and what is weak about it.
 
     `test_examples` is the size of the test set, for the smallest difference that an accuracy can show.
     """
-    rows = list(rows)
+    rows = evidence.rows
     dense, found, failed = baselines(rows), reaches(rows), failures(rows)
     best = {(cell.line, cell.density): cell for cell in best_over_time(cells(rows))}
     places = sorted(best.keys() | failed.keys(), key=lambda place: (place[0], -place[1]))
@@ -52,7 +52,7 @@ def summary_table(rows: Iterable[Row], test_examples: int | None = None) -> Rend
             parts += [_difference_table(contrasted, shown), ""]
     if test_examples and any(baseline.metric == "accuracy" for baseline in dense.values()):
         parts.append(f"One test example is {100 / test_examples:.2g} points of accuracy ({test_examples:,} of them).")
-    return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in weaknesses(rows)))
+    return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in evidence.weaknesses))
 
 
 def plain_table(title: str = "", caption: str = "") -> Table:

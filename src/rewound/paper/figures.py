@@ -13,19 +13,12 @@ from typing import Final
 from rewound.conclusions.findings import ABLATIONS
 from rewound.paper.literature import AGAINST_COMPRESSION, AGAINST_TIME, Published
 from rewound.paper.measured import Measured
+from rewound.paper.networks import NETWORKS
 from rewound.paper.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
 from rewound.tables.results import is_structured
 
 Limits = Mapping[str, tuple[float, float]]
 
-NETWORKS: Final = {  # in the paper's order
-    "cifar10-resnet20": "CIFAR-10 ResNet-20",
-    "cifar10-resnet56": "CIFAR-10 ResNet-56",
-    "cifar10-resnet110": "CIFAR-10 ResNet-110",
-    "imagenet-resnet50": "ImageNet ResNet-50",
-    "imagenet-resnet34": "ImageNet ResNet-34",
-    "wmt16-gnmt": "WMT16 GNMT",
-}
 _APPENDIX: Final = frozenset(  # not in the main text
     {
         ("cifar10-resnet20", "unstructured"),
