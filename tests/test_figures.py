@@ -14,6 +14,7 @@ from rewound.errors import InputError
 from rewound.pages.figures import draw
 from rewound.pages.look import LOOKS, looks, ratios
 from rewound.pages.page import Origin
+from rewound.pages.payload import story
 from rewound.pages.terminal import summary_table
 from rewound.report import show_tables
 from rewound.tables.folder import Tables
@@ -215,6 +216,19 @@ def test_the_terminal_shows_how_sure_differences_are_and_what_is_weak() -> None:
     shown = " ".join(printed(unpaired).split())
     assert "Mean test values, not paired" in shown
     assert "2.00× +0.45 [+0.28, +0.62] 10.00×" in shown  # t of 24 degrees of freedom times 0.0816
+
+
+def test_terminal_and_page_say_the_same_search_cost_of_a_table_that_does_not_know_it() -> None:
+    levels = table({"lr-rewinding": 0.01, "fine-tuning": 1}, (0.5, 0.25, 0.125), iterative=True)
+    rows = [replace(row, search_epochs=None) for row in levels]
+    shown = printed(rows)
+    assert re.search(r"^lr-rewinding +8.00× +94.93 .* +16 +48 *$", shown, re.MULTILINE), "16 epochs at each of 3 levels"
+    assert re.search(r"^lr-rewinding +≥8.00× +\S+ +48 +≥8.00× +\S+ +48 *$", shown, re.MULTILINE)
+    (subject,) = story(Evidence(Tables(rows)))["subjects"]
+    assert subject["sentence"].startswith("Pruned iteratively, learning rate rewinding keeps dense accuracy to")
+    assert "for 48 epochs of search" in subject["sentence"]
+    assert {reach["no_drop"]["cost"] for reach in subject["reach"]} == {48, None}
+    assert [reach["one"]["cost"] for reach in subject["reach"]] == [16, 48]
 
 
 def test_the_papers_longest_name_fits_the_terminal() -> None:

@@ -4,8 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.conclusions.cell import Cell, Line
-from rewound.pages.headlines import headlines, priced
+from rewound.conclusions.baseline import baselines
+from rewound.conclusions.cell import Cell, Line, cells
+from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.findings import priced
+from rewound.conclusions.trust import reaches
+from rewound.pages.headlines import headlines
+from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 
 
@@ -21,8 +26,13 @@ def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale:
     return made
 
 
+def told(table: list[Row]) -> dict[tuple[str, str], str]:
+    made, dense = priced(cells(table), Evidence(Tables(table)).epochs), baselines(table)
+    return headlines(made, dense, reaches(made, dense))
+
+
 def said(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> str:
-    (sentence,) = headlines(rows(losses, iterative=iterative, scale=scale)).values()
+    (sentence,) = told(rows(losses, iterative=iterative, scale=scale)).values()
     return sentence
 
 
@@ -55,7 +65,7 @@ def test_an_order_that_could_be_chance_is_said_to_be(spread: float, doubtful: bo
         for n in (1, 2, 3)
         if not row.dense and (value := (row.test or 0) + (n - 2) * spread)
     ]
-    (sentence,) = headlines([row for row in table if row.dense] + trials).values()
+    (sentence,) = told([row for row in table if row.dense] + trials).values()
     assert "learning rate rewinding keeps dense accuracy to 8.00×" in sentence
     assert sentence.endswith(" This order may be chance: it changes if results move by one standard error.") == doubtful
 
@@ -78,21 +88,19 @@ def test_what_is_no_fraction_is_a_score() -> None:
 
 
 def test_the_cost_of_a_table_that_does_not_know_it_follows_the_papers_rule() -> None:
-    def cells(technique: str, *, iterative: bool) -> list[Cell]:
-        line = Line("task", "unstructured", iterative, technique)
-        return [Cell(line, density, t, (0.9,), (0.9,)) for density in (0.8, 0.64) for t in (8, 16)]
-
     def costs(technique: str, *, iterative: bool) -> list[float | None]:
-        return [cell.search_epochs for cell in priced(cells(technique, iterative=iterative))]
+        line = Line("task", "unstructured", iterative, technique)
+        made = [Cell(line, density, t, (0.9,), (0.9,)) for density in (0.8, 0.64) for t in (8, 16)]
+        return [cell.search_epochs for cell in priced(made, {"task": 32})]
 
     assert costs("fine-tuning", iterative=True) == [8, 16, 16, 32]
     assert costs("fine-tuning", iterative=False) == [8, 16, 8, 16]
-    assert costs("reinitialization", iterative=False) == [24, 32, 24, 32]
+    assert costs("reinitialization", iterative=False) == [40, 48, 40, 48], "T + t"
     known = Cell(Line("task", "unstructured", True, "fine-tuning"), 0.8, 8, (0.9,), (0.9,), search_epochs=5)
-    assert priced([known]) == [known], "what the table knows stays"
+    assert priced([known], {}) == [known], "what the table knows stays"
 
 
 def test_the_papers_headline(authors: list[Row]) -> None:
-    sentence = headlines(authors)["cifar10-resnet56", "unstructured"]
+    sentence = told(authors)["cifar10-resnet56", "unstructured"]
     assert "learning rate rewinding to 9.31× for 1,820" in sentence
     assert "fine-tuning to 1.95×" in sentence

@@ -7,7 +7,7 @@ import pytest
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Line, cells
 from rewound.conclusions.findings import verdicts
-from rewound.conclusions.trust import reaches, weaknesses
+from rewound.conclusions.trust import Reaches, reaches, weaknesses
 from rewound.tables.results import Row
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")
@@ -23,8 +23,12 @@ def table(noise: tuple[float, ...] = (-0.001, 0.0, 0.001), dense: int = 3) -> li
     return rows
 
 
+def reached(rows: list[Row]) -> dict[Line, Reaches]:
+    return reaches(cells(rows), baselines(rows))
+
+
 def test_a_verdict_has_a_range_and_a_cost() -> None:
-    found = reaches(table())[LINE]
+    found = reached(table())[LINE]
     # Deltas 0, -0.1, -0.3, -1.2; the standard error is 0.134: a median of 3 with sigma 0.1, a dense mean of 3 with 0.2.
     assert (found.no_drop.compression, found.no_drop.range, found.no_drop.search_epochs) == (4, (2, 8), 32)
     assert (found.one_percent.compression, found.one_percent.range, found.one_percent.search_epochs) == (8, (8, 8), 48)
@@ -33,25 +37,25 @@ def test_a_verdict_has_a_range_and_a_cost() -> None:
 
 def test_the_compressions_are_those_of_the_verdicts() -> None:
     rows = table()
-    (verdict,), (found,) = verdicts(cells(rows), baselines(rows)).values(), reaches(rows).values()
+    (verdict,), (found,) = verdicts(cells(rows), baselines(rows)).values(), reached(rows).values()
     assert (found.no_drop.compression, found.one_percent.compression) == (verdict.no_drop, verdict.one_percent)
 
 
 def test_more_trials_narrow_the_range() -> None:
     many = table(noise=(-0.001, 0.0, 0.001) * 20)
     many += [replace(row, trial=n) for row in many if row.dense for n in range(3, 60)]
-    found = reaches(many)[LINE]
+    found = reached(many)[LINE]
     assert found.no_drop.range == (4, 4)
 
 
 def test_a_technique_that_always_loses_may_reach_nothing() -> None:
     rows = [replace(row, test=(row.test or 0) - 0.05) if row.technique else row for row in table()]
-    found = reaches(rows)[LINE].no_drop
+    found = reached(rows)[LINE].no_drop
     assert (found.compression, found.range, found.search_epochs) == (None, (None, None), None)
 
 
 def test_a_single_trial_has_no_range() -> None:
-    found = reaches(table(noise=(0.0,)))[LINE]
+    found = reached(table(noise=(0.0,)))[LINE]
     assert (found.no_drop.compression, found.no_drop.range) == (4, None)
 
 

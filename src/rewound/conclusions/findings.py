@@ -1,4 +1,4 @@
-"""What a person concludes from results: the best retraining time, the price of compression.
+"""What a person concludes from results: the best retraining time, its search cost, the price of compression.
 
 The rules are the paper's. The best retraining time has the highest median VALIDATION value (ties: the shortest) and is
 reported on test. Ours is "no drop", which the paper says of all techniques together: the largest compression of one
@@ -8,7 +8,7 @@ dense runs; "1% drop" likewise at minus one point.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -28,12 +28,27 @@ def best_over_time(cells: Iterable[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def longest_times(cells: Iterable[Cell]) -> dict[str, float]:
-    """T of every recipe, as far as its cells tell: the longest retraining time."""
-    longest: dict[str, float] = defaultdict(float)
+def priced(cells: Iterable[Cell], epochs: Mapping[str, float]) -> list[Cell]:
+    """The cells with their search cost, by the paper's rule where the table does not know it; `epochs` is T by recipe.
+
+    Each level costs t epochs, or T + t for reinitialization; the levels of an iterative run are its line's densities.
+
+    >>> line = Line("digits", "unstructured", True, "fine-tuning")
+    >>> found = priced((Cell(line, d, 8, (0.9,), (0.9,)) for d in (0.8, 0.64)), {"digits": 16})
+    >>> [cell.search_epochs for cell in found]
+    [8, 16]
+    """
+    cells = list(cells)
+    densities: dict[Line, set[float]] = defaultdict(set)
     for cell in cells:
-        longest[cell.line.recipe] = max(longest[cell.line.recipe], cell.retrain_epochs)
-    return dict(longest)
+        densities[cell.line].add(cell.density)
+
+    def cost(cell: Cell) -> float:
+        again = epochs[cell.line.recipe] if cell.line.technique == "reinitialization" else 0
+        levels = sum(density >= cell.density for density in densities[cell.line]) if cell.line.iterative else 1
+        return (again + cell.retrain_epochs) * levels
+
+    return [cell if cell.search_epochs is not None else replace(cell, search_epochs=cost(cell)) for cell in cells]
 
 
 def at_full_time(cells: Iterable[Cell], epochs: float) -> list[Cell]:

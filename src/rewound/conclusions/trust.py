@@ -8,11 +8,11 @@ times and neighbouring densities.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rewound.conclusions.baseline import baselines
+from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line, cells
 from rewound.conclusions.findings import ONE_POINT, best_over_time, largest_compression, verdicts
 from rewound.conclusions.intervals import spreads
@@ -42,10 +42,9 @@ class Reaches:
     tried: float
 
 
-def reaches(rows: Iterable[Row]) -> dict[Line, Reaches]:
-    """The verdicts of every line with their ranges and costs."""
-    rows = list(rows)
-    made, dense = [cell for cell in cells(rows) if cell.density < 1], baselines(rows)
+def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, Reaches]:
+    """The verdicts of every line with their ranges and costs; the costs are those of the cells (`findings.priced`)."""
+    made = [cell for cell in cells if cell.density < 1]
     spread = spreads(made)
     curves: dict[Line, list[Cell]] = defaultdict(list)
     for cell in best_over_time(made):

@@ -7,31 +7,29 @@ rewinding and reinitialization, stay out of it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.cell import Cell, Line, cells
-from rewound.conclusions.findings import ABLATIONS, best_over_time, longest_times
-from rewound.conclusions.trust import Reach, Reaches, reaches
+from rewound.conclusions.baseline import Baseline
+from rewound.conclusions.cell import Cell, Line
+from rewound.conclusions.findings import ABLATIONS, best_over_time
+from rewound.conclusions.trust import Reach, Reaches
 from rewound.pages.look import LOOKS, looks, ratios
-from rewound.tables.results import Row
 
 
-def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None) -> dict[tuple[str, str], str]:
+def headlines(
+    cells: Iterable[Cell], dense: Mapping[str, Baseline], reached: Mapping[Line, Reaches]
+) -> dict[tuple[str, str], str]:
     """The sentence of every subject: of its iterative runs, where it has any.
 
-    `reached` is `reaches(rows)`, if it is known already.
-
-    >>> rows = [Row("digits", "", False, "", 1, None, 1, 0.9, 0.9)]
-    >>> line = ("digits", "unstructured", True, "lr-rewinding")
-    >>> rows += [Row(*line, d, 16, 1, test, test) for d, test in ((0.5, 0.91), (0.25, 0.9), (0.125, 0.8))]
-    >>> headlines(rows)["digits", "unstructured"]
+    >>> from rewound.conclusions.findings import priced
+    >>> from rewound.conclusions.trust import reaches
+    >>> line, dense = Line("digits", "unstructured", True, "lr-rewinding"), {"digits": Baseline(0.9, 0.0, 1)}
+    >>> tests = {0.5: 0.91, 0.25: 0.9, 0.125: 0.8}
+    >>> cells = priced((Cell(line, d, 16, (test,), (test,)) for d, test in tests.items()), {"digits": 16})
+    >>> headlines(cells, dense, reaches(cells, dense))["digits", "unstructured"]
     'Pruned iteratively, learning rate rewinding keeps dense accuracy to 4.00× for 32 epochs of search.'
     """
-    rows = list(rows)
-    dense, found = baselines(rows), reaches(rows) if reached is None else reached
     best: dict[Line, list[Cell]] = defaultdict(list)
-    for cell in best_over_time(priced(cells(rows))):
+    for cell in best_over_time(cells):
         if cell.density < 1:
             best[cell.line].append(cell)
     groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
@@ -41,31 +39,8 @@ def headlines(rows: Iterable[Row], reached: Mapping[Line, Reaches] | None = None
     for key, lines in groups.items():
         mode = [line for line in lines if line.iterative] or lines
         rivals = [line for line in mode if line.technique not in ABLATIONS] or mode
-        said[key] = _sentence({line: (found[line], best[line]) for line in rivals}, dense[key[0]])
+        said[key] = _sentence({line: (reached[line], best[line]) for line in rivals}, dense[key[0]])
     return said
-
-
-def priced(made: Iterable[Cell]) -> list[Cell]:
-    """The cells with their search cost, by the paper's rule where the table does not know it.
-
-    Each level costs t epochs, or T + t for reinitialization; the levels of an iterative run are its line's densities.
-
-    >>> line = Line("digits", "unstructured", True, "fine-tuning")
-    >>> [cell.search_epochs for cell in priced(Cell(line, d, 8, (0.9,), (0.9,)) for d in (0.8, 0.64))]
-    [8, 16]
-    """
-    made = list(made)
-    longest = longest_times(made)
-    densities: dict[Line, set[float]] = defaultdict(set)
-    for cell in made:
-        densities[cell.line].add(cell.density)
-
-    def cost(cell: Cell) -> float:
-        again = longest[cell.line.recipe] if cell.line.technique == "reinitialization" else 0
-        levels = sum(density >= cell.density for density in densities[cell.line]) if cell.line.iterative else 1
-        return (again + cell.retrain_epochs) * levels
-
-    return [cell if cell.search_epochs is not None else replace(cell, search_epochs=cost(cell)) for cell in made]
 
 
 def _sentence(lines: dict[Line, tuple[Reaches, list[Cell]]], dense: Baseline) -> str:

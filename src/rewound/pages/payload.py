@@ -79,13 +79,12 @@ def _subject(
 
 
 def _reach(line: Line, reached: Reaches, subject: Subject) -> Json:
-    best = {cell.compression: cell for cell in subject.best if cell.line == line}
-    labels = {1 / density: label for density, label in ratios(cell.density for cell in best.values()).items()}
+    shown = ratios(cell.density for cell in subject.best if cell.line == line)
+    labels = {1 / density: label for density, label in shown.items()}
 
     def said(reach: Reach) -> Json:
-        cost = None if reach.compression is None else best[reach.compression].search_epochs
         told = told_reach(reach, reached.tried, labels)
-        return {"ratio": told.ratio, "cost": _short(cost), "range": told.range}
+        return {"ratio": told.ratio, "cost": _short(reach.search_epochs), "range": told.range}
 
     drops = {"no_drop": said(reached.no_drop), "one": said(reached.one_percent)}
     return {"technique": line.technique, "iterative": line.iterative, **drops}

@@ -14,11 +14,11 @@ from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, Line, Setting, cells, setting_of
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import best_over_time
+from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
 from rewound.conclusions.trust import Reaches, reaches
 from rewound.pages.contrast import Contrast, contrast
-from rewound.pages.headlines import headlines, priced
+from rewound.pages.headlines import headlines
 from rewound.pages.look import looks
 from rewound.tables.results import Row, is_structured
 
@@ -63,9 +63,10 @@ class Subject:
 def subjects(evidence: Evidence) -> list[Subject]:
     """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last."""
     rows = sorted(map(_finite, evidence.rows), key=_order)
-    dense, reached = baselines(rows), reaches(rows)
-    said = headlines(rows, reached)
-    speed, faster, made = over_dense(rows), over_fine_tuning(rows), priced(cells(rows))
+    dense, made = baselines(rows), priced(cells(rows), evidence.epochs)
+    reached = reaches(made, dense)
+    said = headlines(made, dense, reached)
+    speed, faster = over_dense(rows), over_fine_tuning(rows)
     overlaid = cells(overlay(rows, map(_finite, evidence.theirs)))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     originals: dict[str, list[Row]] = defaultdict(list)

@@ -10,7 +10,7 @@ from rich.text import Text
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import best_over_time
+from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches
 from rewound.errors import InputError
@@ -25,8 +25,9 @@ def summary_table(evidence: Evidence, test_examples: int | None = None) -> Rende
     `test_examples` is the size of the test set, for the smallest difference that an accuracy can show.
     """
     rows = evidence.rows
-    dense, found, failed = baselines(rows), reaches(rows), failures(rows)
-    best = {(cell.line, cell.density): cell for cell in best_over_time(cells(rows))}
+    dense, made, failed = baselines(rows), priced(cells(rows), evidence.epochs), failures(rows)
+    found = reaches(made, dense)
+    best = {(cell.line, cell.density): cell for cell in best_over_time(made)}
     places = sorted(best.keys() | failed.keys(), key=lambda place: (place[0], -place[1]))
     if not places:
         raise InputError(f"nothing to summarise: none of the {len(rows)} rows is a retrained network")
@@ -88,8 +89,7 @@ def _texts(cell: Cell | None, dense: Baseline) -> list[str]:
     if cell is None:
         return ["–"] * 6
     tests = [f"{value * dense.scale:.2f}" for value in (cell.median, cell.low, cell.high)]
-    cost = "–" if cell.search_epochs is None else f"{cell.search_epochs:g}"
-    return [*tests, f"{dense.delta(cell.median):+z.2f}", f"{cell.retrain_epochs:g}", cost]
+    return [*tests, f"{dense.delta(cell.median):+z.2f}", f"{cell.retrain_epochs:g}", f"{cell.search_epochs:g}"]
 
 
 def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str]) -> Table:
