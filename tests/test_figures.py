@@ -231,6 +231,17 @@ def test_terminal_and_page_say_the_same_search_cost_of_a_table_that_does_not_kno
     assert [reach["one"]["cost"] for reach in subject["reach"]] == [16, 48]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "scale", "one"),
+    [("digits", 1, "1% drop"), ("wmt16-gnmt", 30, "1 BLEU drop"), ("mine", 30, "1 point drop")],
+)
+def test_the_terminal_names_a_drop_of_one_in_its_unit(recipe: str, scale: int, one: str) -> None:
+    rows = [replace(row, recipe=recipe, val=scale * (row.val or 0), test=scale * (row.test or 0)) for row in ITERATIVE]
+    assert re.findall(r"no drop +range.* (1.* drop) +range", printed(rows)) == [one]
+    (subject,) = story(Evidence(Tables(rows)))["subjects"]
+    assert subject["one"] == one, "as on the page"
+
+
 def test_the_papers_longest_name_fits_the_terminal() -> None:
     rows = [
         row if row.dense else replace(row, search_epochs=1638, test=(row.test or 0) + 0.05 * row.trial)

@@ -13,6 +13,7 @@ from rewound.pages.contrast import Contrast
 from rewound.pages.jsondata import Json
 from rewound.pages.limits import SAFE_ZONE, delta_label, window
 from rewound.pages.look import looks, mode_title, ratios
+from rewound.pages.reaching import one_drop
 from rewound.pages.subjects import Subject
 
 
@@ -224,6 +225,5 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
-    one = "1% drop" if subject.baseline.scale == 100 else f"1 {subject.baseline.unit.removesuffix('s')} drop"
     span, sd = [round(limit, 4) for limit in limits], round(subject.baseline.spread, 4)
-    return {"window": span, "sd": sd, "one": one, "unit": delta_label(subject.baseline)}
+    return {"window": span, "sd": sd, "one": one_drop(subject.baseline), "unit": delta_label(subject.baseline)}

@@ -21,7 +21,7 @@ from rewound.pages.inside import layer_maps, training
 from rewound.pages.jsondata import Json
 from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
-from rewound.pages.reaching import told_reach
+from rewound.pages.reaching import one_drop, told_reach
 from rewound.pages.subjects import Subject, subjects
 from rewound.tables.results import CurveRow, LayerRow
 
@@ -70,6 +70,7 @@ def _subject(
         "metric": zero.metric,
         "unit": zero.unit,
         "scale": zero.scale,
+        "one": one_drop(zero),
         "dense": {"mean": zero.mean, "sd": zero.sd, "n": zero.n, "flops": _dense_flops(subject)},
         "reach": [_reach(line, reached, subject) for line, reached in subject.reaches.items()],
         "settings": _settings(subject, techniques),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.trust import Reach
 
 
@@ -11,6 +12,15 @@ class ToldReach(NamedTuple):
 
     ratio: str
     range: str
+
+
+def one_drop(baseline: Baseline) -> str:
+    """The name of a drop of one, in the unit of a metric.
+
+    >>> one_drop(Baseline(0.93, 0.002, 3)), one_drop(Baseline(26.9, 0.2, 10, "BLEU"))
+    ('1% drop', '1 BLEU drop')
+    """
+    return "1% drop" if baseline.scale == 100 else f"1 {baseline.unit.removesuffix('s')} drop"
 
 
 def told_reach(reach: Reach, tried: float, labels: Mapping[float, str]) -> ToldReach:

@@ -16,7 +16,7 @@ from rewound.conclusions.trust import Reaches, reaches
 from rewound.errors import InputError
 from rewound.pages.contrast import Contrast, contrast
 from rewound.pages.look import looks, mode_title, pruning_title, ratios
-from rewound.pages.reaching import told_reach
+from rewound.pages.reaching import one_drop, told_reach
 
 
 def summary_table(evidence: Evidence, test_examples: int | None = None) -> RenderableType:
@@ -47,7 +47,7 @@ def summary_table(evidence: Evidence, test_examples: int | None = None) -> Rende
         labels = {1 / density: label for density, label in shown.items()}
         parts += [table, ""]
         if reached := {line.technique: found[line] for line in lines if line in found}:
-            parts += [_reach_table(reached, labels), ""]
+            parts += [_reach_table(reached, labels, one_drop(dense[lines[0].recipe])), ""]
         compared = [row for row in rows if row.dense or line_of(row).experiment == experiment]
         if contrasted := contrast(compared, list(reached)):
             parts += [_difference_table(contrasted, shown), ""]
@@ -92,14 +92,14 @@ def _texts(cell: Cell | None, dense: Baseline) -> list[str]:
     return [*tests, f"{dense.delta(cell.median):+z.2f}", f"{cell.retrain_epochs:g}", f"{cell.search_epochs:g}"]
 
 
-def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str]) -> Table:
+def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], one: str) -> Table:
     costs = any(
         reach.search_epochs is not None for pair in found.values() for reach in (pair.no_drop, pair.one_percent)
     )
     table = plain_table("", "Range: with all deltas one standard error lower, and higher.")
     table.padding = (0, 0)  # a space between columns, not two: with costs, the paper's longest name still fits 80
     table.add_column("technique", overflow="fold")
-    for name in ("no drop", "1% drop"):
+    for name in ("no drop", one):
         for column in (name, "range", *(["cost"] if costs else [])):
             table.add_column(column, justify="right", no_wrap=True)
     for name, reached in found.items():

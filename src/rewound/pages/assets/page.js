@@ -122,9 +122,8 @@ function reachTable(subject) {
     const name = h("th", { scope: "row" }, swatch(technique), technique.label);
     return mine.some(Boolean) ? h("tr", { "data-technique": technique.name }, name, cells) : null;
   });
-  const one = subject.scale === 100 ? "1% drop" : `1 ${subject.unit.replace(/s$/, "")} drop`;
   const groups = modes.map((mode) => h("th", { scope: "colgroup", colSpan: 2 }, mode ? "Iterative" : "One-shot"));
-  const drops = modes.flatMap(() => ["No drop", one].map((name) => h("th", { scope: "col" }, name)));
+  const drops = modes.flatMap(() => ["No drop", subject.one].map((name) => h("th", { scope: "col" }, name)));
   const head = h("thead", {}, h("tr", {}, h("td"), groups), h("tr", {}, h("td"), drops));
   return h("table", { className: "reach" }, head, h("tbody", {}, lines));
 }
