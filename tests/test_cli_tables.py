@@ -31,6 +31,17 @@ def test_report_of_a_table(done: Path, rewound_command: Rewound) -> None:
     assert Path("table/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
 
 
+def test_report_of_a_table_of_dense_networks_only(rewound_command: Rewound) -> None:
+    """As of a sweep in that state."""
+    Path("dense.csv").write_text("recipe,val,test\na,0.95,0.95\na,0.95,0.94\n")
+    code, out, err = rewound_command("report", "--results", "dense.csv", "--compare", "dense.csv", "--out", "r")
+    assert (code, err) == (0, "")
+    assert "only dense networks so far: there are no techniques to compare yet" in out
+    assert "a: no criterion fails" in out
+    assert "report: r (results.csv, compare.csv)" in out
+    assert {path.name for path in Path("r").iterdir()} == {"results.csv", "compare.csv"}
+
+
 def retrained_for(recipe: str, *times: int) -> str:
     """A table of Algorithm 1's levels, retrained for less than all of a training that it does not tell."""
     lines = ["recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops"]

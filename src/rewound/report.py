@@ -51,7 +51,13 @@ def show_tables(
     drawing: Drawing = DEFAULT,
     test_examples: int | None = None,
 ) -> list[Path]:
-    """Draw the figures of tables and write their page into the folder `out`, and print a summary."""
+    """Draw the figures of tables and write their page into the folder `out`, and print a summary.
+
+    Dense networks alone have nothing to compare: that is said, and nothing is drawn.
+    """
+    if evidence.only_dense:
+        console.print("only dense networks so far: there are no techniques to compare yet")
+        return []
     with figures_under_way(evidence, out, console, drawing) as figures:
         console.print(summary_table(evidence, test_examples))
         page = _page(evidence, out, console, origin)

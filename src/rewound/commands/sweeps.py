@@ -118,15 +118,13 @@ def _report(
     paths = write_tables(evidence, out, drawing)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
-    if all(row.dense for row in tables.rows):
-        console.print("only dense networks so far: there are no techniques to compare yet")
-    elif not (metric := sweep.recipe.metric).higher_is_better:
+    if (metric := sweep.recipe.metric).higher_is_better or evidence.only_dense:
+        origin = written_to(paths[0], of_sweep(declared, store, tables))
+        paths += show_tables(evidence, out, console, origin, drawing, sweep.recipe.test_size)
+    else:
         console.print(
             f"wrote tables only: a lower {metric.name} is better, and a report needs a metric where higher is better; "
             "for figures and a page, return one from evaluate, such as accuracy",
             markup=False,
         )
-    else:
-        origin = written_to(paths[0], of_sweep(declared, store, tables))
-        paths += show_tables(evidence, out, console, origin, drawing, sweep.recipe.test_size)
     say_files([*paths, *show_comparison(evidence, out, console)])

@@ -26,6 +26,11 @@ class Evidence:
         """Our results."""
         return self.tables.rows
 
+    @property
+    def only_dense(self) -> bool:
+        """Whether nothing was pruned."""
+        return all(row.dense for row in self.rows)
+
     @cached_property
     def guessed(self) -> dict[str, float]:
         """T of the recipes of which it is not known, taken to be their longest retraining time."""
