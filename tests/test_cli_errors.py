@@ -65,6 +65,12 @@ BAD = {
         "nothing to draw: none of the 2 rows belongs to figure-2-sparsity-iterative; try --figures default",
         x_csv=f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n",
     ),
+    "no dense runs": bad(
+        ["report", "--results", "x.csv"],
+        "no finished dense run of a: deltas are measured from dense networks; add their rows (technique empty, "
+        "density 1) to the table, or give a table of them with --dense FILE\n",
+        x_csv=row(),
+    ),
     "a file to report into": bad(
         ["report", "--results", "x.csv", "--out", "x.csv"],
         "cannot write into x.csv: x.csv is not a folder; choose another folder with --out",

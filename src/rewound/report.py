@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rewound import __version__
+from rewound.conclusions.baseline import baselines
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
 from rewound.drawing import DEFAULT, Drawing, figures_under_way
@@ -20,7 +21,9 @@ def report_files(
     evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT, title: str = "results"
 ) -> list[Path]:
     """Tables that came from anywhere, with figures and a page; with another table, also a conformance card."""
-    paths = write_tables(evidence, out, drawing)
+    _check(evidence, drawing)
+    _ = evidence.only_dense or baselines(evidence.rows)  # an error where deltas have nothing to be measured from
+    paths = evidence.tables.write(out)
     origin = written_to(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}"))))
     shown = show_tables(evidence, out, console, origin, drawing)
     return [*paths, *shown, *show_comparison(evidence, out, console)]
@@ -28,9 +31,13 @@ def report_files(
 
 def write_tables(evidence: Evidence, out: Path, drawing: Drawing) -> list[Path]:
     """Write the tables into the folder `out`, once it is known that the figures and cards asked for can be made."""
+    _check(evidence, drawing)
+    return evidence.tables.write(out)
+
+
+def _check(evidence: Evidence, drawing: Drawing) -> None:
     drawing.check(evidence)
     _ = evidence.cards  # an error where the two tables share nothing
-    return evidence.tables.write(out)
 
 
 def written_to(results: Path, origin: Origin) -> Origin:

@@ -60,7 +60,7 @@ def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
     if missing := sorted({row.recipe for row in rows} - dense.keys()):
         raise InputError(
             f"no finished dense run of {', '.join(missing)}: deltas are measured from dense networks; "
-            "add their rows (technique empty, density 1) to the table"
+            "add their rows (technique empty, density 1) to the table, or give a table of them with --dense FILE"
         )
     return {
         recipe: Baseline(
