@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
+from rewound.pages.limits import panel_limits
 from rewound.pages.paper import draw_sheet, save_sheet, sheets
 from rewound.paper.figures import FIGURES
 from rewound.paper.literature import AGAINST_TIME
@@ -221,6 +222,32 @@ def test_main_figures_leave_out_ablations_and_appendix_networks(published: list[
     assert all(set(p.curves) == {LR, WEIGHT, FINE} for n in (1, 2, 8) for p in shown(n, published))
     assert len(shown(7, published)) == 11
     assert all(len(panel.curves) == 5 for panel in shown(7, published))
+
+
+def test_the_vertical_axes_reach_as_far_as_the_authors(published: list[Measured]) -> None:
+    """Notes 7, "y limits"; of speed-ups those that their plotting code sets, figure 11's upper one is the data's."""
+    main = {R56: (-3, 1), R50: (-6, 1), GNMT: (-8, 1.5)}
+    accuracy = dict.fromkeys((R20, R56, R110, R50, R34), (-3, 1)) | {GNMT: (-6, 1.5)}
+    times = accuracy | {R50: (-5, 1), R34: (-5, 1)}
+    structured = dict.fromkeys((R56, R34), (-6, 1))
+    relative = dict.fromkeys((R56, R110, R50), (0.9, 1.3))
+    theirs = {3: main, 4: structured, 9: times, 10: times, 12: relative} | dict.fromkeys((1, 2, 5, 6, 7, 8), accuracy)
+    for number, limits in theirs.items():
+        assert all(panel_limits(panel) == limits[panel.measured.recipe] for panel in shown(number, published)), number
+    for panel in shown(11, published):
+        low, high = panel_limits(panel)
+        assert low == 0.1
+        assert high > max(point.high for point in panel.points)
+
+
+def test_what_the_authors_limits_cut_is_marked(authors: list[Row]) -> None:
+    """Figure 12's ResNet-110: the bars of ten points leave 0.9x to 1.3x, their medians do not."""
+    _, _, resnet110, _ = sheets(Evidence(Tables(authors)), [FIGURES[NAMES[12]]])
+    figure = draw_sheet(resnet110)
+    ends = {marker: [line for line in figure.axes[0].lines if line.get_marker() == marker] for marker in ("v", "^")}
+    assert {marker: sum(len(line.get_xydata()) for line in lines) for marker, lines in ends.items()} == {"v": 3, "^": 7}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[-2:] == ["Trials below the axis", "Trials above the axis"]
 
 
 # Every sheet

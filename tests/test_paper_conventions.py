@@ -169,6 +169,17 @@ def test_the_horizontal_axis_is_density_reversed_and_logarithmic() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["2.00×", "4.00×", "8.00×"]
 
 
+@pytest.mark.parametrize("faster", [0.5, 1.0, 2.0])
+def test_a_speedup_beyond_the_authors_limits_is_shown(faster: float) -> None:
+    slow = [replace(row, flops=2 * (row.flops or 0)) for row in table(R56, iterative=True)]
+    made = [replace(row, flops=round((row.flops or 0) / faster)) if row.technique == LR else row for row in slow]
+    _, figure = drawn(made, 12)
+    assert figure.axes[0].get_ylim() == (min(0.9, faster), max(1.3, faster))
+    _, figure = drawn([replace(row, recipe="digits") for row in made], 12)
+    low, high = figure.axes[0].get_ylim()
+    assert low < min(1, faster) and high > max(1, faster), "the data's, for a recipe of one's own"  # noqa: PT018
+
+
 def test_other_works_are_black_dots_and_named() -> None:
     _, figure = drawn(table(R56, iterative=True) + table(R50, iterative=True), 2)
     for axes, count in zip(figure.axes, (4, 1), strict=True):

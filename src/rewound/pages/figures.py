@@ -20,7 +20,7 @@ from rewound.errors import InputError
 from rewound.pages.limits import delta_label, window
 from rewound.pages.look import Look, looks, mode_title, pruning_title, ratios
 from rewound.pages.panel import (
-    Below,
+    Cut,
     compression_axis,
     delta_axis,
     draw_outlines,
@@ -100,7 +100,7 @@ def _against_compression(
 ) -> Figure:
     modes = sorted({cell.line.iterative for cell in shown})
     figure = Figure(figsize=(2.6 * len(modes) + 3.4, 4.6))
-    named, below = named or looks(cell.line.technique for cell in shown), set[Below]()
+    named, cut = named or looks(cell.line.technique for cell in shown), set[Cut]()
     every = [*shown, *theirs]
     limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
     panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
@@ -111,10 +111,10 @@ def _against_compression(
         axes.set_xlabel("Compression ratio")
         delta_axis(axes, subject.baseline, limits)
         compression_axis(axes, [cell.density for cell in mine], inches=figure.get_figwidth() / len(modes) - 0.6)
-        below |= draw_points(axes, curves_of(mine, "compression", subject.baseline.delta), named)
+        cut |= draw_points(axes, curves_of(mine, "compression", subject.baseline.delta), named)
         hollow = [cell for cell in theirs if cell.line.iterative == iterative and cell.density < 1]
         draw_outlines(axes, curves_of(hollow, "compression", subject.baseline.delta), named)
-    legend = handles(named, subject.baseline, safe_zone=False, below=below, compared=bool(theirs))
+    legend = handles(named, subject.baseline, safe_zone=False, cut=cut, compared=bool(theirs))
     _finish(figure, subject, what, legend)
     return figure
 
@@ -125,7 +125,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
     lines = ceil(len(labels) / columns)
     figure = Figure(figsize=(max(6, 2.5 * columns + 0.6), 2.3 * lines + 1.5))
     inches = figure.get_figwidth() / columns - 0.5
-    named, below = looks(cell.line.technique for cell in shown), set[Below]()
+    named, cut = looks(cell.line.technique for cell in shown), set[Cut]()
     for line, panels in enumerate(figure.subplots(lines, columns, sharey="row", squeeze=False)):
         row = densities[line * columns : (line + 1) * columns]
         limits = window(
@@ -139,7 +139,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
             axes.set_title(f"{labels[density]}, dense control" if density == 1 else labels[density])
             delta_axis(axes, subject.baseline, limits)
             epochs_axis(axes, [cell.retrain_epochs for cell in shown], subject.epochs, inches)
-            below |= draw_points(axes, curves_of(mine, "time", subject.baseline.delta), named, size=0.8)
+            cut |= draw_points(axes, curves_of(mine, "time", subject.baseline.delta), named, size=0.8)
             hollow = [cell for cell in theirs if cell.density == density]
             draw_outlines(axes, curves_of(hollow, "time", subject.baseline.delta), named, size=0.8)
             if density in densities[-columns:]:  # no panel below this one
@@ -147,7 +147,7 @@ def _against_time(subject: _Subject, shown: Sequence[Cell], theirs: Sequence[Cel
         for axes in panels[len(row) :]:
             axes.set_visible(False)
     what = f"{mode_title(shown[0].line.iterative)}, by retraining time"
-    legend = handles(named, subject.baseline, safe_zone=True, below=below, compared=bool(theirs))
+    legend = handles(named, subject.baseline, safe_zone=True, cut=cut, compared=bool(theirs))
     _finish(figure, subject, what, legend)
     return figure
 

@@ -1,4 +1,4 @@
-"""What an axis of deltas is called and how far it reaches, and which retraining times are safe for rewinding."""
+"""What a vertical axis is called and how far it reaches, and which retraining times are safe for rewinding."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable
@@ -6,6 +6,8 @@ from typing import Final
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell
+from rewound.paper.measured import Measured
+from rewound.paper.panels import Curves, Panel
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits
@@ -30,6 +32,36 @@ def window(
     top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
     margin = 0.06 * (top - bottom) or 1.0
     return bottom - margin, top + margin
+
+
+def panel_limits(panel: Panel) -> tuple[float, float]:
+    """Limits of a panel of the paper's figures: the authors', else the data's, moved where a median would be outside.
+
+    Deltas below the axis are the exception: they are marked there, else a ruined network would flatten all others.
+    """
+    (bottom, top), (low, high) = _window(panel), panel.limits or (None, None)
+    low, high = bottom if low is None else low, top if high is None else high
+    medians = [point.median for point in panel.seen]
+    if panel.y == "speed-up":
+        return min(low, *medians), max(high, *medians)
+    return low, max(high, *(1.1 * median for median in medians))
+
+
+def _window(panel: Panel) -> tuple[float, float]:
+    if panel.y == "speed-up":
+        low, high = min(1.0, *(point.low for point in panel.seen)), max(1.0, *(point.high for point in panel.seen))
+        margin = 0.06 * (high - low) or 0.1
+        return low - margin, high + margin
+    tables = ((panel.measured, panel.curves), (panel.measured.theirs, panel.theirs))
+    cells = [cell for each, curves in tables if each is not None for cell in _shown(each, curves)]
+    if panel.x == "compression":
+        return window(cells, lambda cell: cell.density, panel.measured.baseline, deepest=2)
+    return window(cells, lambda cell: cell.retrain_epochs, panel.measured.baseline)
+
+
+def _shown(measured: Measured, curves: Curves) -> list[Cell]:
+    shown = {(name, point.density, point.retrain_epochs) for name, curve in curves.items() for point in curve}
+    return [c for c in measured.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
 
 
 def delta_label(baseline: Baseline) -> str:

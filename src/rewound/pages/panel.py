@@ -1,7 +1,7 @@
 """One panel of a figure: deltas with their spread over the dense band, on axes that hide no point silently.
 
-A median below the axis is a triangle on its lower edge, in the colour of its technique; a bar that goes on below it
-ends in a hollow one.
+A median below the axis is a triangle on its lower edge, in the colour of its technique; a bar that goes on below it, or
+above it, ends in a hollow one.
 """
 
 import math
@@ -20,8 +20,8 @@ from rewound.pages.look import Look, ratios
 from rewound.paper.literature import Published
 from rewound.paper.panels import FigurePoint
 
-Below: TypeAlias = Literal["median", "bar"]
-"""What may lie below the axis: all of a point, or the end of its bar."""
+Cut: TypeAlias = Literal["median below", "bar below", "bar above"]
+"""What may lie outside the axis: all of a point, or an end of its bar."""
 
 _DODGE: Final = 2.4  # printer's points between techniques at one x, so that their error bars stay apart
 _BAND: Final = "#dcdcdc"
@@ -30,31 +30,30 @@ _SAFE: Final = "#f0f0f0"
 
 def draw_points(
     axes: Axes, curves: Mapping[str, Sequence[FigurePoint]], looks: Mapping[str, Look], size: float = 1
-) -> set[Below]:
-    """One line per technique through the medians, bars from min to max; what of them is below the axis."""
-    bottom, rows, found = axes.get_ylim()[0], 0, set[Below]()
+) -> set[Cut]:
+    """One line per technique through the medians, bars from min to max; what of them is outside the axis."""
+    (bottom, top), rows, found = axes.get_ylim(), 0, set[Cut]()
     for index, (name, look) in enumerate(looks.items()):
         mine = sorted(curves.get(name, ()))
         at, medians = [point.x for point in mine], [point.median for point in mine]
-        seen = [point for point in mine if point.median >= bottom]
-        below = [point.x for point in mine if point.median < bottom]
         bars = axes.vlines(at, [p.low for p in mine], [p.high for p in mine], color=look.colour, linewidth=1.2 * size)
         line = axes.add_line(_line(look, at, medians, size))
         line.set(marker="none")
+        seen = [point for point in mine if point.median >= bottom]
         marks = axes.add_line(_line(look, [point.x for point in seen], [point.median for point in seen], size))
         marks.set(linestyle="none", clip_on=False)  # a marker at the edge stays whole
-        edge = axes.add_line(_triangles(look, below, [bottom] * len(below)))
-        cut = [point.x for point in seen if point.low < bottom]
-        ends = axes.add_line(_triangles(look, cut, [bottom] * len(cut), hollow=True))
+        outside: dict[Cut, list[float]] = {
+            "median below": [point.x for point in mine if point.median < bottom],
+            "bar below": [point.x for point in seen if point.low < bottom],
+            "bar above": [point.x for point in mine if point.high > top],
+        }
+        edges = [_triangles(look, cut, x, top if cut == "bar above" else bottom) for cut, x in outside.items()]
         right = _right(index, looks, size)
-        for artist in (bars, line, marks, edge, ends):
-            up = 3 + 5 * rows if artist is edge else 2 if artist is ends else 0  # techniques stand above one another
+        ups = (0, 0, 0, 3 + 5 * rows, 2, -2)  # techniques below the axis stand above one another
+        for artist, up in zip((bars, line, marks, *map(axes.add_line, edges)), ups, strict=True):
             artist.set(transform=_moved(axes, right, up), zorder=4 - index / 10, in_layout=False)
-        rows += bool(below)
-        if below:
-            found.add("median")
-        if cut:
-            found.add("bar")
+        rows += bool(outside["median below"])
+        found |= {cut for cut, x in outside.items() if x}
     return found
 
 
@@ -103,11 +102,9 @@ def delta_axis(axes: Axes, baseline: Baseline, window: tuple[float, float]) -> N
     _grid(axes)
 
 
-def ratio_axis(axes: Axes, points: Sequence[FigurePoint]) -> None:
+def ratio_axis(axes: Axes, window: tuple[float, float]) -> None:
     """The vertical axis of speed-ups: how many times faster, around a line at 1."""
-    bottom, top = min(1.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))
-    margin = 0.06 * (top - bottom) or 0.1
-    axes.set_ylim(bottom - margin, top + margin)
+    axes.set_ylim(window)
     axes.axhline(1, color="#606060", linewidth=1, zorder=1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
@@ -141,7 +138,7 @@ def epochs_axis(axes: Axes, times: Iterable[float], epochs: float, inches: float
 
 
 def handles(
-    looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, below: Collection[Below], compared: bool
+    looks: dict[str, Look], baseline: Baseline, *, safe_zone: bool, cut: Collection[Cut], compared: bool
 ) -> list[Line2D | Patch]:
     """The legend of a figure: its techniques in the paper's order, then what else is drawn."""
     legend: list[Line2D | Patch] = [_line(look) for look in looks.values()]
@@ -153,10 +150,12 @@ def handles(
     if safe_zone:
         low, high = SAFE_ZONE
         legend.append(Patch(facecolor=_SAFE, edgecolor="#cccccc", label=f"Rewinding safe zone, {low:g}T to {high:g}T"))
-    if "median" in below:
-        legend.append(_triangles(Look("Median below the axis", "#606060", "v", 7, "")))
-    if "bar" in below:
-        legend.append(_triangles(Look("Trials below the axis", "#606060", "v", 7, ""), hollow=True))
+    names: dict[Cut, str] = {
+        "median below": "Median below the axis",
+        "bar below": "Trials below the axis",
+        "bar above": "Trials above the axis",
+    }
+    legend += [_triangles(Look(name, "#606060", "v", 7, ""), each) for each, name in names.items() if each in cut]
     return legend
 
 
@@ -173,10 +172,12 @@ def _line(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), size: fl
     return line
 
 
-def _triangles(look: Look, x: Sequence[float] = (), y: Sequence[float] = (), *, hollow: bool = False) -> Line2D:
-    line = Line2D(x, y, label=look.label, color=look.colour, linestyle="none", marker="v", markersize=5)
+def _triangles(look: Look, cut: Cut, x: Sequence[float] = (), y: float = 0) -> Line2D:
+    """What stands on the edge at `y` for what is beyond it: filled for a median, hollow for the end of a bar."""
+    marker = "^" if cut == "bar above" else "v"
+    line = Line2D(x, [y] * len(x), label=look.label, color=look.colour, linestyle="none", marker=marker, markersize=5)
     line.set(markeredgecolor=look.edge, markeredgewidth=0.5, clip_on=False)
-    if hollow:
+    if cut != "median below":
         line.set(markersize=4, markerfacecolor="white", markeredgecolor=look.colour, markeredgewidth=0.9)
     return line
 

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rewound.conclusions.cell import Cell
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.limits import delta_label, window
+from rewound.pages.limits import delta_label, panel_limits
 from rewound.pages.look import Look, looks, mode_title, ratios
 from rewound.pages.panel import (
-    Below,
+    Cut,
     compression_axis,
     delta_axis,
     draw_outlines,
@@ -30,9 +29,9 @@ from rewound.pages.panel import (
 )
 from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.paper.figures import FIGURES, PaperFigure, panels, pruning_order
-from rewound.paper.measured import Measured, measured
+from rewound.paper.measured import measured
 from rewound.paper.networks import NETWORKS
-from rewound.paper.panels import Curves, Panel
+from rewound.paper.panels import Panel
 
 _SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}
 _SIZES: Final = {1: (4.2, 2.3), 2: (3.0, 1.75), 3: (2.6, 1.75)}  # of a panel, in inches, by columns
@@ -101,7 +100,7 @@ def draw_sheet(sheet: Sheet) -> Figure:
     width, height = _SIZES.get(columns, _SMALLEST)
     with mpl.rc_context(_SMALL):
         figure = Figure(figsize=(1.0 + columns * width + (columns - 1) * gap, lines * height))
-        named, below = _looks(sheet), set[Below]()
+        named, cut = _looks(sheet), set[Cut]()
         sources = {dot.source for panel in sheet.panels for dot in panel.published}
         inside = sheet.panels[0].x == "compression" and (sheet.alone or len(sources) > 1)
         for place, axes in _axes(figure, lines, columns):
@@ -109,11 +108,11 @@ def draw_sheet(sheet: Sheet) -> Figure:
                 axes.set_visible(False)
                 continue
             panel = places[place]
-            below |= _draw(axes, panel, named, width, size=0.7 if columns > 3 else 0.85)
+            cut |= _draw(axes, panel, named, width, size=0.7 if columns > 3 else 0.85)
             _label(axes, sheet, place)
             if panel.published and inside:
                 _name_source(axes, panel)
-        legend = _legend(sheet, named, below)
+        legend = _legend(sheet, named, cut)
         legend += [] if inside else [published_mark(label=source) for source in sorted(sources)]
         lay_out(figure, sheet.title, _subtitle(sheet.panels), legend, (gap, 0.6), panel_height=height)
     return figure
@@ -125,13 +124,12 @@ def _axes(figure: Figure, lines: int, columns: int) -> Iterator[tuple[tuple[int,
             yield (line, column), axes
 
 
-def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> set[Below]:
+def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size: float) -> set[Cut]:
     where = panel.measured
     if panel.y == "speed-up":
-        ratio_axis(axes, panel.seen)
+        ratio_axis(axes, panel_limits(panel))
     else:
-        low, high = panel.limits or _window(panel)
-        delta_axis(axes, where.baseline, (low, max(high, *(1.1 * point.median for point in panel.seen))))
+        delta_axis(axes, where.baseline, panel_limits(panel))
     at = {point.x for point in panel.points}
     if panel.x == "compression":
         compression_axis(axes, at, inches, [dot.density for dot in panel.published])
@@ -139,22 +137,9 @@ def _draw(axes: Axes, panel: Panel, named: dict[str, Look], inches: float, size:
         epochs_axis(axes, at, where.epochs, inches, [dot.epochs or 0 for dot in panel.published])
     if panel.published:
         draw_published(axes, panel.published)
-    below = draw_points(axes, panel.curves, named, size)
+    cut = draw_points(axes, panel.curves, named, size)
     draw_outlines(axes, panel.theirs, named, size)
-    return below
-
-
-def _window(panel: Panel) -> tuple[float, float]:
-    tables = ((panel.measured, panel.curves), (panel.measured.theirs, panel.theirs))
-    cells = [cell for each, curves in tables if each is not None for cell in _shown(each, curves)]
-    if panel.x == "compression":
-        return window(cells, lambda cell: cell.density, panel.measured.baseline, deepest=2)
-    return window(cells, lambda cell: cell.retrain_epochs, panel.measured.baseline)
-
-
-def _shown(measured: Measured, curves: Curves) -> list[Cell]:
-    shown = {(name, point.density, point.retrain_epochs) for name, curve in curves.items() for point in curve}
-    return [c for c in measured.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
+    return cut
 
 
 def _label(axes: Axes, sheet: Sheet, place: tuple[int, int]) -> None:
@@ -177,12 +162,12 @@ def _looks(sheet: Sheet) -> dict[str, Look]:
     return {name: replace(look, label=sheet.figure.labels.get(name, look.label)) for name, look in named.items()}
 
 
-def _legend(sheet: Sheet, named: dict[str, Look], below: Collection[Below]) -> list[Line2D | Patch]:
+def _legend(sheet: Sheet, named: dict[str, Look], cut: Collection[Cut]) -> list[Line2D | Patch]:
     first, compared = sheet.panels[0], any(panel.theirs for panel in sheet.panels)
     baseline = first.measured.baseline
     if first.y == "speed-up":
         baseline = replace(baseline, n=1)  # no band of the dense runs
-    return handles(named, baseline, safe_zone=first.x == "time", below=below, compared=compared)
+    return handles(named, baseline, safe_zone=first.x == "time", cut=cut, compared=compared)
 
 
 def _title(panel: Panel, sheet: Sheet) -> str:

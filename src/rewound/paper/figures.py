@@ -3,7 +3,8 @@
 A row says which experiments a figure shows and how; its panels are whatever the table of results has of them. Names are
 the figure's number and its label in the paper's source. What the paper does not have (your recipe, way of pruning or
 technique) is shown in every figure it fits; so is a network that the paper shows elsewhere, where a figure would
-otherwise be empty. Limits and the deepest density shown are the authors' for their networks, and the data's for others.
+otherwise be empty. Limits of the vertical axes and the deepest density shown are the authors' for their networks, and
+the data's for others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from rewound.paper.networks import NETWORKS
 from rewound.paper.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
 from rewound.tables.results import is_structured
 
-Limits = Mapping[str, tuple[float, float]]
+Limits = Mapping[str, tuple[float, float | None]]  # by recipe; an upper one of None is the data's
 
 _APPENDIX: Final = frozenset(  # not in the main text
     {
@@ -35,6 +36,8 @@ _COMPRESSION: Final[Limits] = dict.fromkeys(NETWORKS, (-3, 1)) | {"wmt16-gnmt": 
 _TIMES: Final[Limits] = {**_COMPRESSION, "imagenet-resnet50": (-5, 1), "imagenet-resnet34": (-5, 1)}
 _MAIN_TIMES: Final[Limits] = {"cifar10-resnet56": (-3, 1), "imagenet-resnet50": (-6, 1), "wmt16-gnmt": (-8, 1.5)}
 _MAIN_STRUCTURED: Final[Limits] = {"cifar10-resnet56": (-6, 1), "imagenet-resnet34": (-6, 1)}
+_SPEEDUP: Final[Limits] = dict.fromkeys(NETWORKS, (0.1, None))
+_SPEEDUP_ON_FINETUNING: Final[Limits] = dict.fromkeys(NETWORKS, (0.9, 1.3))
 
 _DEEPEST: Final = {("wmt16-gnmt", False): 0.05, ("wmt16-gnmt", True): 0.028}
 _DEEPEST_TIMES: Final = {
@@ -172,6 +175,7 @@ _ROWS: Final = (
         speedup,
         _ITERATIVE,
         leaves_out=_RESNET20,
+        limits=_SPEEDUP,
     ),
     PaperFigure(
         "figure-12-flops-speedup",
@@ -179,6 +183,7 @@ _ROWS: Final = (
         speedup_on_finetuning,
         _ITERATIVE,
         leaves_out=_RESNET20,
+        limits=_SPEEDUP_ON_FINETUNING,
     ),
 )
 FIGURES: Final = {figure.name: figure for figure in _ROWS}
@@ -208,8 +213,7 @@ def _panels(figure: PaperFigure, measured: Measured) -> Iterator[Panel]:
     kept = measured.only(lambda technique, density: technique not in figure.hides and density >= deepest)
     for panel in figure.panels(kept) if kept.cells else ():
         dots = tuple(dot for dot in figure.published if _on(dot, panel))
-        limits = figure.limits.get(measured.recipe) if panel.y == "delta" else None
-        yield replace(panel, published=dots, limits=limits)
+        yield replace(panel, published=dots, limits=figure.limits.get(measured.recipe))
 
 
 def _on(dot: Published, panel: Panel) -> bool:

@@ -62,7 +62,7 @@ class Panel:
     theirs: Curves = field(default_factory=dict)  # of a compared table
     density: float | None = None  # of a panel against time
     published: tuple[Published, ...] = ()
-    limits: tuple[float, float] | None = None  # of the vertical axis; None where the data decide
+    limits: tuple[float, float | None] | None = None  # of the vertical axis; None where the data decide
 
     @property
     def points(self) -> list[FigurePoint]:
