@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import typer.main
+
+from rewound import cli
+
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 SWEEP = """
 recipe = "tiny:Tiny"
 trials = [1]

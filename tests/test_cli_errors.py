@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import HEADER, SWEEP, Rewound, command, environment, row, snapshot
+from command_line import COMMANDS, HEADER, SWEEP, Rewound, command, environment, row, snapshot
 from rewound.storage.store import Store
 from rewound.tables.results import read_rows
 
@@ -127,6 +127,8 @@ BAD = {
     "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
     "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),
     "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
+    "a report to a URL": bad(["run", "digits", "--out", "s3://b/x"], "--out must be a path, not the URL s3://b/x;"),
+    "a network to a URL": bad(["prune", "digits", "--out", "gs://b"], "--out must be a path, not the URL gs://b;"),
     "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
 }
 
@@ -147,6 +149,18 @@ def test_bad_input_is_one_sentence(rewound_command: Rewound, monkeypatch: pytest
         assert Path(name).read_text() == text, "nothing is lost"
     if words[0] in ("report", "plan", "pack", "diff", "show"):
         assert {path.name for path in Path().iterdir()} == set(files), "what only looks leaves nothing behind"
+
+
+STORED = {name: command for name, command in COMMANDS.items() if any(p.name == "store" for p in command.params)}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_store_is_a_folder_and_no_url(rewound_command: Rewound, name: str) -> None:
+    needed = [word for p in STORED[name].params if p.required for word in (*p.opts[: "-" in p.opts[0]], "digits")]
+    code, out, err = rewound_command(name, *needed, "--store", "s3://bucket/x")
+    assert (code, out) == (2, "")
+    assert err == "error: --store must be a path, not the URL s3://bucket/x; mount it and give its path\n"
+    assert list(Path().iterdir()) == [], "and no folder called s3:"
 
 
 @pytest.mark.parametrize("words", [["prune", "digit"], ["run", "digits", "--jobs", "-3"]], ids=" ".join)

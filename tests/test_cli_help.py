@@ -6,13 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 
 import rewound
-from command_line import Rewound, command, environment, row
-from rewound import cli
-
-COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+from command_line import COMMANDS, Rewound, command, environment, row
 
 
 @pytest.mark.parametrize("name", COMMANDS)

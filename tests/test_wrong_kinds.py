@@ -100,6 +100,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "seed must be a whole number, not 0.5",
     ),
     "no store": (lambda: rewound.prune(Tiny(), store=None), "store must be a path, not None"),  # type: ignore[arg-type]
+    "a store by its URL": (
+        lambda: rewound.prune(Tiny(), store="file:///x"),
+        "store must be a path, not the URL file:///x; mount it and give its path",
+    ),
+    "a folder by its URL": (
+        lambda: epochs(checkpoint=Path("s3://b/run")),
+        "checkpoint must be a path, not the URL s3://b/run; ",
+    ),
     "no device": (
         lambda: rewound.prune(Tiny(), device=None),  # type: ignore[arg-type]
         "unknown device None; use cpu or cuda",

@@ -17,7 +17,7 @@ from rewound.commands.console import console
 from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.drawing import Drawing
-from rewound.errors import InputError
+from rewound.errors import InputError, as_path
 from rewound.plans.options import Options, keeps_all
 from rewound.storage.records import DEFAULT_STORE
 from rewound.sweeps.declaration import declared
@@ -31,8 +31,13 @@ app = typer.Typer(
     epilog="Example: rewound run digits",
 )
 
+
+def _store(given: Path) -> Path:
+    return as_path("--store", given)
+
+
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
-StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results")]
+StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results", callback=_store)]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]

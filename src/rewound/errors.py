@@ -1,5 +1,6 @@
 """What went wrong, said to a person: what was given, the limit, the remedy, in one sentence."""
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -47,14 +48,17 @@ def as_whole(name: str, value: object) -> int:
 
 
 def as_path(name: str, value: object) -> Path:
-    """What was given for `name`, if it is a path.
+    """What was given for `name`, if it is a path; a URL would be one, to a folder called `s3:`.
 
     >>> as_path("checkpoint", "run").name
     'run'
     """
     if not isinstance(value, str | PathLike) or not str(value):
         raise InputError(f"{name} must be a path, not {shown(value)}")
-    return Path(value)
+    if re.match(r"[a-z][a-z0-9+.-]+:(/|$)", str(path := Path(value)), re.IGNORECASE):
+        url = value if isinstance(value, str) else str(path).replace(":/", "://", 1)  # a Path has lost a slash
+        raise InputError(f"{name} must be a path, not the URL {url}; mount it and give its path")
+    return path
 
 
 def check_kind(name: str, value: object, kinds: type | tuple[type, ...], remedy: str) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rewound.errors import InputError
+from rewound.errors import InputError, as_path
 
 
 def report_folder(out: Path | None, name: str) -> Path:
@@ -13,6 +13,7 @@ def report_folder(out: Path | None, name: str) -> Path:
 
 def writable(folder: Path) -> Path:
     """The folder, which need not be there yet, if files can be written into it."""
+    folder = as_path("--out", folder)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     reason = "not a folder" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "not writable"
     if reason:
@@ -22,7 +23,7 @@ def writable(folder: Path) -> Path:
 
 def writable_file(path: Path) -> Path:
     """The file, if it can be written."""
-    if path.is_dir():
+    if as_path("--out", path).is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give the path of a file with --out")
     writable(path.parent)
     return path
