@@ -10,7 +10,8 @@ import typer.main
 
 from rewound import cli
 
-COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+APP = typer.main.get_command(cli.app)
+COMMANDS = APP.commands  # type: ignore[attr-defined]
 SWEEP = """
 recipe = "tiny:Tiny"
 trials = [1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rewound
-from command_line import COMMANDS, Rewound, command, environment, row
+from command_line import APP, COMMANDS, Rewound, command, environment, row
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -19,6 +19,19 @@ def test_every_command_has_help_with_an_example(rewound_command: Rewound, name: 
     assert example, "no example"
     for option in re.findall(r"--[a-z-]+", example[1]):
         assert option in out.replace(example[0], ""), "the example uses an option that is not there"
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_is_printed_as_it_was_written(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """To rich, `[default: 4]` in a text is a tag, and nothing of it is printed."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    found = COMMANDS[name] if name else APP
+    written = [found.help, found.epilog, *(param.help for param in found.params)]
+    written += [param.show_default for param in found.params if isinstance(param.show_default, str)]
+    printed = " ".join(rewound_command(*name.split(), "--help").out.split())
+    assert [text for text in written if text and " ".join(text.split()) not in printed] == []
 
 
 def test_the_contract_of_commands() -> None:

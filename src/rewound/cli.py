@@ -125,7 +125,9 @@ def prune_command(
     technique: Annotated[str, typer.Option(help="how to retrain")] = TECHNIQUE,
     retrain_epochs: Annotated[
         float | None,
-        typer.Option(help="epochs per level [default: the full training time; 0.9 of it for weight rewinding]"),
+        typer.Option(
+            help="epochs per level", show_default="the full training time; 0.9 of it where weights are rewound"
+        ),
     ] = None,
     rate: Annotated[float, typer.Option(help="fraction of the remaining weights that a level prunes")] = RATE,
     one_shot: Annotated[bool, typer.Option("--one-shot", help="prune all at once")] = False,
@@ -185,7 +187,8 @@ def show_command(
 def inspect_command(
     file: Annotated[Path, typer.Argument(help="a ticket, as rewound prune and rewound.save write it")],
     recipe: Annotated[
-        str | None, typer.Option(help="the recipe to count FLOPs with, or package.module:Class [default: the ticket's]")
+        str | None,
+        typer.Option(help="the recipe to count FLOPs with, or package.module:Class", show_default="the ticket's"),
     ] = None,
 ) -> None:
     """Show what a ticket holds: its layers, and what was said about it."""
