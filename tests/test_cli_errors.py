@@ -121,7 +121,7 @@ BAD = {
     ),
     "no such score": bad(["prune", "digits", "--score", "luck"], "unknown score 'luck'"),
     "nothing to prune": bad(["prune", "digits", "--only", "none"], "only 'none' matches no parameter"),
-    "too high a floor": bad(["prune", "digits", "--floor", "0.5"], "floor 0.5 keeps 28,160 weights, but density"),
+    "too high a floor": bad(["prune", "digits", "--floor", "0.5"], "28,160 weights, but density 0.1 only 5,632;"),
     "too large a seed": bad(["prune", "digits", "--seed", "9" * 20], "a trial is a seed from 0 to 922"),
     "no such floor": bad(["prune", "digits", "--floor", "2"], "floor must be"),
     "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),

@@ -170,7 +170,10 @@ def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch:
 def test_prune_leaves_a_weight_at_least(rewound_command: Rewound) -> None:
     code, _, err = rewound_command("prune", "tiny:Tiny", "--compression", 1e9)
     assert code == 2
-    assert "leaves less than one of 1,316 weights; the largest compression is 1,316" in err
+    assert err == (
+        "error: density 1e-09 (compression 1,000,000,000) leaves less than one of 1,316 weights; "
+        "the largest compression is 1,316\n"
+    ), "what was asked for, not the first of its levels that cannot be"
 
 
 # Inspect

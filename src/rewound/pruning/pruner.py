@@ -145,7 +145,8 @@ class Pruner:
         sizes = {name: unit.numel() for name, unit in units.items()}
         if density * (total := sum(sizes.values())) < 1 - 1e-9:
             raise InputError(
-                f"density {density:g} leaves less than one of {total:,} weights; the largest compression is {total:,}"
+                f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
+                f"the largest compression is {total:,}"
             )
         return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in self._groups(units))
 

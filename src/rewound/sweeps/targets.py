@@ -112,8 +112,9 @@ def retrained(
     salt = f"{technique} {epochs:g}" if independent else ""
     cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
     rule = Ruled(chosen.lr, recipe.schedule, t) if callable(chosen.lr) else None
-    previous = original
-    for number, level in enumerate(levels(chosen, t, T, densities), start=1):
+    previous, course = original, list(levels(chosen, t, T, densities))
+    _kept(recipe, pruner, course[-1].density)  # what was asked for is refused before what leads there
+    for number, level in enumerate(course, start=1):
         weights = _weights(level, original, previous)
         kept = _kept(recipe, pruner, level.density)
         salted = salt if number == 1 else ""
