@@ -124,6 +124,18 @@ BAD = {
     "too high a floor": bad(["prune", "digits", "--floor", "0.5"], "28,160 weights, but density 0.1 only 5,632;"),
     "too large a seed": bad(["prune", "digits", "--seed", "9" * 20], "a trial is a seed from 0 to 922"),
     "no such floor": bad(["prune", "digits", "--floor", "2"], "floor must be"),
+    "no such field": bad(["prune", "digits", "--field", "epoch=8"], "unknown field of digits 'epoch'; did you mean"),
+    "a field of another type": bad(
+        ["prune", "digits", "--field", "epochs=long"], "digits.epochs must be of type float, not 'long'"
+    ),
+    "a field with a bad value": bad(["prune", "digits", "--field", "epochs=0"], "epochs must be above 0, not 0"),
+    "a field without a value": bad(
+        ["prune", "digits", "--field", "epochs"], "a field is given as name=value, such as epochs=8, not as 'epochs'"
+    ),
+    "a field twice": bad(
+        ["prune", "digits", "--field", "batch_size=8", "--field", "batch-size=16"], "field batch-size is given twice;"
+    ),
+    "a field of no recipe": bad(["inspect", "x", "--field", "epochs=8"], "--field epochs=8 goes with --recipe, the"),
     "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
     "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),
     "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),

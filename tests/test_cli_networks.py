@@ -76,6 +76,24 @@ def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rew
     assert summary["levels"] == [vars(level) for level in by_default.levels], "the defaults are the same, too"
 
 
+def test_prune_a_recipe_with_other_fields(rewound_command: Rewound) -> None:
+    words = ("--field", "widths=[4, 6]", "--field", "batch_size=64", "--field", "nesterov=false")
+    options = ("--one-shot", "--compression", 2, "--out", "pruned")
+    assert rewound_command("prune", "tiny:Tiny", *words, *options).code == 0
+    task = Tiny(widths=(4, 6), batch_size=64, nesterov=False)
+    network = rewound.prune(task, one_shot=True, compression=2, store="other")
+    summary = json.loads(Path("pruned/summary.json").read_text())
+    assert summary["levels"] == [vars(level) for level in network.levels]
+    about = rewound.load("pruned/ticket.safetensors").about
+    assert (about["recipe"], about["fields"]) == ("tiny:Tiny", summary["fields"])
+    assert Tiny.with_fields(summary["fields"]) == task
+    file = "pruned/ticket.safetensors"
+    code, out, err = rewound_command("inspect", file, "--recipe", "tiny:Tiny", "--field", "widths=[4,6]")
+    assert (code, err) == (0, "")
+    assert rows(out)["network"][3] == f"{task.profile.total(network.mask):,}"
+    assert rewound_command("inspect", file, "--recipe", "tiny:Tiny").code == 2, "another network"
+
+
 def test_a_compression_of_some_weights_says_of_how_many(rewound_command: Rewound) -> None:
     name, *_ = names = list(Tiny().shapes)
     sizes = {name: math.prod(shape) for name, shape in Tiny().shapes.items()}
@@ -231,7 +249,7 @@ def test_inspect_imports_nothing_that_a_file_names(rewound_command: Rewound, rec
     assert (code, err) == (0, "")
     assert rows(out)["layer"] == ["shape", "kept", "of", "density"], "no column that has nothing to say"
     assert rows(out)["network"] == ["506", "1,493", "0.3389"]
-    assert "FLOPs need the network: give its recipe with --recipe, or" in out
+    assert "FLOPs need the network: give its recipe with --recipe (and --field), or" in out
     assert "this" not in sys.modules
 
 

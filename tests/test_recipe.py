@@ -1,6 +1,7 @@
 """Recipes: their fields, their identity, and retraining times in steps."""
 
 import inspect
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -53,12 +54,24 @@ def test_an_unknown_field_is_told_with_the_nearest() -> None:
         ("batch-size", "32", "int"),
         ("epochs", "ten", "float"),
         ("epochs", True, "float"),
-        ("nesterov", 1, "bool"),
-        ("widths", 32, "tuple"),
     ],
 )
 def test_a_field_has_the_type_of_its_default(key: str, value: object, kind: str) -> None:
     with pytest.raises(InputError, match=rf"^digits\.{key} must be of type {kind}, not {value!r}$"):
+        Digits.with_fields({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("nesterov", 1, "bool, not 1; write true or false"),
+        ("nesterov", "True", "bool, not 'True'; write true or false"),
+        ("widths", 32, "tuple, not 32; write a list, as [32, 48]"),
+        ("widths", "4,8", "tuple, not '4,8'; write a list, as [32, 48]"),
+    ],
+)
+def test_it_is_said_how_a_field_is_written(key: str, value: object, says: str) -> None:
+    with pytest.raises(InputError, match=rf"^digits\.{key} must be of type {re.escape(says)}$"):
         Digits.with_fields({key: value})
 
 

@@ -18,6 +18,7 @@ from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.drawing import Drawing
 from rewound.errors import InputError, as_path
+from rewound.hyperparameters import fields_in
 from rewound.plans.options import Options, keeps_all
 from rewound.storage.records import DEFAULT_STORE
 from rewound.sweeps.declaration import declared
@@ -40,6 +41,9 @@ SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a sh
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results", callback=_store)]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
+Fields = Annotated[
+    list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. precision=bfloat16; repeatable")
+]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
 
@@ -118,9 +122,10 @@ def diff_command(
     diff_tables(ours, theirs, every_cell=every_cell)
 
 
-@app.command("prune", epilog="Example: rewound prune digits --compression 10")
+@app.command("prune", epilog="Example: rewound prune digits --compression 10 --field epochs=8")
 def prune_command(
     recipe: Annotated[str, typer.Argument(help="a recipe such as digits, or package.module:Class")],
+    fields: Fields = None,
     compression: Annotated[float, typer.Option(help="how many times fewer weights")] = COMPRESSION,
     technique: Annotated[str, typer.Option(help="how to retrain")] = TECHNIQUE,
     retrain_epochs: Annotated[
@@ -152,11 +157,12 @@ def prune_command(
     from rewound.commands.networks import prune_network
     from rewound.compression import prune
     from rewound.pruning.pruner import Pruner
+    from rewound.recipes import recipe_named
 
     folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
     pruned = partial(
         prune,
-        recipe,
+        recipe_named(recipe).with_fields(fields_in(fields or ())),
         compression=compression,
         technique=technique,
         retrain_epochs=retrain_epochs,
@@ -190,11 +196,14 @@ def inspect_command(
         str | None,
         typer.Option(help="the recipe to count FLOPs with, or package.module:Class", show_default="the ticket's"),
     ] = None,
+    fields: Fields = None,
 ) -> None:
     """Show what a ticket holds: its layers, and what was said about it."""
+    if fields and recipe is None:
+        raise InputError(f"--field {fields[0]} goes with --recipe, the recipe that has the field; give both")
     from rewound.commands.networks import inspect_ticket
 
-    inspect_ticket(file, recipe)
+    inspect_ticket(file, recipe, fields_in(fields or ()))
 
 
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")

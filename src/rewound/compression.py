@@ -68,7 +68,8 @@ class PrunedNetwork:
         save_file(separate(self.model.state_dict()), folder / "model.safetensors", {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
         save_file(self.mask.packed(), folder / "mask.safetensors", {"shapes": shapes})
-        about = {name: self.settings[name] for name in ("recipe", "technique", "retrain_epochs")}
+        told = ("recipe", "fields", "technique", "retrain_epochs")
+        about = {name: value for name in told if (value := self.settings[name]) != {}}
         about["lineage"] = self.levels[self.chosen].key  # a state's address is its history
         write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
@@ -129,6 +130,7 @@ def prune(
         search.drop({*present, levels[chosen].key})
     settings: dict[str, object] = {
         "recipe": task.label(),
+        "fields": task.identity()["fields"],
         "technique": technique,
         "retrain_epochs": epochs,
         "compression": levels[chosen].compression,

@@ -1,6 +1,8 @@
-"""The value of a recipe's field: given in a file, of the type that its default has, and told in a word."""
+"""The value of a recipe's field: given in a file or in a word, of the type that its default has, and told in a word."""
 
 import math
+import tomllib
+from collections.abc import Iterable
 
 from rewound.errors import InputError
 
@@ -13,8 +15,14 @@ def coerced(name: str, value: object, default: object) -> object:
     if isinstance(default, tuple) and default and isinstance(value, tuple):
         return tuple(coerced(f"each of {name}", item, default[0]) for item in value)
     if default is not None and type(value) is not type(default):
-        raise InputError(f"{name} must be of type {type(default).__name__}, not {value!r}")
+        raise InputError(f"{name} must be of type {type(default).__name__}, not {value!r}{_remedy(default)}")
     return value
+
+
+def _remedy(default: object) -> str:
+    if isinstance(default, tuple):
+        return f"; write a list, as {list(default)}"
+    return "; write true or false" if isinstance(default, bool) else ""
 
 
 def widened(value: object, default: object) -> object:
@@ -31,6 +39,31 @@ def field_word(name: str, value: object) -> str:
     ('batch-size=64', 'epochs=8', 'widths=4,8', 'fast=true')
     """
     return f"{name.replace('_', '-')}={_text(value)}"
+
+
+def fields_in(words: Iterable[str]) -> dict[str, object]:
+    """The fields that words give: values as in TOML, where a text may go without quotes.
+
+    >>> fields_in(["batch-size=64", "widths=[4, 8]", "precision=bfloat16"])
+    {'batch-size': 64, 'widths': [4, 8], 'precision': 'bfloat16'}
+    """
+    fields: dict[str, object] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip().replace("_", "-")
+        if not (name and equals):
+            raise InputError(f"a field is given as name=value, such as epochs=8, not as {word!r}")
+        if name in fields:
+            raise InputError(f"field {name} is given twice; give it once")
+        fields[name] = _value(text.strip())
+    return fields
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _text(value: object) -> str:

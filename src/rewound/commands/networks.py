@@ -1,7 +1,7 @@
 """Commands on one network: `prune`, level by level, and `inspect` for the ticket that it wrote."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import typer
@@ -14,6 +14,7 @@ from rewound.compression import LevelReport, PrunedNetwork
 from rewound.pages.inspection import ticket_page, ticket_profile
 from rewound.pages.terminal import plain_table
 from rewound.pruning.prunable import prunable_weights
+from rewound.recipes import recipe_named
 from rewound.tickets.ticket import load
 
 WIDE = 10_000
@@ -39,10 +40,11 @@ def _selected(network: PrunedNetwork) -> str:
     return "" if counted == total else f" in the {counted:,} weights selected of {total:,}"
 
 
-def inspect_ticket(file: Path, recipe: str | None) -> None:
+def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> None:
     """Print what a ticket holds."""
     ticket = load(file)
-    page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe))
+    task = recipe_named(recipe).with_fields(fields) if recipe is not None else None
+    page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, task))
     if console.is_terminal and console.encoding.startswith("utf"):
         console.print(page)
         return

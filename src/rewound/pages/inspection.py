@@ -9,24 +9,24 @@ from rich.text import Text
 from torch import Tensor
 
 from rewound.flops import Profile
+from rewound.recipe import Recipe
 from rewound.recipes import RECIPES, recipe_named
 from rewound.tickets.ticket import Ticket
 
 _NO_FLOPS = (
-    "FLOPs need the network: give its recipe with --recipe, or count them in Python with "
+    "FLOPs need the network: give its recipe with --recipe (and --field), or count them in Python with "
     "rewound.profile(model, example).layers(ticket.mask)."
 )
 
 
-def ticket_profile(ticket: Ticket, recipe: str | None = None) -> Profile | None:
+def ticket_profile(ticket: Ticket, recipe: Recipe | None = None) -> Profile | None:
     """The operation counts of the ticket's network, if its recipe is known.
 
     What a file says is not trusted: of recipes that it names, only those that come with the package are used.
     """
     if recipe is not None:
-        profile = recipe_named(recipe)().profile
-        profile.layers(ticket.mask)  # an error if this is another network
-        return profile
+        recipe.profile.layers(ticket.mask)  # an error if this is another network
+        return recipe.profile
     named = ticket.about.get("recipe")
     if not isinstance(named, str) or named not in RECIPES:
         return None
