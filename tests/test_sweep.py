@@ -110,6 +110,39 @@ def test_several_runs_of_levels() -> None:
     assert experiment.densities == ((0.5,), (0.8, 0.8**2))
 
 
+@pytest.mark.parametrize(
+    ("levels", "runs"),
+    [
+        ("{ keep = 0.5, count = [1, 3] }", [(0.5,), (0.5, 0.25, 0.125)]),
+        ("{ keep = [0.5, 0.4], count = [1, 2] }", [(0.5,), (0.5, 0.25), (0.4,), (0.4, 0.4**2)]),
+        ("{ keep = 0.5, compression = [2, 3] }", [(0.5,), (0.5, 1 / 3)]),
+        ("[{ keep = 0.5, count = [1, 2] }, { keep = [0.3], count = 1 }]", [(0.5,), (0.5, 0.25), (0.3,)]),
+    ],
+)
+def test_lists_in_levels_are_axes(levels: str, runs: list[tuple[float, ...]]) -> None:
+    sweep = swept(with_lines(levels=levels))
+    assert sweep.experiments[0].densities == tuple(runs)
+    assert [target.density for target in sweep.targets[1:]] == list(dict.fromkeys(d for run in runs for d in run))
+
+
+def test_lists_in_a_pruner_are_axes() -> None:
+    axes = swept(with_lines(pruner='{ score = ["magnitude", "random"], scope = ["global", "layer"], floor = [0.01] }'))
+    kinds = ["unstructured", "unstructured layer", "unstructured random", "unstructured random layer"]
+    assert [target.pruning for target in axes.targets[1:]] == [f"{kind} floor=0.01" for kind in kinds]
+    apart = ", ".join(
+        f'{{ score = "{score}", scope = "{scope}", floor = 0.01 }}'
+        for score in ("magnitude", "random")
+        for scope in ("global", "layer")
+    )
+    assert axes.targets == swept(with_lines(pruner=f"[{apart}]")).targets, "the same work under the same keys"
+
+
+def test_lists_of_patterns_are_one_value_and_lists_of_them_an_axis() -> None:
+    (experiment,) = swept(with_lines(pruner='{ skip = ["stem.*", "dense.*"], only = [[], ["stage1.*"]] }')).experiments
+    skipped = ("stem.*", "dense.*")
+    assert experiment.pruners == (Pruner(skip=skipped), Pruner(skip=skipped, only=("stage1.*",)))
+
+
 def test_the_same_row_asked_for_twice_counts_once() -> None:
     assert len(swept(with_lines(density="[0.5, 0.5]", trials="[1, 1]")).targets) == 2
     assert len(swept(with_lines() + EXPERIMENT).targets) == 2
@@ -291,6 +324,21 @@ BAD = {
     "levels that meet": (
         with_lines(levels="[{ keep = 0.5, count = 2 }, { keep = 0.25, count = 1 }]"),
         "two runs of fine-tuning reach density 0.25 in different ways, and would share a row of the tables",
+    ),
+    "rates that meet": (
+        with_lines(levels="{ keep = [0.8, 0.5], compression = 10 }"),
+        "two runs of fine-tuning reach density 0.1 in different ways, and would share a row of the tables; declare",
+    ),
+    "no keep": (with_lines(levels="{ keep = [], count = 1 }"), "keep is an empty list"),
+    "no score": (with_lines(pruner="{ score = [] }"), "score is an empty list"),
+    "lists of scores": (with_lines(pruner='{ score = [["random"]] }'), "score of pruner must be like 'magnitude', not"),
+    "a pattern among lists": (
+        with_lines(pruner='{ only = [["stem.*"], "dense.*"] }'),
+        'only of pruner is a list; write only = ["dense.*"]',
+    ),
+    "an axis of levels with a wrong value": (
+        with_lines(levels="{ count = [1, 0] }"),
+        "count must be at least 1, not 0",
     ),
     "half a level": (with_lines(levels="{ count = 1.5 }"), "count must be a whole number, not 1.5"),
     "density and levels": (with_lines(density="0.5", levels="{ count = 1 }"), "either density (one-shot) or levels"),

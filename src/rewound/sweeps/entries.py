@@ -1,7 +1,8 @@
 """What stands under the keys of a sweep's TOML tables, each of the kind it should be; else one sentence."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from rewound.errors import InputError, as_number
 from rewound.names import unknown
@@ -24,6 +25,28 @@ def axis_in(table: Table, key: str) -> list[object]:
     if not values:
         raise InputError(f"{key} is an empty list")
     return values
+
+
+def combinations(table: Table, depths: Mapping[str, float] = {}) -> Iterator[dict[str, object]]:
+    """The tables of single values that a table with lists in it stands for, one for every choice from the lists.
+
+    `depths` are how many lists are around a single value, for keys that have any.
+
+    >>> list(combinations({"keep": [0.8, 0.5], "count": 3}))
+    [{'keep': 0.8, 'count': 3}, {'keep': 0.5, 'count': 3}]
+    """
+    axes = [axis_in(table, key) if depth(table[key]) > depths.get(key, 0) else [table[key]] for key in table]
+    return (dict(zip(table, chosen, strict=True)) for chosen in product(*axes))
+
+
+def depth(value: object) -> int:
+    """How many lists are around a value."""
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list | tuple) else 0
+
+
+def texts_in(table: Table, key: str) -> list[str]:
+    """The values of an axis that are texts."""
+    return [text_in({key: value}, key) for value in axis_in(table, key)]
 
 
 def text_in(table: Table, key: str) -> str:
