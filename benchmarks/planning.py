@@ -17,7 +17,7 @@ from global_pruning import in_a_process, machine, memory
 from rewound import TECHNIQUES, Sweep, load_sweep
 from rewound.plans.planning import plan
 from rewound.recipes import recipe_named
-from rewound.sweeps.sweep import Experiment
+from rewound.sweeps.experiment import Experiment
 
 TRIALS, REPEATS = 125, 3
 TIMES = (10.0, 30.0, 50.0, 70.0, 90.0, 110.0, 130.0, 150.0, 170.0, 182.0)
@@ -40,7 +40,8 @@ def declared() -> Sweep:
     one_shot = Experiment(tuple(TECHNIQUES), TIMES, tuple((density,) for density in DENSITIES), iterative=False)
     rewinding = ("fine-tuning", "weight-rewinding", "lr-rewinding")
     iterative = Experiment(rewinding, TIMES, (DENSITIES,), iterative=True)
-    return Sweep("large", recipe_named("cifar10-resnet20")(), tuple(range(1, TRIALS + 1)), (one_shot, iterative))
+    recipe = recipe_named("cifar10-resnet20")()
+    return Sweep("large", (recipe,), tuple(range(1, TRIALS + 1)), (one_shot, iterative))
 
 
 def planned(sweep: Sweep) -> Measured:

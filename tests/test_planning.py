@@ -57,7 +57,7 @@ def test_the_papers_grid_costs_less_than_half_of_its_naive_price() -> None:
 
 def test_independent_randomness_shares_nothing_but_the_dense_run() -> None:
     sweep = load_sweep("cifar10-resnet20-grid")
-    work = plan(replace(sweep, independent=True).targets)
+    work = plan(replace(sweep, randomness=("independent",)).targets)
     assert work.naive_epochs == pytest.approx(6_780, abs=1e-6)
     assert work.epochs(dense=False) == pytest.approx(6_780)
     nodes_of(work)

@@ -82,7 +82,7 @@ def with_lines(**lines: str) -> str:
 def test_a_whole_sweep() -> None:
     sweep = swept(WHOLE)
     assert sweep.recipe == Digits(epochs=2.0, widths=(4, 8), batch_size=64)
-    assert (sweep.trials, sweep.independent) == ((1, 2), True)
+    assert (sweep.trials, sweep.randomness) == ((1, 2), ("independent",))
     one_shot, iterative = sweep.experiments
     assert one_shot.techniques == ("fine-tuning", "lr-rewinding")
     assert one_shot.retrain_epochs == (1.0, 1.5)
@@ -170,9 +170,9 @@ def test_a_single_step_of_retraining_can_be_asked_for() -> None:
 
 
 def test_randomness_is_shared_unless_told_otherwise() -> None:
-    assert not swept(with_lines()).independent
-    assert not swept(with_lines(randomness='"shared"')).independent
-    assert swept(with_lines(randomness='"independent"')).independent
+    assert swept(with_lines()).randomness == ("shared",)
+    assert swept(with_lines()).targets == swept(with_lines(randomness='"shared"')).targets
+    assert swept(with_lines(randomness='"independent"')).randomness == ("independent",)
 
 
 def test_an_experiment_may_use_some_of_the_trials() -> None:

@@ -1,12 +1,16 @@
-"""Fields of a recipe as axes of a sweep: every value is a recipe of its own, with its own dense networks."""
+"""Recipes, their fields and randomness as axes of a sweep: each value has a name, and dense networks, of its own."""
 
 import json
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from command_line import SWEEP, command, environment
+import pytest
+
+from command_line import SWEEP, Rewound, command, environment
+from rewound.errors import InputError
 from rewound.history import described
 from rewound.plans.planning import plan
 from rewound.recipes.digits import Digits
@@ -61,6 +65,119 @@ class Open(Tiny):
 def test_a_list_for_a_field_of_any_kind_is_its_value() -> None:
     assert variants(Open, {"marks": [1, 2]}) == (Open(marks=(1, 2)),)
     assert told_apart(variants(Open, {"marks": [1, 2]})) == {Open(marks=(1, 2)): ""}
+
+
+def test_several_recipes_in_one_sweep() -> None:
+    def declared(recipe: object, **fields: object) -> Sweep:
+        table = {"recipe": recipe, "trials": [1], "recipe-fields": fields, "experiment": [EXPERIMENT]}
+        return parse_sweep(table, "test")
+
+    both = declared(["digits", "tiny:Tiny"])
+    assert [target.task for target in both.targets] == ["digits"] * 2 + ["tiny:Tiny"] * 2
+    assert both.targets == (*declared("digits").targets, *declared("tiny:Tiny").targets), "the same work by one name"
+    tasks = dict.fromkeys(target.task for target in declared(["digits", "tiny:Tiny"], epochs=[2, 4]).targets)
+    assert list(tasks) == ["digits epochs=2", "digits epochs=4", "tiny:Tiny epochs=2", "tiny:Tiny epochs=4"]
+    assert declared(["digits", "rewound.recipes.digits:Digits"]).targets == declared("digits").targets
+
+
+def test_randomness_is_an_axis() -> None:
+    def declared(randomness: object) -> Sweep:
+        table = {"recipe": "tiny:Tiny", "trials": [1], "randomness": randomness, "experiment": [EXPERIMENT]}
+        return parse_sweep(table, "test")
+
+    shared, independent = declared("shared").targets, declared("independent").targets
+    both = declared(["independent", "shared"]).targets
+    assert [target.state for target in both] == [target.state for target in (*shared, *independent)]
+    assert [target.task for target in both] == [
+        *["tiny:Tiny randomness=shared"] * 2,
+        *["tiny:Tiny randomness=independent"] * 2,
+    ]
+    assert declared(["shared"]).targets == shared
+
+
+@dataclass(frozen=True)
+class Namesake(Tiny):
+    """Another task, by the name of one that there is."""
+
+    name: ClassVar[str] = "digits"
+
+
+@dataclass(frozen=True)
+class Marked(Tiny):
+    marks: tuple[str, ...] = ("a",)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            {"recipe": ["digits", "test_variants:Namesake"]},
+            "rewound.recipes.digits:Digits and test_variants:Namesake are both called digits in the tables; give one",
+        ),
+        (
+            {"recipe": "test_variants:Marked", "recipe-fields": {"marks": [["a", "b"], ["a,b"]]}},
+            "two dense networks of test_variants:Marked marks=a,b are trained in different ways, and would share a row",
+        ),
+        ({"recipe": ["digits", 3]}, "recipe must be a text, not 3"),
+        ({"recipe": []}, "recipe is an empty list"),
+        ({"recipe": ["digits", "tiny:Tiny", "digit"]}, "unknown recipe 'digit'; did you mean 'digits'"),
+        (
+            {"recipe": ["digits", "cifar10-resnet20"], "recipe-fields": {"precision": "bfloat16"}},
+            "unknown field of digits 'precision' (known: ",
+        ),
+        ({"recipe": "digits", "randomness": []}, "randomness is an empty list"),
+        (
+            {"recipe": "digits", "randomness": ["shared", ["x"]]},
+            """randomness is "shared" or "independent", not ['x']""",
+        ),
+    ],
+)
+def test_what_cannot_be_an_axis_is_one_sentence(table: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _ = parse_sweep({**table, "trials": [1]}, "test").targets
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_recipes_of_one_sweep_run_and_are_reported_on(rewound_command: Rewound) -> None:
+    recipes = 'recipe = ["tiny:Tiny", "tiny:Held"]\nrandomness = ["shared", "independent"]'
+    Path("two.toml").write_text(SWEEP.replace('recipe = "tiny:Tiny"', recipes))
+    code, out, err = rewound_command("run", "two.toml", "--jobs", 1, "--out", "report")
+    assert (code, err) == (0, "")
+    rows = read_rows("report/results.csv")
+    tasks = [f"tiny:{name} randomness={word}" for name in ("Held", "Tiny") for word in ("independent", "shared")]
+    assert list(dict.fromkeys(row.recipe for row in rows)) == tasks
+    assert len(rows) == 4 * (1 + 4)
+    assert [sum(row.dense for row in rows if row.recipe == task) for task in tasks] == [1] * 4
+    assert len({row.key for row in rows if row.dense}) == 2, "both kinds of randomness have the same dense networks"
+    assert all(f"{task}, unstructured pruning, one-shot" in " ".join(out.split()) for task in tasks)
+
+
+def test_figures_need_every_recipe_to_be_better_upwards(rewound_command: Rewound) -> None:
+    Path("two.toml").write_text(SWEEP.replace('"tiny:Tiny"', '["tiny:Tiny", "tiny:Wrong"]'))
+    code, out, err = rewound_command("run", "two.toml", "--jobs", 1, "--out", "report")
+    assert (code, err) == (0, "")
+    assert "wrote tables only: a lower error is better" in out
+    assert {path.name for path in Path("report").iterdir()} == {"results.csv", "layers.csv", "curves.csv"}
+
+
+def test_no_store_is_made_if_the_data_of_one_recipe_is_missing(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWOUND_CACHE", "cache")
+    Path("two.toml").write_text(SWEEP.replace('"tiny:Tiny"', '["tiny:Tiny", "cifar10-resnet20"]'))
+    code, _, err = rewound_command("run", "two.toml", "--jobs", 1)
+    assert code == 2
+    assert err.startswith("error: no CIFAR-10 in ")
+    assert not Path("rewound-store").exists()
+
+
+def test_a_plan_takes_each_recipe_at_its_own_pace(rewound_command: Rewound) -> None:
+    Path("one.toml").write_text(SWEEP)
+    Path("two.toml").write_text(SWEEP.replace('"tiny:Tiny"', '["tiny:Tiny", "cifar10-resnet20"]'))
+    assert rewound_command("run", "one.toml", "--jobs", 1).code == 0
+    out = " ".join(rewound_command("plan", "two.toml", "--jobs", 1).out.split())
+    assert re.search(r"about 16 hours with 1 job \(typical for cifar10-resnet20 on cpu\)", out)
 
 
 def test_a_state_tells_the_fields_of_its_recipe() -> None:

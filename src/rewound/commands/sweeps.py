@@ -38,7 +38,7 @@ def run_sweep(
     run = executor_named(on)
     folder = report_folder(out, declared.name)
     sweep = _sweep(declared)
-    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipe, options.device)
+    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipes, options.device)
     if retry_failed:
         for node in plan.nodes:
             if (result := store.result(node.key)) and ("failed" in result or not is_measured(result)):
@@ -118,12 +118,14 @@ def _report(
     paths = write_tables(evidence, out, drawing)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
-    if (metric := sweep.recipe.metric).higher_is_better or evidence.only_dense:
+    lower = [recipe.metric.name for recipe in sweep.recipes if not recipe.metric.higher_is_better]
+    if evidence.only_dense or not lower:
         origin = written_to(paths[0], of_sweep(declared, store, tables))
-        paths += show_tables(evidence, out, console, origin, drawing, sweep.recipe.test_size)
+        size, *others = {recipe.test_size for recipe in sweep.recipes}
+        paths += show_tables(evidence, out, console, origin, drawing, None if others else size)
     else:
         console.print(
-            f"wrote tables only: a lower {metric.name} is better, and a report needs a metric where higher is better; "
+            f"wrote tables only: a lower {lower[0]} is better, and a report needs a metric where higher is better; "
             "for figures and a page, return one from evaluate, such as accuracy",
             markup=False,
         )

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -55,11 +55,12 @@ def run(
     tidy(plan, store, keep_all=options.keep_all)
 
 
-def opened(root: Path, recipe: Recipe, device: str) -> Store:
+def opened(root: Path, recipes: Iterable[Recipe], device: str) -> Store:
     """The store to run in; none is made for what cannot begin here."""
     device_named(device)
     if not is_store(root):
-        _check(recipe)
+        for recipe in recipes:
+            _check(recipe)
     return Store(root)
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 from rewound.devices import device_named
 from rewound.plans.execution import made_by
@@ -10,6 +11,7 @@ from rewound.plans.planning import Node, Plan
 from rewound.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.quantities import counted, sized, spoken
 from rewound.recipe import Recipe
+from rewound.storage.records import Result
 from rewound.storage.store import Store
 
 
@@ -43,25 +45,37 @@ def _epochs(plan: Plan, nodes: list[Node]) -> float:
 def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> str:
     if not left:
         return "nothing"
-    recipe = left[0].recipe
-    results = [result for node in plan.nodes if store and (result := store.result(node.key))]
+    seconds, sources = 0.0, list[str]()
+    for task in dict.fromkeys(type(node.recipe) for node in left):
+        mine = [node for node in left if type(node.recipe) is task]
+        keys = [node.key for node in plan.nodes if type(node.recipe) is task]
+        pace = _pace(mine[0].recipe, [result for key in keys if store and (result := store.result(key))], device)
+        if pace is None:
+            return f"unknown: {task.label()} has not run on {device} yet"
+        seconds += pace.per_step * sum(steps_to_do(node, store) if store else node.steps for node in mine)
+        sources.append(pace.source)
+    return f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({', '.join(dict.fromkeys(sources))})"
+
+
+class _Pace(NamedTuple):
+    """Seconds of one step, and where they are known from."""
+
+    per_step: float
+    source: str
+
+
+def _pace(recipe: Recipe, results: list[Result], device: str) -> _Pace | None:
     measured = [
         result["seconds"] / result["steps"]
         for result in results
         if result["steps"] and result["seconds"] and (result["made"].get("device") == "cpu") == (device == "cpu")
     ]
     if measured:
-        per_step, how = median(measured), f"from what has run on {device} in this store"
-    elif device in recipe.epoch_seconds:
-        per_step, how = (
-            recipe.epoch_seconds[device] / recipe.steps_per_epoch,
-            f"typical for {recipe.label()} on {device}",
-        )
-    else:
-        return f"unknown: {recipe.label()} has not run on {device} yet"
-    steps = sum(steps_to_do(node, store) if store else node.steps for node in left)
-    seconds = steps * per_step / jobs
-    return f"about {spoken(seconds)} with {counted(jobs, 'job')} ({how})"
+        return _Pace(median(measured), f"from what has run on {device} in this store")
+    if device in recipe.epoch_seconds:
+        seconds = recipe.epoch_seconds[device]
+        return _Pace(seconds / recipe.steps_per_epoch, f"typical for {recipe.label()} on {device}")
+    return None
 
 
 def _bytes(recipe: Recipe) -> int:

@@ -1,6 +1,6 @@
 """A declared experiment: a TOML file whose lists, at any depth, are the axes of a grid.
 
-recipe = "digits"                       # or "package.module:Class"
+recipe = "digits"                       # or "package.module:Class"; several share all that follows
 trials = [1, 2, 3]
 randomness = "shared"                   # or "independent": technique and time join the seed
 
@@ -25,28 +25,30 @@ from rewound.errors import InputError
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.sweeps.declaration import Table, declared
-from rewound.sweeps.entries import check_keys, table_in, text_in
+from rewound.sweeps.entries import axis_in, check_keys, table_in, texts_in
 from rewound.sweeps.experiment import Experiment, experiment_in, trials_in
 from rewound.sweeps.targets import Target, dense, retrained
-from rewound.sweeps.variants import told_apart, variants
+from rewound.sweeps.variants import check_labels, told_apart, variants
+
+RANDOMNESS = ("shared", "independent")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe, its trials and what to do with them."""
+    """Recipes, their trials and what to do with them."""
 
     name: str
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
+    """Each with all combinations of its fields, where they are axes of the grid."""
     trials: tuple[int, ...]
     experiments: tuple[Experiment, ...]
-    independent: bool = False
-    variants: tuple[Recipe, ...] = ()
-    """The recipe with all combinations of its fields, where they are axes of the grid."""
+    randomness: tuple[str, ...] = ("shared",)
+    """What the seed depends on; with "independent", on technique and time, too."""
 
     @property
-    def recipes(self) -> dict[Recipe, str]:
-        """The recipe, or its variants, with what tells them apart."""
-        return told_apart(self.variants or (self.recipe,))
+    def recipe(self) -> Recipe:
+        """The recipe; the first, where there are several."""
+        return self.recipes[0]
 
     @cached_property
     def targets(self) -> tuple[Target, ...]:
@@ -55,17 +57,19 @@ class Sweep:
         for target in self._targets():
             if rows.setdefault(_label(target), target).state.key != target.state.key:
                 raise InputError(
-                    f"two runs of {target.technique} reach density {target.density:g} in different ways, and would "
-                    "share a row of the tables; declare them in two sweeps"
+                    f"two {_called(target)} in different ways, and would share a row of the tables; "
+                    "declare them in two sweeps"
                 )
         return tuple(rows.values())
 
     def _targets(self) -> Iterator[Target]:
-        for recipe, variant in self.recipes.items():
-            targets = self._of(recipe)
-            yield from (replace(target, variant=variant) for target in targets) if variant else targets
+        for (recipe, variant), randomness in product(told_apart(self.recipes).items(), self.randomness):
+            words = (variant, f"randomness={randomness}" if len(self.randomness) > 1 else "")
+            label = " ".join(filter(None, words))
+            targets = self._of(recipe, independent=randomness == "independent")
+            yield from (replace(target, variant=label) for target in targets) if label else targets
 
-    def _of(self, recipe: Recipe) -> Iterator[Target]:
+    def _of(self, recipe: Recipe, *, independent: bool) -> Iterator[Target]:
         yield from (dense(recipe, trial) for trial in self.trials)
         for e in self.experiments:
             for technique, epochs, chain, pruner, trial in product(
@@ -79,15 +83,22 @@ class Sweep:
                     chain,
                     pruner,
                     iterative=e.iterative,
-                    independent=self.independent,
+                    independent=independent,
                 )
 
 
 def _label(target: Target) -> tuple[object, ...]:
     """What tells one row of the tables from another."""
     density = f"{target.density:.10g}"
-    line = (target.variant, target.pruning, target.iterative, target.technique)
+    line = (target.task, target.pruning, target.iterative, target.technique)
     return *line, density, target.retrain_epochs, target.trial
+
+
+def _called(target: Target) -> str:
+    """Runs of the target's row, in a sentence about two of them."""
+    if not target.technique:
+        return f"dense networks of {target.task} are trained"
+    return f"runs of {target.technique} reach density {target.density:g}"
 
 
 def load_sweep(name: str | Path) -> Sweep:
@@ -106,13 +117,16 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 
 def _parsed(table: Table, name: str) -> Sweep:
     check_keys("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
-    recipes = variants(recipe_named(text_in(table, "recipe")), table_in(table, "recipe-fields"))
+    tasks, fields = [recipe_named(word) for word in texts_in(table, "recipe")], table_in(table, "recipe-fields")
+    check_labels(tasks)
+    recipes = dict.fromkeys(recipe for task in tasks for recipe in variants(task, fields))
     trials = trials_in(table)
-    randomness = table.get("randomness", "shared")
-    if randomness not in ("shared", "independent"):
-        raise InputError(f'randomness is "shared" or "independent", not {randomness!r}')
+    randomness = axis_in(table, "randomness") if "randomness" in table else ["shared"]
+    for word in randomness:
+        if word not in RANDOMNESS:
+            raise InputError(f'randomness is "shared" or "independent", not {word!r}')
     experiments = table.get("experiment", [])
     if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
         raise InputError("experiments are declared under [[experiment]], with two brackets")
     made = tuple(experiment_in(e, trials) for e in experiments)
-    return Sweep(name, recipes[0], trials, made, randomness == "independent", recipes)
+    return Sweep(name, tuple(recipes), trials, made, tuple(word for word in RANDOMNESS if word in randomness))

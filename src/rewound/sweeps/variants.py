@@ -1,14 +1,16 @@
-"""Variants of one recipe: the fields that a sweep's `[recipe-fields]` give, where a list is an axis of the grid.
+"""Variants of a recipe: the fields that a sweep's `[recipe-fields]` give, where a list is an axis of the grid.
 
 A field that is itself a list, as `widths = [4, 8]`, has a list of lists for an axis. Variants are told apart by the
 fields in which they differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from math import inf
 
+from rewound.errors import InputError
 from rewound.hyperparameters import field_word
+from rewound.names import path_of
 from rewound.recipe import Recipe
 from rewound.sweeps.declaration import Table
 from rewound.sweeps.entries import combinations, depth
@@ -29,6 +31,21 @@ def told_apart(recipes: Sequence[Recipe]) -> dict[Recipe, str]:
     >>> list(told_apart(variants(Digits, {"batch-size": [32, 64], "epochs": 4})).values())
     ['batch-size=32', 'batch-size=64']
     """
-    names = [field.name for field in fields(recipes[0])]
-    differing = [name for name in names if len({getattr(recipe, name) for recipe in recipes}) > 1]
-    return {recipe: " ".join(field_word(name, getattr(recipe, name)) for name in differing) for recipe in recipes}
+    words: dict[Recipe, str] = {}
+    for task in dict.fromkeys(map(type, recipes)):
+        mine = [recipe for recipe in recipes if type(recipe) is task]
+        names = [field.name for field in fields(task)]
+        differing = [name for name in names if len({getattr(recipe, name) for recipe in mine}) > 1]
+        words |= {recipe: " ".join(field_word(name, getattr(recipe, name)) for name in differing) for recipe in mine}
+    return words
+
+
+def check_labels(tasks: Iterable[type[Recipe]]) -> None:
+    """An error for two tasks that go by one name, in the tables and in every address."""
+    known: dict[str, type[Recipe]] = {}
+    for task in tasks:
+        if (other := known.setdefault(task.label(), task)) is not task:
+            raise InputError(
+                f"{path_of(other)} and {path_of(task)} are both called {task.label()} in the tables; "
+                "give one of them another name"
+            )
