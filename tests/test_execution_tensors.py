@@ -1,16 +1,19 @@
 """The tensors of a sweep: what nobody needs is dropped, what is missing or damaged is made again."""
 
+import warnings
+
 import pytest
+from torch import Tensor, nn
 
 from rewound.executors import local
 from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
 from rewound.plans.options import Options
 from rewound.plans.planning import plan
-from rewound.recipe import Position
+from rewound.recipe import Batch, Position
 from rewound.storage.store import Store
 from rewound.sweeps.targets import dense
-from tiny import ENTERED
+from tiny import ENTERED, Tiny
 from tiny_sweeps import EVERYTHING, FINE_TUNING, run, states, sweep_of, targets_of, timeless, values
 
 
@@ -69,6 +72,20 @@ def test_what_several_workers_would_say_is_said_once(store: Store) -> None:
     said = run(starved, store, jobs=2)
     assert sum(line.startswith("recomputing ") for line in said) == 2, "both dense runs"
     assert sum(line.startswith("warning: less than 1% of the weights are left") for line in said) == 1
+
+
+def test_warnings_of_another_kind_are_said_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, steps = Tiny.loss, iter(range(1, 10**9))
+
+    def warned(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        warnings.warn(f"{next(steps)} steps have been taken", stacklevel=2)
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(Tiny, "loss", warned)
+    said = run(sweep_of(FINE_TUNING | {"density": [0.02, 0.01]}), store)
+    assert said[0] == "warning: 1 steps have been taken (more such warnings are not shown)"
+    assert said[1].startswith("warning: less than 1% of the weights are left")
+    assert len(said) == 2, "one of each kind, whatever numbers and layers they name"
 
 
 @pytest.mark.parametrize("kind", ["result", "state"])

@@ -1,5 +1,6 @@
 """Workers on this machine: one process or several, sharing nothing but the store."""
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +42,7 @@ def run(
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
-    work, warn = partial(_work, plan, store, options), _once(say)
+    work, warn = partial(_work, plan, store, options), _first_of_each(say)
     if options.jobs == 1:
         work(say, warn, alive)
     else:
@@ -90,21 +91,20 @@ def _one_thread() -> Iterator[None]:
 @contextmanager
 def _warnings_said(say: Say) -> Iterator[None]:
     """Warnings as lines among the others."""
-    first = _once(say)
-    more = "(more such warnings are not shown; layers.csv has every layer)"
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: first(f"warning: {message} {more}")
+        warnings.showwarning = lambda message, *_: say(f"warning: {message} (more such warnings are not shown)")
         yield
 
 
-def _once(say: Say) -> Say:
-    """Says the first of many: a sweep may give hundreds of warnings, some by every worker."""
-    said: list[str] = []
+def _first_of_each(say: Say) -> Say:
+    """Says the first line of each kind: a sweep may give hundreds of one, some by every worker."""
+    said: set[str] = set()
 
     def first(text: str) -> None:
-        if not said:
+        kind = re.sub(r"\d[\d,.]*", "", text)[:40]  # the same words about another number, or another layer
+        if kind not in said:
+            said.add(kind)
             say(text)
-        said.append(text)
 
     return first
