@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewound.history import Pruned, Start, Trained, trained
+from rewound.history import Pruned, Start, Trained, described, trained
 from rewound.plans.planning import Node, Plan, plan
 from rewound.recipes.digits import Digits
 from rewound.schedule import Schedule, Segment
@@ -203,3 +203,13 @@ def test_rows_that_follow_one_schedule_share_its_rates() -> None:
     again = pickle.loads(pickle.dumps(plan(targets)))
     assert len({id(target.state.rates) for target in again.targets}) == 1
     assert [node.key for node in again.nodes] == [node.key for node in plan(targets).nodes]
+
+
+def test_hundreds_of_levels() -> None:
+    targets = [dense(DIGITS, 1), *iterative("weight-rewinding", 8, count=600, keep=0.99)]
+    work = plan(targets)
+    assert len(nodes_of(work)) == 602, "the dense run is cut where the weights are rewound to"
+    assert work.nodes[-1].state.prunings == 600
+    assert len(described(targets[-1].state)) == 2 * 601
+    assert len(pickle.loads(pickle.dumps(work)).nodes) == len(work.nodes), "as workers get it"
+    assert len(plan(targets[-1:]).nodes) == len(work.nodes), "whichever are asked for"

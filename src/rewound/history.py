@@ -12,7 +12,7 @@ do the same work have the same address, and share the result.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -66,6 +66,10 @@ class Pruned:
     salt: str = ""
     """Joins the seed from here on, where techniques are to draw their own randomness."""
 
+    def __post_init__(self) -> None:
+        # At once, from those of the level before: later, hundreds of levels would be too deep to ask through.
+        _ = self.key, self.prunings
+
     @cached_property
     def key(self) -> str:
         # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
@@ -74,7 +78,7 @@ class Pruned:
             "pruned", self.weights.key, self.source.key, pruner, self.kept, *([self.salt] if self.salt else [])
         )
 
-    @property
+    @cached_property
     def prunings(self) -> int:
         return self.source.prunings + 1
 
@@ -126,12 +130,13 @@ def start_of(past: Past | Pruned) -> Start:
     return past
 
 
-def lineage(past: Past) -> Iterator[Trained]:
+def lineage(past: Past) -> list[Trained]:
     """The levels that led to a state, the dense run first: each the source of the next one's mask."""
-    if isinstance(past, Trained):
-        if isinstance(past.parent, Pruned):
-            yield from lineage(past.parent.source)
-        yield past
+    levels: list[Trained] = []
+    while isinstance(past, Trained):
+        levels.append(past)
+        past = past.parent.source if isinstance(past.parent, Pruned) else past.parent
+    return levels[::-1]
 
 
 def own_functions(past: Past) -> list[str]:
