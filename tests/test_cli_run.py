@@ -1,8 +1,10 @@
 """`run`, `plan` and `show`: what a sweep leaves behind, what a second one does not do again, and what is said of it."""
 
+import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,13 +119,16 @@ WARM = Technique(weights="final", lr=warm)
 """
 
 
-def test_a_rule_that_was_edited_is_told_with_the_remedy(rewound_command: Rewound) -> None:
+def test_a_rule_that_was_edited_is_told_with_the_remedy(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("x.toml").write_text(SWEEP.replace('["lr-rewinding", "fine-tuning"]', '["own_rule:WARM", "fine-tuning"]'))
     Path("own_rule.py").write_text(RULE)
     run = ("run", "x.toml", "--jobs", 1)
     assert rewound_command(*run).code == 0
     assert "note:" not in rewound_command(*run).out
     Path("own_rule.py").write_text(RULE.replace("0.01", "0.05"))
+    monkeypatch.delitem(sys.modules, "own_rule")  # another process loads what the file has now
     assert (
         "note: stored results were made with another own_rule:warm (2 of them); they are used as they are, "
         "to compute them anew give another --store or rename own_rule:warm\n"
@@ -145,6 +150,35 @@ def test_plan_counts_and_runs_nothing(done: Path, rewound_command: Rewound) -> N
     assert "recompute" not in out
     assert re.search(r"time to do\W+nothing", out)
     assert snapshot(done / "rewound-store") == before
+
+
+EDITED = """
+from dataclasses import dataclass
+from pathlib import Path
+from tiny import Tiny
+
+@dataclass(frozen=True)
+class Task(Tiny):
+    def loss(self, model, batch):
+        Path(__file__).write_text(Path(__file__).read_text() + "# thought of while it ran\\n")
+        return super().loss(model, batch)
+"""
+
+
+def test_results_name_the_source_that_ran_however_it_was_edited_meanwhile(rewound_command: Rewound) -> None:
+    Path("edited.py").write_text(EDITED)
+    Path("x.toml").write_text(SWEEP.replace("tiny:Tiny", "edited:Task"))
+    ran = hashlib.blake2b(EDITED.encode(), digest_size=8).hexdigest()
+    assert rewound_command("run", "x.toml", "--jobs", 1).code == 0
+    assert Path("edited.py").read_text() != EDITED
+    results = [json.loads(path.read_text()) for path in Path("rewound-store/results").rglob("*.json")]
+    assert {result["made"]["source"] for result in results} == {ran}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1"])
+def test_plan_for_one_of_several_gpus(rewound_command: Rewound, device: str) -> None:
+    out = rewound_command("plan", "cifar10-resnet20-grid", "--device", device).out
+    assert re.search(rf"time to do\W+about \d+ minutes with 1 job \(typical for cifar10-resnet20 on {device}\)", out)
 
 
 def test_plan_before_anything_ran(rewound_command: Rewound) -> None:

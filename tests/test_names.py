@@ -1,11 +1,14 @@
 """How a name becomes a thing: the table, the import path, and the sentence for neither."""
 
 import functools
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 
 from rewound import InputError
-from rewound.names import imported, lookup, path_of, unknown
+from rewound.names import imported, lookup, path_of, source_digest, unknown
 from rewound.recipes import RECIPES, recipe_named
 from rewound.recipes.digits import Digits
 
@@ -85,6 +88,18 @@ def local_class() -> type:
 def test_what_has_no_importable_name_is_told_so(thing: object) -> None:
     with pytest.raises(InputError, match="has no importable name; define it at the top level of a module"):
         path_of(thing)
+
+
+def test_a_digest_is_of_the_source_that_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_while_it_runs.py"
+    file.write_text("x = 1\n")
+    loaded = source_digest("edited_while_it_runs:x")
+    file.write_text("x = 1 + 1\n")
+    assert source_digest("edited_while_it_runs") == loaded, "this process runs what was there before"
+    module = importlib.reload(sys.modules["edited_while_it_runs"])
+    assert module.x == 2
+    assert source_digest("edited_while_it_runs") != loaded
 
 
 # Recipes are named in the same way

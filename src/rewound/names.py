@@ -14,6 +14,7 @@ from typing import TypeVar
 from rewound.errors import InputError, shown
 
 T = TypeVar("T")
+_DIGESTS: dict[str, tuple[object, str]] = {}
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None = None) -> T:
@@ -67,6 +68,14 @@ def path_of(thing: object) -> str:
 
 
 def source_digest(path: str) -> str:
-    """A digest of the file of `package.module` or `package.module:name`; empty for what was typed into a console."""
-    file = getattr(importlib.import_module(path.partition(":")[0]), "__file__", None)
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
+    """A digest of the file of `package.module` or `package.module:name`; empty for what was typed into a console.
+
+    The file may be edited while its code runs: it is read once, and again when the module was loaded again.
+    """
+    module = importlib.import_module(path.partition(":")[0])
+    loaded = getattr(module, "__spec__", None)  # another one after each load
+    if module.__name__ not in _DIGESTS or _DIGESTS[module.__name__][0] is not loaded:
+        file = getattr(module, "__file__", None)
+        digest = hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
+        _DIGESTS[module.__name__] = loaded, digest
+    return _DIGESTS[module.__name__][1]

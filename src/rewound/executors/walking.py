@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rewound.executors.watch import Watch
 from rewound.fleets.fleet import Fleet
-from rewound.plans.execution import Paused, Worker, execute
+from rewound.plans.execution import Paused, Worker, execute, made_by
 from rewound.plans.planning import Node, Plan
 from rewound.recipe import Recipe
 from rewound.storage.store import Store
@@ -20,6 +20,8 @@ POLL = 0.1  # seconds between looks at what others do
 def walk(plan: Plan, worker: Worker) -> None:
     """Take ready nodes until none is left; `Paused` when the worker's time is up."""
     watch = Watch(plan, worker.store)
+    for opened in watch.open:
+        made_by(opened, worker.device)  # looks at the sources now: they may be edited while their code runs
     watch.look()
     fleets: dict[Recipe, Fleet] = {}
     while len(watch.status) < len(plan.nodes):

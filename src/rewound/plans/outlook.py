@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from rewound.devices import device_named
+from rewound.devices import device_kind, device_named
 from rewound.plans.execution import made_by
 from rewound.plans.planning import Node, Plan
 from rewound.plans.remaining import steps_to_do, to_recompute, todo
@@ -65,16 +65,16 @@ class _Pace(NamedTuple):
 
 
 def _pace(recipe: Recipe, results: list[Result], device: str) -> _Pace | None:
+    kind = device_kind(device)
     measured = [
         result["seconds"] / result["steps"]
         for result in results
-        if result["steps"] and result["seconds"] and (result["made"].get("device") == "cpu") == (device == "cpu")
+        if result["steps"] and result["seconds"] and (result["made"].get("device") == "cpu") == (kind == "cpu")
     ]
     if measured:
         return _Pace(median(measured), f"from what has run on {device} in this store")
-    if device in recipe.epoch_seconds:
-        seconds = recipe.epoch_seconds[device]
-        return _Pace(seconds / recipe.steps_per_epoch, f"typical for {recipe.label()} on {device}")
+    if kind in recipe.epoch_seconds:
+        return _Pace(recipe.epoch_seconds[kind] / recipe.steps_per_epoch, f"typical for {recipe.label()} on {device}")
     return None
 
 
