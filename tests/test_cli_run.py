@@ -22,6 +22,7 @@ from rewound.storage.records import Result
 from rewound.storage.store import Say, Store
 from rewound.sweeps.sweep import load_sweep
 from rewound.tables.results import read_rows
+from stored import KEY, RESULT
 from tiny import POISON, Tiny, Unmeasured
 
 
@@ -250,6 +251,19 @@ def test_the_time_left_is_counted_from_the_first_steps(
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console.say("mine:Boom: 1 of 2 steps")
     assert capsys.readouterr().out == "mine:Boom: 1 of 2 steps\n"
+
+
+@pytest.mark.parametrize("name", ["runs[ab]", "runs[/ab]", "runs[red]"])
+def test_brackets_in_a_path_are_part_of_it(done: Path, rewound_command: Rewound, name: str) -> None:
+    out = Path(name, "report")
+    words = ("report", "--results", done / "report" / "results.csv", "--out", out, "--figures", "default")
+    code, told, err = rewound_command(*words)
+    assert (code, err) == (0, "")
+    assert f"report: {out} (" in told
+    assert f"open in a browser: {out}/index.html\n" in told
+    Store(Path(name, "store")).publish(KEY, {**RESULT, "history": ["prune skip=layer[ab].*"]})
+    assert "skip=layer[ab].*" in rewound_command("show", KEY, "--store", Path(name, "store")).out
+    assert f"store {name}/store" in rewound_command("show", "--store", Path(name, "store")).out
 
 
 def test_show_everything(done: Path, rewound_command: Rewound) -> None:

@@ -21,12 +21,13 @@ Show = Callable[[float, float], None]
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
-console = Console(emoji=False)  # rich would make a picture of `:boom:` in a name like `mine:boom:`
+# Text is text: rich would make a picture of `:boom:` in `mine:boom:`, and a style of the brackets in a path `runs[1]`.
+console = Console(emoji=False, markup=False)
 
 
 def say(text: str) -> None:
     """One line, whatever is in it."""
-    console.print(text, soft_wrap=True, markup=False)
+    console.print(text, soft_wrap=True)
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def progress_of(name: str) -> Iterator[Show]:
 @contextmanager
 def _bar(name: str) -> Iterator[Show]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("steps"),

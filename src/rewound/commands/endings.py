@@ -38,4 +38,4 @@ def _reason(error: Exception) -> str:
 
 
 def _tell(text: str) -> None:
-    Console(stderr=True, emoji=False).print(text, style="red", soft_wrap=True, highlight=False, markup=False)
+    Console(stderr=True, emoji=False, markup=False).print(text, style="red", soft_wrap=True, highlight=False)

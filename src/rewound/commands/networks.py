@@ -49,7 +49,7 @@ def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object])
         console.print(page)
         return
     text = io.StringIO()
-    Console(file=text, width=console.width if console.is_terminal else WIDE, emoji=False).print(page)
+    Console(file=text, width=console.width if console.is_terminal else WIDE, emoji=False, markup=False).print(page)
     for line in text.getvalue().splitlines():
         typer.echo(_written(line.rstrip(), console.encoding))
 

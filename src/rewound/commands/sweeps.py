@@ -126,7 +126,6 @@ def _report(
     else:
         console.print(
             f"wrote tables only: a lower {lower[0]} is better, and a report needs a metric where higher is better; "
-            "for figures and a page, return one from evaluate, such as accuracy",
-            markup=False,
+            "for figures and a page, return one from evaluate, such as accuracy"
         )
     say_files([*paths, *show_comparison(evidence, out, console)])
