@@ -1,6 +1,7 @@
 """Several sweeps and workers in one store: nothing measured is lost, nothing needed dropped, nothing left behind."""
 
 import time
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from rewound.plans.planning import Node, plan
 from rewound.plans.remaining import todo
 from rewound.storage.merging import merge
 from rewound.storage.store import Store
-from rewound.sweeps.sweep import Sweep
+from rewound.sweeps.sweep import Sweep, parse_sweep
 from rewound.sweeps.targets import dense
 from tiny import POISON, Held, Tiny
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of
@@ -138,6 +139,22 @@ def test_the_clock_that_runs_out_while_a_fleet_is_made_leaves_no_claim(
     monkeypatch.setattr(rewound.executors.walking, "Fleet", Slow)
     local.run(plan(sweep_of(FINE_TUNING).targets), store, Options(minutes=0.1 / 60), say=print)
     assert store.claims() == {}
+
+
+def test_one_fleet_is_held_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Fleet]] = []
+
+    class Noted(Fleet):
+        def __init__(self, *given: object, **named: object) -> None:
+            assert not any(before() for before in made), "its device memory is given back first"
+            made.append(weakref.ref(self))
+            super().__init__(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rewound.executors.walking, "Fleet", Noted)
+    table = {"recipe": "tiny:Tiny", "trials": [1, 2], "recipe-fields": {"learning-rate": [0.1, 0.2]}}
+    work = plan(parse_sweep({**table, "experiment": [FINE_TUNING]}, "variants").targets)
+    local.run(work, store, Options(), say=print)
+    assert len(made) == 2, "all of one recipe, then all of the other"
 
 
 # Seconds and curves, wherever a run is cut

@@ -23,7 +23,7 @@ def walk(plan: Plan, worker: Worker) -> None:
     for opened in watch.open:
         made_by(opened, worker.device)  # looks at the sources now: they may be edited while their code runs
     watch.look()
-    fleets: dict[Recipe, Fleet] = {}
+    fleet: Fleet | None = None
     while len(watch.status) < len(plan.nodes):
         if time.monotonic() > worker.until:
             raise Paused
@@ -31,9 +31,10 @@ def walk(plan: Plan, worker: Worker) -> None:
             time.sleep(POLL)
         else:
             with _handing_out(node, watch, worker.store) as take:
-                if node.recipe not in fleets:
-                    fleets[node.recipe] = Fleet(node.recipe, worker.device, plain=worker.options.plain)
-                execute(take, plan, worker, fleets[node.recipe])
+                if fleet is None or fleet.recipe != node.recipe:
+                    fleet = None  # first: a device has memory for the places of one recipe
+                    fleet = Fleet(node.recipe, worker.device, plain=worker.options.plain)
+                execute(take, plan, worker, fleet)
         worker.alive()
         watch.look()
 

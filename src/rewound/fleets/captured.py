@@ -8,11 +8,11 @@ Weights, momenta, gradients and mask are flat buffers, of which the parameters a
 """
 
 import copy
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -151,10 +151,16 @@ class Program:
         weights.sub_(lr * (gradient + self.momentum * momenta if self.nesterov else momenta))
 
 
-@lru_cache
+_made: dict[tuple[Recipe, torch.device], Program] = {}
+
+
 def program(recipe: ImageClassification, device: torch.device) -> Program:
-    """The program of a recipe, made and compiled once per process."""
-    return Program(recipe, device, "inductor" if device.type == "cuda" else None)
+    """The program of a recipe, compiled once and kept until another is asked for: what it holds is device memory."""
+    if (recipe, device) not in _made:
+        _made.clear()
+        gc.collect()  # a program has functions of itself
+        _made[recipe, device] = Program(recipe, device, "inductor" if device.type == "cuda" else None)
+    return _made[recipe, device]
 
 
 def counts(module: nn.Module) -> bool:
