@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from command_line import Rewound, command, environment
 from rewound.commands.console import console
 from rewound.pruning.mask import Mask
 from rewound.recipes.digits import Digits
-from tiny import POISON, Tiny
+from tiny import POISON, Tiny, Watched
 
 # Prune
 
@@ -182,7 +183,18 @@ def test_prune_that_diverges_exits_with_1(rewound_command: Rewound, monkeypatch:
     monkeypatch.setitem(POISON, (1, 1), 3)
     code, _, err = rewound_command("prune", "tiny:Watched", "--one-shot", "--compression", 2)
     assert code == 1
-    assert err == "failed: level 1 (density 0.5) diverged; nothing to build the next one on\n"
+    assert err == "failed: level 1 (density 0.5): the loss became nan by step 9\n"
+    with pytest.raises(rewound.Diverged) as failure:
+        rewound.prune(Watched(), compression=2, one_shot=True, store="rewound-store")
+    assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
+
+
+def test_a_level_that_diverges_is_a_drop(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POISON, (1, 2), 3)
+    code, out, err = rewound_command("prune", "tiny:Watched", "--rate", 0.2, "--max-drop", 1, "--out", "pruned")
+    assert (code, err) == (0, "")
+    assert "level 2 (density 0.64): the loss became nan by step 9; the levels before it remain\n" in out
+    assert re.search(r"1.25x smaller, test \S+ \(dense \S+\): pruned\n$", out)
 
 
 def test_prune_leaves_a_weight_at_least(rewound_command: Rewound) -> None:

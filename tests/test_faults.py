@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import SWEEP, Rewound
+from rewound import faults
+from rewound.commands.endings import exits
+from rewound.errors import Failed
 
 TASK = """
 from dataclasses import dataclass
@@ -82,3 +86,16 @@ def test_a_module_with_a_syntax_error(rewound_command: Rewound) -> None:
     code, _, err = rewound_command("prune", "bad_syntax:Task")
     assert (code, err.count("\n")) == (2, 1)
     assert "cannot import recipe 'bad_syntax:Task': invalid syntax (bad_syntax.py, line 1)" in err
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(faults, "_NOT_THEIRS", ("<", "/"))  # as if these lines were the package's
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"), exits():
+        torch.ones(2) @ torch.ones(3)
+    with pytest.raises(RecursionError), exits():
+        raise RecursionError("too deep")
+    with pytest.raises(SystemExit), exits():
+        raise Failed("two of two workers died")
+    assert capsys.readouterr().err == "failed: two of two workers died\n"

@@ -1,14 +1,16 @@
 """A fleet is `train`, several at a time."""
 
 import math
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from rewound.errors import Diverged, InputError
-from rewound.fleets.captured import Program
+from rewound.errors import Diverged, Failed, InputError
+from rewound.fleets.captured import Program, program
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Place, Run
 from rewound.schedule import Segment
@@ -152,6 +154,22 @@ def test_too_little_memory_lowers_the_capacity_and_goes_on(
     assert fleet.waiting == {members[2]}, "it has nothing to draft when time is up"
     assert sorted(member for member, _, ended in fleet.events() if ended) == members
     assert fleet.free == 2
+
+
+def test_no_memory_for_even_one_network_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(_: Program) -> Place:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("rewound.fleets.fleet.Place", place)
+    with pytest.raises(Failed, match=r"a single network of digits does not fit .* \(\d+\.\d GiB are free\): end what"):
+        placed(monkeypatch, 1, [90]).start(Run(begin(DIGITS, 1), None, RATES))
+
+
+def test_one_program_is_held_at_a_time() -> None:
+    first = weakref.ref(program(DIGITS, CPU))
+    assert program(DIGITS, CPU) is first(), "the next fleet of the same recipe compiles nothing"
+    program(replace(DIGITS, batch_size=32), CPU)
+    assert first() is None
 
 
 def test_a_step_that_does_not_compile_is_one_sentence_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

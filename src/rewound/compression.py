@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, goals, has_dropped, longest_time, returned
-from rewound.errors import InputError, as_number, as_path, as_whole
+from rewound.errors import Diverged, Failed, InputError, as_number, as_path, as_whole
 from rewound.executors.local import opened, run
 from rewound.plans.options import Options, keeps_all
 from rewound.plans.outlook import outdated
@@ -99,8 +99,9 @@ def prune(
     `retrain_epochs` is the time of each level (default: the full original training time, and 0.9 of it where weights
     are rewound); `rate` the fraction of the remaining weights that a level prunes; `one_shot` prunes all at once. With
     `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
-    by more than that, and returns the last level that does not. Everything done is in `store`: the same call continues
-    an interrupted one, and one with a larger compression goes on from its levels if `keep` is "all".
+    by more than that, or when one diverges, and returns the last level that does not; without it, `Diverged` is raised.
+    Everything done is in `store`: the same call continues an interrupted one, and one with a larger compression goes on
+    from its levels if `keep` is "all".
 
     `say` takes a line for each level, `progress` how many steps are done, and of how many.
     """
@@ -119,7 +120,13 @@ def prune(
     present = search.present()
     levels: list[LevelReport] = []
     for number in range(len(targets)):
-        levels.append(level := search.reach(number))
+        try:
+            levels.append(level := search.reach(number))
+        except Diverged as failure:
+            if max_drop is None or not levels:
+                raise
+            say(f"{failure}; the levels before it remain")
+            break
         say(f"level {number}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}")
         scores = [level.val for level in levels]
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
@@ -170,11 +177,16 @@ class _Search:
         run(part, self.store, options, say=self.say, tick=lambda done: self.progress(done.steps, total))
         result = self.store.result(target.state.key)
         if result is None or "failed" in result:
-            raise RuntimeError(
-                f"level {number} (density {target.density:.4g}) diverged; nothing to build the next one on"
-            )
+            raise self._failure(part, f"level {number} (density {target.density:.4g})")
         density, scores = target.density, (result["val"], result["test"], result["flops"])
         return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
+
+    def _failure(self, part: Plan, level: str) -> Diverged | Failed:
+        """Why a level was not reached: it diverged, or something on the way to it did."""
+        for node in part.nodes:
+            if (result := self.store.result(node.key)) is not None and "failed" in result:
+                return Diverged(result["failed"]["step"], float(result["failed"]["loss"]), f"{level}: ")
+        return Failed(f"{level} has no result; run the same command again")
 
     def network(self, number: int) -> tuple[nn.Module, Mask]:
         """The network of a level that has been reached."""
@@ -185,7 +197,7 @@ class _Search:
             self.reach(number)
             stored = self.store.load(key, to_train=False)
         if stored is None:
-            raise RuntimeError(f"the tensors of {key[:12]} are gone from the store; run the same command again")
+            raise Failed(f"the tensors of {key[:12]} are gone from the store; run the same command again")
         model = self.recipe.model(stored.state.seed)
         model.load_state_dict(dict(stored.state.model))
         return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))

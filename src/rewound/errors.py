@@ -13,16 +13,21 @@ class InputError(ValueError):
     """A request that cannot be honoured as given; the command line prints it and exits with 2."""
 
 
-class Diverged(ArithmeticError):
-    """Training produced a loss that is not a finite number."""
+class Failed(RuntimeError):
+    """Work that could not be done though the request was in order; the command line prints it and exits with 1."""
 
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(f"the loss became {loss} by step {step}")
+
+class Diverged(ArithmeticError):
+    """Training produced a loss that is not a finite number; `where` begins its sentence, if there is more to say."""
+
+    def __init__(self, step: int, loss: float, where: str = "") -> None:
+        super().__init__(f"{where}the loss became {loss} by step {step}")
         self.step = step
         self.loss = loss
+        self.where = where
 
-    def __reduce__(self) -> tuple[type["Diverged"], tuple[int, float]]:
-        return type(self), (self.step, self.loss)
+    def __reduce__(self) -> tuple[type["Diverged"], tuple[int, float, str]]:
+        return type(self), (self.step, self.loss, self.where)
 
 
 def as_number(name: str, value: object) -> float:

@@ -5,11 +5,13 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from rewound.errors import Failed
+
 _LIBRARIES = [str(Path(__file__).parent), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))]
 _NOT_THEIRS = ("<", *(f"{folder}{os.sep}" for folder in _LIBRARIES))
 
 
-class Fault(RuntimeError):
+class Fault(Failed):
     """What went wrong, and `where`: lines of a traceback."""
 
     def __init__(self, what: str, where: str) -> None:

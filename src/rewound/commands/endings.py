@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from rewound.errors import InputError
+from rewound.errors import Diverged, Failed, InputError
 from rewound.faults import Fault, fault_of
 
 
@@ -23,7 +23,7 @@ def exits() -> Iterator[None]:
         sys.exit(2)
     except Exception as error:
         fault = error if isinstance(error, Fault) else fault_of(error)
-        if fault is None and not isinstance(error, RuntimeError | OSError):
+        if fault is None and not isinstance(error, Failed | Diverged | OSError):
             raise
         if fault is not None:
             _tell(fault.where.rstrip())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
-from rewound.errors import InputError
+from rewound.errors import Failed, InputError
 from rewound.executors.walking import POLL
 from rewound.faults import Fault, fault_of
 from rewound.storage.store import Say
@@ -22,7 +22,7 @@ Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
 """Takes what to say things with, what to warn with, and what to call now and then to learn that it has to end."""
 
 
-class WorkersDied(RuntimeError):
+class WorkersDied(Failed):
     """Some processes were killed; the others have gone on to the end."""
 
 
@@ -35,6 +35,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
     ]
     errors: list[Exception] = []
     heard = {"say": say, "warning": warn}
+    kinds: dict[str, Callable[..., Exception]] = {"error": InputError, "failed": Failed, "fault": Fault}
 
     def listen() -> None:
         while not messages.empty():
@@ -42,7 +43,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
             if kind in heard:
                 heard[kind](*what)
             else:
-                errors.append(InputError(*what) if kind == "error" else Fault(*what))
+                errors.append(kinds[kind](*what))
 
     try:
         with _interrupts_held():
@@ -80,6 +81,8 @@ def _process(work: Work, messages, parent: int) -> None:  # type: ignore[no-unty
         work(tell("say"), tell("warning"), alive)
     except InputError as error:
         tell("error")(str(error))
+    except Failed as error:
+        tell("failed")(str(error))
     except Exception as error:
         fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
         messages.put(("fault", str(fault), fault.where))

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from rewound.errors import Diverged, InputError
+from rewound.errors import Diverged, Failed, InputError
 from rewound.fleets.captured import Program, capturable, program
 from rewound.fleets.place import Place, Run
 from rewound.recipe import Recipe, Scores
@@ -156,9 +156,12 @@ class Fleet:
             return None
         try:
             place = Place(self._program)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             if not self._made:
-                raise
+                raise Failed(
+                    f"a single network of {self.recipe.label()} does not fit into the memory of {self.device} "
+                    f"({before / 2**30:.1f} GiB are free): end what else runs there, or give a smaller batch-size"
+                ) from error
             self.capacity = self._made
             return None
         except torch._dynamo.exc.TorchDynamoException as error:
