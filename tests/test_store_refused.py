@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from safetensors import SafetensorError
 
-import rewound.storage.artifact
 import rewound.storage.statefile
+import rewound.wholefiles
 from rewound.errors import InputError
 from rewound.storage.records import Notes
 from rewound.storage.store import Store
@@ -58,7 +58,7 @@ def test_what_the_system_refuses_is_said(store: Store, monkeypatch: pytest.Monke
     store.publish(KEY, RESULT)
     store.save(KEY, a_state(), a_mask())
     with monkeypatch.context() as patch:
-        patch.setattr(rewound.storage.artifact.tempfile, "mkstemp", refusing(code))
+        patch.setattr(rewound.wholefiles.os, "open", refusing(code))
         attempts: list[Callable[[], object]] = [
             lambda: store.publish(KEY, {**RESULT, "val": 0.5}),
             lambda: store.save(KEY, a_state(2.0), None),
@@ -86,7 +86,7 @@ def test_a_disk_that_fills_up_while_writing(store: Store, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(rewound.storage.statefile, "save_file", half)
-        patch.setattr(rewound.storage.artifact.os, "fsync", refusing(errno.ENOSPC))
+        patch.setattr(rewound.wholefiles.os, "fsync", refusing(errno.ENOSPC))
         for attempt in (lambda: store.save(KEY, a_state(2.0), None), lambda: store.publish(KEY, RESULT)):
             with pytest.raises(InputError, match="the disk is full"):
                 attempt()

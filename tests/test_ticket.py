@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor, nn
 
-import rewound.storage.artifact
+import rewound.wholefiles
 from rewound import InputError, Mask, Pruner, Ticket, load, save
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
@@ -289,7 +289,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     def full(handle: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(rewound.storage.artifact.os, "fsync", full)
+    monkeypatch.setattr(rewound.wholefiles.os, "fsync", full)
     with pytest.raises(InputError, match=f"^cannot write ticket {path}: No space left on device$"):
         save(nn.Linear(2, 2), Mask({}), path)
     assert path.read_bytes() == before

@@ -30,6 +30,7 @@ from rewound.storage.store import Store
 from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import technique_named
 from rewound.tickets.ticket import save as write_ticket
+from rewound.wholefiles import replacing, write_whole
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,17 @@ class PrunedNetwork:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
         (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file) and `summary.json`."""
         folder = as_path("folder", folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(separate(self.model.state_dict()), folder / "model.safetensors", {"format": "pt"})
+        with replacing(folder / "model.safetensors") as temporary:
+            save_file(separate(self.model.state_dict()), temporary, {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
-        save_file(self.mask.packed(), folder / "mask.safetensors", {"shapes": shapes})
+        with replacing(folder / "mask.safetensors") as temporary:
+            save_file(self.mask.packed(), temporary, {"shapes": shapes})
         told = ("recipe", "fields", "technique", "retrain_epochs")
         about = {name: value for name in told if (value := self.settings[name]) != {}}
         about["lineage"] = self.levels[self.chosen].key  # a state's address is its history
         write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         return folder
 
 

@@ -6,8 +6,6 @@ load:    cifar10.safetensors -> the sha256 still holds -> four tensors
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from rewound.datasets.cifar10_sources import IMAGE, batches
 from rewound.errors import InputError
+from rewound.wholefiles import replacing
 
 FILE = "cifar10.safetensors"
 IMAGES_PER_BATCH = 10_000
@@ -153,14 +152,8 @@ def _collect(source: Path, md5: Mapping[str, str], size: int) -> dict[str, Tenso
 
 def _publish(tensors: dict[str, Tensor], target: Path) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # a folder of its own next to the target: gone whatever happens, and the rename stays within one file system
-        with tempfile.TemporaryDirectory(prefix="cifar10-", dir=target.parent) as draft:
-            file, ordinary = Path(draft) / FILE, Path(draft) / "ordinary"
-            save_file(tensors, file, metadata={"sha256": _checksum(tensors)})
-            ordinary.touch()
-            shutil.copymode(ordinary, file)  # safetensors makes it 0600, but a shared cache is read by others
-            file.replace(target)
+        with replacing(target) as temporary:
+            save_file(tensors, temporary, metadata={"sha256": _checksum(tensors)})
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"cannot write {target}: {error}; free 200 MB there, or set REWOUND_CACHE elsewhere"

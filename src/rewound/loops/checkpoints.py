@@ -28,7 +28,8 @@ from rewound.loops import ranks
 from rewound.loops.lock import locked
 from rewound.loops.progress import Progress, ProgressState
 from rewound.loops.snapshot import Content, Subjects
-from rewound.storage.artifact import Damaged, replacing, write_whole
+from rewound.storage.artifact import Damaged
+from rewound.wholefiles import replacing, write_whole
 
 Arguments = Mapping[str, object]
 VERSION = 1

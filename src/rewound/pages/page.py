@@ -18,6 +18,7 @@ from typing import Final
 from rewound.conclusions.evidence import Evidence
 from rewound.pages.jsondata import as_json
 from rewound.pages.payload import story
+from rewound.wholefiles import write_whole
 
 PAGE: Final = "index.html"
 _SCRIPTS: Final = (
@@ -63,8 +64,7 @@ def write_page(evidence: Evidence, path: Path, origin: Origin) -> Path:
         library=library,
         script=script,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", newline="\n")
+    write_whole(path, page.encode(), durable=False)
     return path
 
 

@@ -1,15 +1,8 @@
-"""A file that is there whole or not at all, with a checksum of what it holds.
-
-It is written beside its place and published by one atomic rename. Nothing is ever pickled.
-"""
+"""What goes into the files of a store: tensors in memory of their own, and checksums. Nothing is ever pickled."""
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,29 +10,6 @@ from torch import Tensor
 
 class Damaged(Exception):
     """An artifact whose content is not what its checksum says, or contradicts itself."""
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` in one rename when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    os.close(handle)
-    try:
-        yield Path(name)
-        Path(name).chmod(0o644)  # mkstemp and safetensors keep files to their owner; a store may be shared
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file of these bytes; `durable` waits until the disk has them."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

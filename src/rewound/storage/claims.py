@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rewound.storage.artifact import write_whole
+from rewound.wholefiles import write_whole
 
 HEARTBEAT = 2.0
 """Seconds between two signs of how far the work is."""

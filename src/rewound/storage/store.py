@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 from rewound.errors import InputError
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
-from rewound.storage.artifact import Damaged, digest, replacing, write_whole
+from rewound.storage.artifact import Damaged, digest
 from rewound.storage.claims import Claim, beat, give_up, heart, take, under_way
 from rewound.storage.layout import CLAIMS, DAMAGED, FOLDERS, Artifact, Kind, artifacts, checked, keys_below, pattern
 from rewound.storage.records import CurvePoint, Notes, Result
 from rewound.storage.refusals import refusal, said_of
 from rewound.storage.statefile import Kept, is_for_good, is_to_train_from, position_in, read_state, write_state
 from rewound.training import State
+from rewound.wholefiles import replacing, write_whole
 
 Say = Callable[[str], None]
 VERSION = 1

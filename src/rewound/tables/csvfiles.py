@@ -6,12 +6,12 @@ Nothing is an empty field, a bool 0 or 1, a number has ten significant digits.
 import csv
 import gzip
 import io
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rewound.errors import InputError
+from rewound.wholefiles import write_whole
 
 
 def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: str | Path) -> None:
@@ -22,13 +22,7 @@ def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: 
     writer.writerow(header)
     writer.writerows([text_of(value) for value in line] for line in lines)
     data = text.getvalue().encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        draft.replace(path)  # a reader sees the old table or the new one, never half of it
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, durable=False)
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from rewound.errors import InputError, as_path, check_kind, few, warn
 from rewound.pruning.mask import Mask, by_plain_name
-from rewound.storage.artifact import write_whole
 from rewound.tickets.decoding import REMEDY, decoded
 from rewound.tickets.encoding import DTYPES, Content, Place, encoded
+from rewound.wholefiles import write_whole
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
