@@ -1,5 +1,6 @@
 """Claims: one owner at a time, succeeded once it is dead or its heart has stopped."""
 
+import fcntl
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ def test_one_owner_at_a_time(store: Store) -> None:
     store.beat(KEY, 17)
     claims = store.claims()
     assert claims.keys() == {KEY, OTHER}
-    assert (claims[KEY].host, claims[KEY].pid, claims[KEY].steps) == (socket.gethostname(), os.getpid(), 17)
+    assert (claims[KEY].host_name, claims[KEY].pid, claims[KEY].steps) == (socket.gethostname(), os.getpid(), 17)
     store.release(KEY)
     store.release(KEY)
     assert store.claims().keys() == {OTHER}
@@ -80,7 +81,8 @@ def test_another_hosts_owner_is_succeeded_when_its_heart_stops(store: Store) -> 
 
 
 def test_a_process_number_used_again_is_not_its_owner(store: Store) -> None:
-    write_claim(store, socket.gethostname(), os.getpid(), "born long ago", 5)
+    assert store.claim(KEY)
+    write_claim(store, store.claims()[KEY].host, os.getpid(), "born long ago", 5)
     assert store.claims() == {}
     assert store.claim(KEY)
 
@@ -135,3 +137,71 @@ def test_a_disk_that_fails_once_does_not_stop_the_heart(store: Store, monkeypatc
             time.sleep(0.01)
     assert not failing
     assert path.stat().st_mtime > 0
+
+
+def test_a_claim_that_is_gone_does_not_keep_the_heart_from_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewound.storage.claims, "STALE", 0.04)
+    touch, gone = os.utime, list[str]()
+
+    def touched(path: Path) -> None:
+        if not gone or gone[0] == path.stem:
+            gone.append(path.stem)
+            raise FileNotFoundError(path)
+        touch(path)
+
+    for key in (KEY, OTHER):
+        assert store.claim(key)
+        touch(store.root / "claims" / f"{key}.json", (0, 0))
+    monkeypatch.setattr(os, "utime", touched)
+    with store.alive():
+        limit = time.monotonic() + 10
+        while not any(path.stat().st_mtime for path in store.root.glob("claims/*.json")) and time.monotonic() < limit:
+            time.sleep(0.01)
+    (alive,) = {KEY, OTHER} - {*gone}
+    assert (store.root / "claims" / f"{alive}.json").stat().st_mtime > 0
+
+
+def test_what_is_looked_at_is_locked_until_it_is_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim may be taken over between the look and the deed, which would then be done to another's."""
+    assert store.claim(KEY)
+    is_mine, held = rewound.storage.claims._is_mine, list[bool]()
+
+    def looked(path: Path) -> bool:
+        with (path.parent / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+            else:
+                held.append(False)
+        return is_mine(path)
+
+    monkeypatch.setattr(rewound.storage.claims, "_is_mine", looked)
+    store.beat(KEY, 3)
+    store.release(KEY)
+    assert held == [True, True]
+    assert store.claims() == {}
+
+
+def test_a_container_of_the_same_name_is_another_host(store: Store) -> None:
+    """Its process numbers mean nothing here."""
+    write_claim(store, f"{socket.gethostname()}/0", 2**30, "123", 5, age=STALE - 20)
+    assert not store.claim(KEY)
+    write_claim(store, f"{socket.gethostname()}/0", 2**30, "123", 5, age=STALE + 20)
+    assert store.claim(KEY)
+
+
+def test_an_owner_that_is_not_shown_here_lives_by_its_heart(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.claim(KEY)
+    mine = store.claims()[KEY]
+    monkeypatch.setattr(rewound.storage.claims, "_PROC", tmp_path / "hidden")  # as for another user, with hidepid
+    write_claim(store, *mine, age=STALE - 20)
+    assert not store.claim(KEY)
+    write_claim(store, *mine, age=STALE + 20)
+    assert store.claim(KEY)
+    write_claim(store, mine.host, 2**30, "123", 5)
+    assert store.claim(KEY), "a number that no process has"

@@ -43,7 +43,7 @@ def _overview(store: Store) -> Group:
         took = spoken(sum(result["seconds"] for result in mine))
         counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
         table.add_row(recipe, *map(str, counts), took)
-    under_way = ", ".join(f"{key[:12]} by {c.host}:{c.pid}" for key, c in store.claims().items()) or "nothing"
+    under_way = ", ".join(f"{key[:12]} by {c.host_name}:{c.pid}" for key, c in store.claims().items()) or "nothing"
     interrupted = len(store.drafts() - store.claims().keys())
     rest = f"{sized(store.size())} of tensors; under way: {under_way}; to be resumed: {interrupted}"
     return Group(table, rest)

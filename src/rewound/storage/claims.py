@@ -1,9 +1,11 @@
 """Who is working on what: one small file per node, with the owner's host, process and heartbeat.
 
-A claim whose local owner is dead is free at once; another host's when its heartbeat has stopped for two minutes.
+A claim whose local owner is dead is free at once; another host's, and one whose owner cannot be seen from here, when
+its heartbeat has stopped for two minutes.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -11,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,22 +23,28 @@ HEARTBEAT = 2.0
 """Seconds between two signs of how far the work is."""
 STALE = 120.0
 """Seconds without one after which another host's claim is taken over."""
+_PROC = Path("/proc")
+_UNSEEN = "unknown"  # the birth of a process that is there, but not shown: another user's, or without /proc
 
 
 class Claim(NamedTuple):
     """Who works on a node, and how many steps it has done."""
 
     host: str
+    """Its name, and which boot and process numbers of it are meant (`_host`)."""
     pid: int
     birth: str | None
     """When the process was born, so that a number used again is not taken for it."""
     steps: int
 
+    @property
+    def host_name(self) -> str:
+        return self.host.partition("/")[0]
+
 
 def take(path: Path) -> bool:
     """Claim the work that this file stands for, unless somebody alive has it."""
-    with (path.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(path.parent):
         if path.exists() and not _is_abandoned(path):
             return False
         _write(path, 0)
@@ -44,14 +53,24 @@ def take(path: Path) -> bool:
 
 def beat(path: Path, steps: int) -> None:
     """Say that this process is at the work, and how many steps it has done, unless another has taken it over."""
-    if _is_mine(path):
-        _write(path, steps)
+    with _locked(path.parent):
+        if _is_mine(path):
+            _write(path, steps)
 
 
 def give_up(path: Path) -> None:
     """Let others have the work, unless one of them has taken it over."""
-    if _is_mine(path):
-        path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError), _locked(path.parent):  # somebody may have removed the store
+        if _is_mine(path):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Inside, no other process looks at a claim of the folder and acts on it."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write(path: Path, steps: int) -> None:
@@ -69,9 +88,10 @@ def heart(folder: Path) -> Iterator[None]:
 
     def beats() -> None:
         while not stop.wait(STALE / 4):
-            with suppress(OSError):  # given up since it was listed, or a disk that does not answer: next time, then
+            with suppress(OSError):  # a disk that does not answer: next time, then
                 for path in filter(_is_mine, folder.glob("*.json")):
-                    os.utime(path)
+                    with suppress(FileNotFoundError):  # given up since it was listed
+                        os.utime(path)
 
     thread = threading.Thread(target=beats, daemon=True)
     thread.start()
@@ -90,7 +110,17 @@ def under_way(folder: Path) -> dict[str, Claim]:
 
 def _mine(steps: int) -> Claim:
     pid = os.getpid()
-    return Claim(socket.gethostname(), pid, _process_start(pid), steps)
+    return Claim(_host(), pid, _process_start(pid), steps)
+
+
+@cache
+def _host() -> str:
+    """This host, since it was started, and as its processes are numbered here: containers may share its name."""
+    try:
+        numbered = f"{(_PROC / 'sys/kernel/random/boot_id').read_text()} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+    return f"{socket.gethostname()}/{hashlib.blake2b(numbered.encode(), digest_size=4).hexdigest()}"
 
 
 def _read(path: Path) -> Claim | None:
@@ -106,8 +136,8 @@ def _is_abandoned(path: Path) -> bool:
     owner = _read(path)
     if owner is None:
         return True
-    if owner.host == socket.gethostname():
-        return _process_start(owner.pid) != owner.birth
+    if owner.host == _host() and (born := _process_start(owner.pid)) != _UNSEEN:
+        return born != owner.birth
     try:
         return time.time() - path.stat().st_mtime > STALE
     except FileNotFoundError:  # given up since it was read
@@ -117,9 +147,9 @@ def _is_abandoned(path: Path) -> bool:
 def _process_start(pid: int) -> str | None:
     """When a local process was born: with its number, it names one process for ever. None: it is dead."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = (_PROC / f"{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
-        return None if Path("/proc/self").exists() or not _is_alive(pid) else "unknown"
+        return _UNSEEN if _is_alive(pid) else None
     return None if fields[0] in "ZX" else fields[19]
 
 
