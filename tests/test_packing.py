@@ -212,7 +212,7 @@ def test_a_damaged_file_gives_way_to_a_whole_one(tmp_path: Path, capsys: pytest.
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert merge(home, NAMES["draft"], whole) == "added"
     assert steps_of(home) == 10
-    assert "does not match its checksum" in capsys.readouterr().out
+    assert "is not what was written; set aside" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

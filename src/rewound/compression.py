@@ -116,7 +116,7 @@ def prune(
     epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
-    search = _Search(task, targets, opened(as_path("store", store), [task], device), device, say, progress)
+    search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
     for line in outdated(search.plan, search.store, device):
         say(line)
     present = search.present()

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.table import Table
 
-from rewound.commands.console import console
+from rewound.commands.console import console, say
 from rewound.errors import InputError
 from rewound.plans.packing import read_packs, unpack_store
 from rewound.quantities import sized, spoken
@@ -20,7 +20,7 @@ def show_store(root: Path, key: str | None) -> None:
     again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
     if not is_store(root):
         raise InputError(f"there is no store at {root}; make one with: {again}")
-    store = Store(root)
+    store = Store(root, say)
     if key is None and not (store.finished() or store.drafts() or store.claims()):
         raise InputError(f"the store at {root} is empty; fill it, for example with: {again}")
     console.print(_overview(store) if key is None else _detail(store, key))
@@ -31,7 +31,7 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
     for path in files:
         if not path.is_file():
             raise InputError(f"there is no file {path}")
-    merged = unpack_store(read_packs(files), Store(root))
+    merged = unpack_store(read_packs(files), Store(root, say))
     console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
 
 

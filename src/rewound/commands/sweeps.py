@@ -38,7 +38,7 @@ def run_sweep(
     run = executor_named(on)
     folder = report_folder(out, declared.name)
     sweep = _sweep(declared)
-    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipes, options.device)
+    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipes, options.device, say)
     if retry_failed:
         for node in plan.nodes:
             if (result := store.result(node.key)) and ("failed" in result or not is_measured(result)):
@@ -57,7 +57,7 @@ def run_sweep(
 def plan_sweep(declared: Declaration, root: Path, device: str, jobs: int) -> None:
     """Print what a run would cost."""
     jobs = workers(jobs, device)
-    plan, store = planning.plan(_sweep(declared).targets), Store(root) if is_store(root) else None
+    plan, store = planning.plan(_sweep(declared).targets), Store(root, say) if is_store(root) else None
     table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
     for what, value in estimate(plan, store, device, jobs):
         table.add_row(what, value)
@@ -94,7 +94,7 @@ def _store_of(declared: Declaration, root: Path) -> Store:
     """A store to read from: one that is not there is not made."""
     if not is_store(root):
         raise _not_run(declared, root)
-    return Store(root)
+    return Store(root, say)
 
 
 def _not_run(declared: Declaration, root: Path) -> InputError:

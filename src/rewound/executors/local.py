@@ -42,7 +42,7 @@ def run(
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
-    work, warn = partial(_work, plan, store, options), _first_of_each(say)
+    work, warn = partial(_work, plan, store.root, options), _first_of_each(say)
     if options.jobs == 1:
         work(say, warn, alive)
     else:
@@ -56,13 +56,13 @@ def run(
     tidy(plan, store, keep_all=options.keep_all)
 
 
-def opened(root: Path, recipes: Iterable[Recipe], device: str) -> Store:
+def opened(root: Path, recipes: Iterable[Recipe], device: str, say: Say) -> Store:
     """The store to run in; none is made for what cannot begin here."""
     device_named(device)
     if not is_store(root):
         for recipe in recipes:
             _check(recipe)
-    return Store(root)
+    return Store(root, say)
 
 
 def _check(recipe: Recipe) -> None:
@@ -70,8 +70,9 @@ def _check(recipe: Recipe) -> None:
     _ = recipe.profile  # a model that does not take its example is told before it is trained
 
 
-def _work(plan: Plan, store: Store, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
+def _work(plan: Plan, root: Path, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
     """Be one worker, here or in a process of its own."""
+    store = Store(root, say)
     worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
     with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -37,6 +37,8 @@ class Store:
     """The artifacts below one folder; created on first use."""
 
     root: Path
+    say: Say = field(default=print, compare=False, repr=False)
+    """Takes a line where a file is damaged."""
 
     def __post_init__(self) -> None:
         with said_of(self.root):
@@ -196,7 +198,7 @@ class Store:
         target = self.root / DAMAGED / path.name
         with said_of(self.root), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
             path.replace(target)
-        print(f"damaged: {path.name} does not match its checksum; set aside as {target}, to be recomputed", flush=True)
+        self.say(f"damaged: {path.name} is not what was written; set aside as {target}, to be recomputed")
 
     def _path(self, kind: Kind, key: str) -> Path:
         return self.root / Artifact(kind, key).path
