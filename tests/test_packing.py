@@ -1,15 +1,20 @@
 """A pack carries a half-done sweep to another store, where it ends as it would have at home."""
 
+import errno
 import gzip
 import tarfile
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
+import torch
 
 from command_line import Rewound
 from rewound.errors import InputError
 from rewound.executors.local import run
+from rewound.plans import packing
 from rewound.plans.collection import collected
 from rewound.plans.options import Options
 from rewound.plans.packing import pack_store, read_packs, unpack_store
@@ -122,6 +127,45 @@ def test_what_is_no_pack_leaves_no_store(tmp_path: Path, what: str, rewound_comm
     assert (code, out) == (2, "")
     assert err.startswith("error: cannot read")
     assert not Path("away").exists()
+
+
+def test_a_pack_that_fails_leaves_the_one_before(
+    tmp_path: Path, targets: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, home, out = plan(targets), Store(tmp_path / "home"), tmp_path / "packs" / "pack[1]"
+    run(first_levels(whole, 0), home, Options())
+    pieces = pack_store(whole, home, out, split_bytes=2048)
+    before = {path: path.read_bytes() for path in pieces}
+    run(first_levels(whole, 1), home, Options())
+    with monkeypatch.context() as patch:
+        copy, calls = packing._copy, iter(range(2))
+
+        def fills_up(source: IO[bytes], target: IO[bytes], size: int) -> None:
+            if next(calls, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            copy(source, target, size)
+
+        patch.setattr(packing, "_copy", fills_up)
+        with pytest.raises(OSError, match="No space left"):
+            pack_store(whole, home, out, split_bytes=2048)
+    assert {path: path.read_bytes() for path in out.parent.iterdir()} == before
+    again = pack_store(whole, home, out, split_bytes=10**6)
+    assert list(out.parent.iterdir()) == again, "and no more pieces than it has"
+
+
+def test_a_pack_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    work, home, away = plan((dense(RECIPE, 1),)), Store(tmp_path / "home"), Store(tmp_path / "away")
+    big = {"noise": torch.randint(-(2**62), 2**62, (2**20,))}  # 8 MiB that no compression makes smaller
+    state = State(big, {}, 1, Position(0, 1))
+    home.save(work.nodes[0].key, state, None, draft=Notes(curve=[], seconds=1.0))
+    tracemalloc.start()
+    pieces = pack_store(work, home, tmp_path / "pack", split_bytes=2**22)
+    assert len(pieces) == 3
+    packs = read_packs(pieces)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 2**22
+    assert unpack_store(packs, away).added == 1
 
 
 def test_more_than_a_thousand_pieces(tmp_path: Path, targets: tuple) -> None:

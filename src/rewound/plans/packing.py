@@ -10,8 +10,10 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rewound.errors import InputError
 from rewound.plans.planning import Plan
@@ -19,8 +21,15 @@ from rewound.plans.remaining import todo
 from rewound.storage.layout import Artifact, artifact_at
 from rewound.storage.merging import merge
 from rewound.storage.store import Store
+from rewound.wholefiles import replacing
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Pack: TypeAlias = list[Path]
+"""The files of a pack, in order."""
 _BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
+_CHUNK = 1 << 20  # bytes that are copied at a time
 
 
 class Merged(NamedTuple):
@@ -33,24 +42,34 @@ class Merged(NamedTuple):
 
 def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = None) -> list[Path]:
     """Write what is needed to continue `plan` elsewhere; returns the files written, in order."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:  # pruned weights are runs of zeros
-        for name in _needed(plan, store):
-            archive.add(store.root / name, name)
-    content = buffer.getvalue()
     out.parent.mkdir(parents=True, exist_ok=True)
-    for old in out.parent.glob(f"{out.name}.*"):  # a piece of an earlier, longer pack: `unpack out.*` would take it
-        if _numbered(old)[1] is not None:
+    with TemporaryFile(dir=out.parent) as whole:
+        with tarfile.open(fileobj=whole, mode="w:gz", compresslevel=1) as archive:  # pruned weights are runs of zeros
+            for name in _needed(plan, store):
+                archive.add(store.root / name, name)
+        size = whole.tell()
+        paths = [out] if split_bytes is None else _pieces(out, -(-size // split_bytes))
+        whole.seek(0)
+        with ExitStack() as published:  # together, when all are written
+            for path in paths:
+                with published.enter_context(replacing(path)).open("wb") as piece:
+                    _copy(whole, piece, split_bytes or size)
+    for old in out.parent.iterdir():  # a piece of an earlier, longer pack: `unpack out.*` would take it
+        if old not in paths and _numbered(old)[1] is not None and _numbered(old)[0] == out:
             old.unlink()
-    if split_bytes is None:
-        out.write_bytes(content)
-        return [out]
-    pieces = [content[start : start + split_bytes] for start in range(0, len(content), split_bytes)]
-    digits = max(3, len(str(len(pieces))))  # as many in each, so that their names sort in order
-    paths = [out.with_name(f"{out.name}.{number:0{digits}d}") for number in range(len(pieces))]
-    for path, piece in zip(paths, pieces, strict=True):
-        path.write_bytes(piece)
     return paths
+
+
+def _pieces(out: Path, count: int) -> list[Path]:
+    digits = max(3, len(str(count)))  # as many in each, so that their names sort in order
+    return [out.with_name(f"{out.name}.{number:0{digits}d}") for number in range(count)]
+
+
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> None:
+    """Copy at most so many bytes."""
+    while size > 0 and (content := source.read(min(size, _CHUNK))):
+        target.write(content)
+        size -= len(content)
 
 
 def _needed(plan: Plan, store: Store) -> Iterator[str]:
@@ -73,9 +92,9 @@ def _continued(plan: Plan, store: Store) -> set[str]:
     return found
 
 
-def read_packs(paths: Sequence[Path]) -> list[bytes]:
+def read_packs(paths: Sequence[Path]) -> list[Pack]:
     """The packs that files hold, in any order: whole ones and pieces; one that lacks a piece is an error."""
-    packs: list[list[Path]] = []
+    packs: list[Pack] = []
     for path in sorted(set(paths)):
         with path.open("rb") as file:
             begins = file.read(len(_BEGINNING)) == _BEGINNING
@@ -85,7 +104,9 @@ def read_packs(paths: Sequence[Path]) -> list[bytes]:
             packs[-1].append(path)
         else:
             raise InputError(f"cannot read {path}: {missing}")
-    return [_whole(pieces) for pieces in packs]
+    for pieces in packs:
+        _check(pieces)
+    return packs
 
 
 def _missing(path: Path, before: Path | None) -> str | None:
@@ -106,34 +127,64 @@ def _numbered(path: Path) -> tuple[Path, int | None]:
     return (path.with_suffix(""), int(path.suffix[1:])) if re.fullmatch(r"\.\d{3,}", path.suffix) else (path, None)
 
 
-def _whole(pieces: Sequence[Path]) -> bytes:
-    content = b"".join(path.read_bytes() for path in pieces)
+def _check(pieces: Pack) -> None:
+    """An error if the pack is not whole, or holds something else than artifacts."""
     try:
-        if not tarfile.is_tarfile(io.BytesIO(content)):
-            raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote")
-        with _opened(content) as archive:  # to its end, where its checksum is
+        with _opened(pieces, ignore_zeros=False):  # which tells what is no archive from one that is damaged
+            pass
+    except tarfile.TarError:
+        raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote") from None
+    except (OSError, EOFError, zlib.error):
+        pass  # said below
+    try:
+        with _opened(pieces) as archive:  # to its end, where its checksum is
             strange = [member.name for member in archive if artifact_at(member.name) is None]
-        if strange:
-            raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
     except EOFError:
         raise InputError(
             f"cannot read pack {pieces[0]}: a piece after {pieces[-1].name} is missing; give all pieces of a pack"
         ) from None
     except (OSError, tarfile.TarError, zlib.error) as error:
         raise InputError(f"cannot read pack {pieces[0]}: {error}; give all pieces of a pack, unchanged") from error
-    return content
+    if strange:
+        raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
 
 
-def _opened(content: bytes) -> tarfile.TarFile:
+@contextmanager
+def _opened(pieces: Pack, *, ignore_zeros: bool = True) -> Iterator[tarfile.TarFile]:
     """The archive, or all of them where somebody joined several in one file, with zeros between them."""
-    return tarfile.open(fileobj=io.BytesIO(content), mode="r:gz", ignore_zeros=True)
+    with (
+        io.BufferedReader(_Joined(pieces)) as whole,
+        tarfile.open(fileobj=whole, mode="r:gz", ignore_zeros=ignore_zeros) as archive,
+    ):
+        yield archive
 
 
-def unpack_store(packs: Iterable[bytes], store: Store) -> Merged:
-    """Merge packs into a store."""
+class _Joined(io.RawIOBase):
+    """Files that are read one after the other, as if they were one."""
+
+    def __init__(self, paths: Pack) -> None:
+        self._later = iter(paths)
+        self._file = next(self._later).open("rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        while not (count := self._file.readinto(buffer)) and (path := next(self._later, None)) is not None:
+            self._file.close()
+            self._file = path.open("rb")
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def unpack_store(packs: Iterable[Pack], store: Store) -> Merged:
+    """Merge packs into a store, an artifact at a time."""
     counts = {"added": 0, "present": 0, "damaged": 0}
-    for content in packs:
-        with _opened(content) as archive:
+    for pieces in packs:
+        with _opened(pieces) as archive:
             for member in archive:
                 file = archive.extractfile(member) if member.isfile() else None
                 if file is not None:

@@ -60,7 +60,7 @@ def _has_further(store: Store, key: str, arriving: Kept) -> bool:
     """Whether the node has ended here, or is at least as far."""
     if store.result(key) is not None:
         return True
-    mine = store.load(key, draft=True)
+    mine = store.load(key, draft=True)  # all of it: one that is damaged gives way
     return mine is not None and mine.state.position >= arriving.state.position
 
 
