@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from inspect import isfunction
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -146,6 +148,23 @@ def test_all_that_is_exported_is_there_once() -> None:
     assert set(rewound.__all__) < set(dir(rewound))
     with pytest.raises(AttributeError, match="module 'rewound' has no attribute 'pruned'"):
         _ = rewound.pruned
+
+
+def test_what_public_functions_give_can_be_named_by_who_gets_it() -> None:
+    functions = [each for name in rewound.__all__ if isfunction(each := getattr(rewound, name))]
+    given = [get_type_hints(function)["return"] for function in functions]
+    given += [*get_type_hints(rewound.PrunedNetwork).values(), get_type_hints(rewound.train)["lr"]]
+    found = {kind for hint in given for kind in classes(hint) if kind.__module__.startswith("rewound.")}
+    assert {rewound.PrunedNetwork, rewound.LevelReport, rewound.Profile, rewound.Segment} < found
+    assert [kind for kind in found if getattr(rewound, kind.__name__, None) is not kind] == []
+
+
+def classes(hint: object) -> Iterator[type]:
+    """All that a type hint names."""
+    if isinstance(hint, type):
+        yield hint
+    for part in get_args(hint):
+        yield from classes(part)
 
 
 def test_public_names_are_imported_when_they_are_asked_for() -> None:

@@ -5,7 +5,7 @@ for the full original time; repeat until the compression is reached.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,8 @@ class PrunedNetwork:
     mask: Mask
     levels: tuple[LevelReport, ...]
     chosen: int
-    settings: dict[str, object]
+    settings: Mapping[str, object]
+    """What was asked for, by name; all of it is in `summary.json`."""
 
     def __repr__(self) -> str:
         last, level = len(self.levels) - 1, self.levels[self.chosen]

@@ -1,9 +1,9 @@
 """What `import rewound` gives: every public name, from the module that has it."""
 
 from rewound.algorithm import Level, densities, levels
-from rewound.compression import PrunedNetwork, prune
+from rewound.compression import LevelReport, PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
-from rewound.flops import profile
+from rewound.flops import Profile, profile
 from rewound.loops.loop import Epochs
 from rewound.loops.preparation import epochs
 from rewound.loops.progress import Reached
@@ -11,7 +11,7 @@ from rewound.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
-from rewound.schedule import Schedule
+from rewound.schedule import Schedule, Segment
 from rewound.sweeps.sweep import Sweep, load_sweep
 from rewound.technique import TECHNIQUES, Facts, Technique
 from rewound.tickets.ticket import Ticket, load, save
@@ -25,15 +25,18 @@ __all__ = [
     "Facts",
     "InputError",
     "Level",
+    "LevelReport",
     "Mask",
     "Metric",
     "Position",
+    "Profile",
     "PrunedNetwork",
     "Pruner",
     "Reached",
     "Recipe",
     "Schedule",
     "Scores",
+    "Segment",
     "State",
     "Sweep",
     "Technique",
