@@ -18,8 +18,8 @@ from typing import NamedTuple
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Cell, cells
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.figures import draw
-from rewound.pages.limits import SAFE_ZONE
+from rewound.figures.standard import draw
+from rewound.presentation.limits import SAFE_ZONE
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row, read_rows
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rewound import drawing
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.pages.figures import draw
-from rewound.pages.look import LOOKS, looks, ratios
+from rewound.figures import drawing
+from rewound.figures.standard import draw
 from rewound.pages.page import Origin
 from rewound.pages.payload import story
-from rewound.pages.terminal import summary_table
+from rewound.presentation.look import LOOKS, looks, ratios
 from rewound.report import show_tables
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
+from rewound.terminal.summary import summary_table
 
 TIMES = (4.0, 8.0, 16.0)
 

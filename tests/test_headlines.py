@@ -9,7 +9,7 @@ from rewound.conclusions.cell import Cell, Line, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import priced
 from rewound.conclusions.trust import reaches
-from rewound.pages.headlines import headlines
+from rewound.presentation.headlines import headlines
 from rewound.tables.folder import Tables
 from rewound.tables.results import Row
 

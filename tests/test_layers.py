@@ -31,8 +31,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sweeps/*", "plans/*", "tables/*", "conclusions/*", "paper/*"),
     # 4: where it runs, how it is shown, who calls it
     (
-        *("executors/*", "pages/*", "integrations/*", "commands/*"),
-        *("compression", "drawing", "provenance", "report", "faults"),
+        *("executors/*", "integrations/*", "compression", "faults"),
+        *("presentation/*", "figures/*", "pages/*", "terminal/*", "provenance", "report", "commands/*"),
         *("cli", "public", "__main__", "__init__"),
     ),
 )

@@ -4,7 +4,7 @@ import pytest
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line
-from rewound.pages.limits import window
+from rewound.presentation.limits import window
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rewound.commands.tables import report_tables
-from rewound.drawing import Drawing
 from rewound.errors import InputError
+from rewound.figures.drawing import Drawing
 from rewound.tables.folder import Tables, with_details
 from rewound.tables.results import CurveRow, LayerRow, Row
 

@@ -9,8 +9,8 @@ import pytest
 
 from command_line import SWEEP, Rewound, command, environment
 from rewound.conclusions.evidence import Evidence
+from rewound.figures.sheet import file_name
 from rewound.history import described
-from rewound.pages.sheet import file_name
 from rewound.paper.figures import FIGURES, panels
 from rewound.paper.measured import measured
 from rewound.pruning.pruner import Pruner

@@ -16,8 +16,8 @@ from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.commands.console import console
 from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
-from rewound.drawing import Drawing
 from rewound.errors import InputError, as_path
+from rewound.figures.drawing import Drawing
 from rewound.hyperparameters import fields_in
 from rewound.plans.options import Options, keeps_all
 from rewound.storage.records import DEFAULT_STORE

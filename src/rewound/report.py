@@ -11,10 +11,10 @@ from rewound import __version__
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
-from rewound.drawing import DEFAULT, Drawing, figures_under_way
-from rewound.pages.card import conformance_card
+from rewound.figures.drawing import DEFAULT, Drawing, figures_under_way
 from rewound.pages.page import PAGE, Origin, write_page
-from rewound.pages.terminal import summary_table
+from rewound.terminal.card import conformance_card
+from rewound.terminal.summary import summary_table
 
 
 def report_files(

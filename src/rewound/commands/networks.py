@@ -11,10 +11,10 @@ from rich.table import Table
 from rewound.commands.console import console, progress_of, say
 from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork
-from rewound.pages.inspection import ticket_page, ticket_profile
-from rewound.pages.terminal import plain_table
 from rewound.pruning.prunable import prunable_weights
 from rewound.recipes import recipe_named
+from rewound.terminal.inspection import ticket_page, ticket_profile
+from rewound.terminal.summary import plain_table
 from rewound.tickets.ticket import load
 
 WIDE = 10_000

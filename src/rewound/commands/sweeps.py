@@ -11,10 +11,10 @@ from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.conclusions.evidence import Evidence
 from rewound.devices import device_kind
-from rewound.drawing import DEFAULT, Drawing
 from rewound.errors import InputError
 from rewound.executors import executor_named
 from rewound.executors.local import opened
+from rewound.figures.drawing import DEFAULT, Drawing
 from rewound.plans import planning
 from rewound.plans.collection import collected, is_measured
 from rewound.plans.options import Options

@@ -7,8 +7,8 @@ from rewound.commands.console import console, say_files
 from rewound.commands.outputs import report_folder
 from rewound.conclusions.cell import setting_of
 from rewound.conclusions.evidence import Evidence
-from rewound.drawing import Drawing
 from rewound.errors import InputError
+from rewound.figures.drawing import Drawing
 from rewound.paper.networks import TRAINING_EPOCHS
 from rewound.report import report_files, say_comparison
 from rewound.tables.folder import Tables, with_details

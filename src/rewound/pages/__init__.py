@@ -1,1 +1,1 @@
-"""How results are shown: figures, a page, the terminal."""
+"""How results are shown in a browser: one page, its data and its charts."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rewound.pages.jsondata import Json
-from rewound.pages.look import Look
 from rewound.pages.marks import dash, outline
+from rewound.presentation.look import Look
 
 PLAIN: Final = "format(datum.value, '.4~r')"
 SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"

@@ -11,8 +11,8 @@ from typing import Final
 
 from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, at, colours, dashes, value
 from rewound.pages.jsondata import Json
-from rewound.pages.look import Look
 from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
+from rewound.presentation.look import Look
 
 # Pixels by which each of the names "no drop" and "1% drop" moves where their lines are closer than a line of text.
 _CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"

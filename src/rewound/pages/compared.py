@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from rewound.conclusions.conformance import Card, Compared, Curve
-from rewound.pages.criteria import criteria, note, remarks, verdict
 from rewound.pages.jsondata import Json
-from rewound.pages.look import ratios
+from rewound.presentation.criteria import criteria, note, remarks, verdict
+from rewound.presentation.look import ratios
 
 
 def told_card(card: Card) -> Json:

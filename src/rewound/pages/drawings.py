@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from rewound.conclusions.cell import Cell
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.conclusions.speedup import Speedup
-from rewound.pages.contrast import Contrast
 from rewound.pages.jsondata import Json
-from rewound.pages.limits import SAFE_ZONE, delta_label, window
-from rewound.pages.look import looks, mode_title, ratios
-from rewound.pages.reaching import one_drop
 from rewound.pages.subjects import Subject
+from rewound.presentation.contrast import Contrast
+from rewound.presentation.limits import SAFE_ZONE, delta_label, window
+from rewound.presentation.look import looks, mode_title, ratios
+from rewound.presentation.reaching import one_drop
 
 
 def accuracy(subject: Subject) -> Json:

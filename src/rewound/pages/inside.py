@@ -9,8 +9,8 @@ from statistics import median
 
 from rewound.conclusions.cell import Setting, setting_of
 from rewound.pages.jsondata import Json
-from rewound.pages.look import looks, mode_title, ratios
 from rewound.pages.subjects import Subject
+from rewound.presentation.look import looks, mode_title, ratios
 from rewound.tables.results import LayerRow
 
 

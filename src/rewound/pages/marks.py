@@ -3,7 +3,7 @@
 from math import cos, pi, sin
 from typing import Final
 
-from rewound.pages.look import Look
+from rewound.presentation.look import Look
 
 _DASHES: Final = {"-": [1, 0], "--": [7, 4], "-.": [9, 3, 2, 3], ":": [2, 3], "": [0, 1]}
 

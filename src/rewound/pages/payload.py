@@ -19,10 +19,10 @@ from rewound.pages.details import details
 from rewound.pages.drawings import accuracy, differences, speed, times
 from rewound.pages.inside import layer_maps, training
 from rewound.pages.jsondata import Json
-from rewound.pages.look import Look, looks, ratios
 from rewound.pages.marks import area, dash, outline
-from rewound.pages.reaching import one_drop, told_reach
 from rewound.pages.subjects import Subject, subjects
+from rewound.presentation.look import Look, looks, ratios
+from rewound.presentation.reaching import one_drop, told_reach
 from rewound.tables.results import CurveRow, LayerRow
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)

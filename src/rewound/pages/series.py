@@ -5,7 +5,7 @@ from typing import Final
 
 from rewound.pages.channels import SAYS, SIZE, colours, dashes, edges, markers
 from rewound.pages.jsondata import Json
-from rewound.pages.look import Look
+from rewound.presentation.look import Look
 
 TICKED: Final[Json] = {"filter": "indexof(shown, datum.technique) >= 0 || !datum.technique"}
 _OVERLAID: Final[list[Json]] = [TICKED, {"filter": "compared"}]

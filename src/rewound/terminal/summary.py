@@ -14,9 +14,9 @@ from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches
 from rewound.errors import InputError
-from rewound.pages.contrast import Contrast, contrast
-from rewound.pages.look import looks, mode_title, pruning_title, ratios
-from rewound.pages.reaching import one_drop, told_reach
+from rewound.presentation.contrast import Contrast, contrast
+from rewound.presentation.look import looks, mode_title, pruning_title, ratios
+from rewound.presentation.reaching import one_drop, told_reach
 
 
 def summary_table(evidence: Evidence, test_examples: int | None = None) -> RenderableType:

@@ -108,7 +108,7 @@ def _told(console: Console, work: Callable[[], list[Path]]) -> list[Path]:
 
 
 def _default_figures(evidence: Evidence, out: Path, formats: Sequence[str]) -> list[Path]:
-    from rewound.pages.figures import draw
+    from rewound.figures.standard import draw
 
     return draw(evidence, out, formats)
 
@@ -127,7 +127,7 @@ def _parts(evidence: Evidence) -> list[Evidence]:
 
 
 def _of_the_paper(evidence: Evidence, out: Path, console: Console, drawing: Drawing) -> list[Path]:
-    from rewound.pages.paper import save_sheet, sheets
+    from rewound.figures.paper import save_sheet, sheets
 
     drawing.check(evidence)
     wanted = drawing.of_the_paper
@@ -162,5 +162,5 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rewound.pages.figures"])  # matplotlib is imported once, not by each
+    context.set_forkserver_preload(["rewound.figures.standard"])  # matplotlib is imported once, not by each
     return context

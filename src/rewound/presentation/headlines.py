@@ -12,7 +12,7 @@ from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line
 from rewound.conclusions.findings import ABLATIONS, best_over_time
 from rewound.conclusions.trust import Reach, Reaches
-from rewound.pages.look import LOOKS, looks, ratios
+from rewound.presentation.look import LOOKS, looks, ratios
 
 
 def headlines(

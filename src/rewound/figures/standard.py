@@ -17,9 +17,7 @@ from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.errors import InputError
-from rewound.pages.limits import delta_label, window
-from rewound.pages.look import Look, looks, mode_title, pruning_title, ratios
-from rewound.pages.panel import (
+from rewound.figures.panel import (
     Cut,
     compression_axis,
     delta_axis,
@@ -28,8 +26,10 @@ from rewound.pages.panel import (
     epochs_axis,
     handles,
 )
-from rewound.pages.sheet import STYLE, file_name, lay_out, save, told_trials
+from rewound.figures.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.paper.panels import curves_of
+from rewound.presentation.limits import delta_label, window
+from rewound.presentation.look import Look, looks, mode_title, pruning_title, ratios
 
 
 @dataclass(frozen=True)

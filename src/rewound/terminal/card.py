@@ -8,9 +8,9 @@ from rich.text import Text
 
 from rewound.conclusions.cell import Line
 from rewound.conclusions.conformance import Card, Compared, Curve, Lead
-from rewound.pages.criteria import criteria, note, remarks, signed, verdict
-from rewound.pages.look import mode_title, ratios
-from rewound.pages.terminal import plain_table
+from rewound.presentation.criteria import criteria, note, remarks, signed, verdict
+from rewound.presentation.look import mode_title, ratios
+from rewound.terminal.summary import plain_table
 
 _ANSWERS = {True: "yes", False: "NO", None: "–"}
 

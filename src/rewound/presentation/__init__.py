@@ -1,0 +1,1 @@
+"""What figures, page and terminal share: words, colours and ranges."""
