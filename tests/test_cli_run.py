@@ -78,6 +78,16 @@ def test_no_conclusions_are_drawn_where_less_is_better(rewound_command: Rewound)
     assert {path.name for path in Path("rewound-report/wrong").iterdir()} == {"results.csv", "layers.csv", "curves.csv"}
 
 
+def test_a_metric_is_called_by_its_name(rewound_command: Rewound) -> None:
+    Path("balanced.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Balanced"))
+    code, out, err = rewound_command("run", "balanced.toml", "--jobs", 1)
+    assert (code, err) == (0, "")
+    assert "Test F1 over trials" in " ".join(out.split())
+    page = Path("rewound-report/balanced/index.html").read_text()
+    assert '"metric":"F1"' in page
+    assert "F1 (points)" in page
+
+
 def test_failed_runs_are_shown_and_retried_when_told(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("failing.toml").write_text(SWEEP.replace("tiny:Tiny", "tiny:Watched"))
     monkeypatch.setitem(POISON, (1, 1), 15)  # in the second epoch

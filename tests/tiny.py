@@ -75,6 +75,13 @@ class Wrong(Tiny):
 
 
 @dataclass(frozen=True)
+class Balanced(Tiny):
+    """Judged by a metric with a name of its own."""
+
+    metric: ClassVar[Metric] = Metric("F1")
+
+
+@dataclass(frozen=True)
 class Held(Tiny):
     """After its end the schedule holds the rate of its middle, so that fine-tuning is the beginning of other runs."""
 

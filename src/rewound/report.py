@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from rewound import __version__
-from rewound.conclusions.baseline import baselines
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
 from rewound.figures.drawing import DEFAULT, Drawing, figures_under_way
@@ -22,7 +21,7 @@ def report_files(
 ) -> list[Path]:
     """Tables that came from anywhere, with figures and a page; with another table, also a conformance card."""
     _check(evidence, drawing)
-    _ = evidence.only_dense or baselines(evidence.rows)  # an error where deltas have nothing to be measured from
+    _ = evidence.only_dense or evidence.baselines  # an error where deltas have nothing to be measured from
     paths = evidence.tables.write(out)
     origin = written_to(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}"))))
     shown = show_tables(evidence, out, console, origin, drawing)

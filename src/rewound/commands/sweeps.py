@@ -23,6 +23,7 @@ from rewound.plans.packing import pack_store
 from rewound.plans.remaining import todo
 from rewound.provenance import of_sweep
 from rewound.quantities import sized
+from rewound.recipe import Metric
 from rewound.report import show_comparison, show_tables, write_tables, written_to
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store, is_store
@@ -114,7 +115,10 @@ def _report(
     tables = collected(sweep.targets, store)
     if not tables.rows:
         raise _not_run(declared, store.root)
-    evidence = Evidence(tables, theirs, {target.task: target.recipe.training_epochs for target in sweep.targets})
+    recipes = {target.task: target.recipe for target in sweep.targets}
+    epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
+    named = {task: recipe.metric.name for task, recipe in recipes.items() if recipe.metric != Metric()}
+    evidence = Evidence(tables, theirs, epochs, metrics=named)
     paths = write_tables(evidence, out, drawing)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")

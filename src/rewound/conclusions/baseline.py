@@ -1,7 +1,7 @@
 """The dense networks that everything is measured from: a delta is median test - mean dense test, as shown."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -44,8 +44,11 @@ class Baseline:
         return (test - self.mean) * self.scale
 
 
-def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
-    """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error."""
+def baselines(rows: Iterable[Row], metrics: Mapping[str, str] = {}) -> dict[str, Baseline]:
+    """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error.
+
+    `metrics` are what the values of recipes are called, as far as it is known: tables do not say it.
+    """
     rows = list(rows)
     scale = scales(rows)
     dense: dict[str, list[float]] = defaultdict(list)
@@ -64,7 +67,10 @@ def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
         )
     return {
         recipe: Baseline(
-            fmean(tests), stdev(tests) if len(tests) > 1 else 0.0, len(tests), metric_of(recipe, scale[recipe])
+            fmean(tests),
+            stdev(tests) if len(tests) > 1 else 0.0,
+            len(tests),
+            metrics.get(recipe) or metric_of(recipe, scale[recipe]),
         )
         for recipe, tests in dense.items()
     }

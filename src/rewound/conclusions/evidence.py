@@ -1,9 +1,10 @@
-"""What a report is about: tables, another table to hold them against, and how long each recipe trains."""
+"""What a report is about: tables, another table to hold them against, and what is known of the recipes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.conformance import Card
 from rewound.conclusions.trust import weaknesses
@@ -20,11 +21,18 @@ class Evidence:
     """The table to compare with, if there is one."""
     training_epochs: Mapping[str, float] = field(default_factory=dict)
     """T by recipe, as far as it is known: tables do not say it."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """What the values of a recipe are called, as far as it is known."""
 
     @property
     def rows(self) -> list[Row]:
         """Our results."""
         return self.tables.rows
+
+    @cached_property
+    def baselines(self) -> dict[str, Baseline]:
+        """The dense networks of every recipe in our table."""
+        return baselines(self.rows, self.metrics)
 
     @property
     def only_dense(self) -> bool:

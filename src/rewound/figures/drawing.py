@@ -121,7 +121,7 @@ def _parts(evidence: Evidence) -> list[Evidence]:
         (dense[row.recipe] if row.dense else pruned[row.recipe, row.pruning]).append(row)
     finished = (key for key, group in sorted(pruned.items()) if any(row.test is not None for row in group))
     return [
-        Evidence(Tables([*dense[recipe], *pruned[recipe, pruning]]), evidence.theirs, evidence.epochs)
+        replace(evidence, tables=Tables([*dense[recipe], *pruned[recipe, pruning]]), training_epochs=evidence.epochs)
         for recipe, pruning in finished
     ]
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, cells, failures
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
@@ -52,7 +52,7 @@ def draw(evidence: Evidence, out: Path, formats: Sequence[str] = ("png", "svg"))
     theirs: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells(overlay(rows, evidence.theirs)):
         theirs[cell.line.subject].append(cell)
-    dense, failed = baselines(rows), failures(rows)
+    dense, failed = evidence.baselines, failures(rows)
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells(rows):
         groups[cell.line.subject].append(cell)

@@ -63,7 +63,7 @@ class Subject:
 def subjects(evidence: Evidence) -> list[Subject]:
     """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last."""
     rows = sorted(map(_finite, evidence.rows), key=_order)
-    dense, made = baselines(rows), priced(cells(rows), evidence.epochs)
+    dense, made = baselines(rows, evidence.metrics), priced(cells(rows), evidence.epochs)
     reached = reaches(made, dense)
     said = headlines(made, dense, reached)
     speed, faster = over_dense(rows), over_fine_tuning(rows)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line, cells, failures
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
@@ -61,7 +61,7 @@ def measured(evidence: Evidence) -> list[Measured]:
     rows, theirs = evidence.rows, evidence.theirs
     overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), theirs=())) if theirs else []
     beside = {each.experiment: each for each in overlaid}
-    dense, made, failed = baselines(rows), [cell for cell in cells(rows) if cell.density < 1], failures(rows)
+    dense, made, failed = evidence.baselines, [cell for cell in cells(rows) if cell.density < 1], failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
     return [
         Measured(

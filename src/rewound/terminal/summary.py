@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewound.conclusions.baseline import Baseline, baselines
+from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, priced
@@ -25,7 +25,7 @@ def summary_table(evidence: Evidence, test_examples: int | None = None) -> Rende
     `test_examples` is the size of the test set, for the smallest difference that an accuracy can show.
     """
     rows = evidence.rows
-    dense, made, failed = baselines(rows), priced(cells(rows), evidence.epochs), failures(rows)
+    dense, made, failed = evidence.baselines, priced(cells(rows), evidence.epochs), failures(rows)
     found = reaches(made, dense)
     best = {(cell.line, cell.density): cell for cell in best_over_time(made)}
     places = sorted(best.keys() | failed.keys(), key=lambda place: (place[0], -place[1]))
