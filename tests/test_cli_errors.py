@@ -191,7 +191,7 @@ def test_in_a_terminal_too_there_is_nothing_but_the_sentence(tmp_path: Path, wor
 def test_a_device_that_is_not_there(rewound_command: Rewound, words: list[str]) -> None:
     code, _, err = rewound_command(*words, "--device", "cuda")
     assert code == 2
-    assert re.fullmatch(r"error: device 'cuda' is not there: torch \S+ sees no CUDA GPU; use --device cpu\n", err)
+    assert re.fullmatch(r"error: device 'cuda' is not there: torch \S+ sees no CUDA GPU; use cpu\n", err)
     assert list(Path().iterdir()) == [], "nothing is left behind"
 
 

@@ -90,7 +90,7 @@ def test_sizes_and_times_are_positive(key: str, value: int) -> None:
 
 def test_decay_momentum_and_shift_are_not_negative() -> None:
     for key in ("weight-decay", "momentum", "shift"):
-        with pytest.raises(InputError, match=f"{key} must not be below 0, not -1"):
+        with pytest.raises(InputError, match=f"{key} must be at least 0, not -1"):
             ResNet20.with_fields({key: -1})
 
 

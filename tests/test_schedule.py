@@ -234,7 +234,7 @@ def test_an_unknown_curve_is_named_with_the_nearest() -> None:
     ],
 )
 def test_rates_are_positive(start: float, stop: float, curve: str) -> None:
-    with pytest.raises(InputError, match=f"learning rates must be positive, not {start} to {stop}"):
+    with pytest.raises(InputError, match=f"learning rates must be finite and .*, not {start} to {stop}"):
         Schedule(1, (Piece(1, start, stop, curve),))
 
 

@@ -23,7 +23,7 @@ def device_named(name: str) -> torch.device:
     """The device of that name, if it is there; asked for a GPU, it turns TF32 convolutions off in this process."""
     kind, device = device_kind(name), torch.device(name)
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU; use --device cpu")
+        raise InputError(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU; use cpu")
     if kind == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # float32 means float32
     return device

@@ -151,7 +151,7 @@ class Recipe(ABC):
 
     @classmethod
     def label(cls) -> str:
-        """The recipe's name in tables and sweeps: its own, for a derived task with other defaults is another task."""
+        """The recipe's name in tables and sweeps: its own, as a subclass with other defaults is another task."""
         return str(vars(cls).get("name", "")) or path_of(cls)
 
     def identity(self) -> dict[str, object]:

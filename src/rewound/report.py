@@ -23,7 +23,7 @@ def report_files(
     _check(evidence, drawing)
     _ = evidence.only_dense or evidence.baselines  # an error where deltas have nothing to be measured from
     paths = evidence.tables.write(out)
-    origin = written_to(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}"))))
+    origin = with_digest(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}"))))
     shown = show_tables(evidence, out, console, origin, drawing)
     return [*paths, *shown, *show_comparison(evidence, out, console)]
 
@@ -39,7 +39,7 @@ def _check(evidence: Evidence, drawing: Drawing) -> None:
     _ = evidence.cards  # an error where the two tables share nothing
 
 
-def written_to(results: Path, origin: Origin) -> Origin:
+def with_digest(results: Path, origin: Origin) -> Origin:
     """The origin, with what is known of the table that was written."""
     digest = hashlib.sha256(results.read_bytes()).hexdigest()
     facts = (

@@ -90,8 +90,9 @@ class Schedule:
             if piece.curve not in CURVES:
                 raise InputError(unknown("curve", piece.curve, CURVES))
             rates = (piece.start, piece.stop)
+            least = "above 0 on an exponential curve" if piece.curve == "exponential" else "at least 0"
             if not all(0 <= rate < math.inf for rate in rates) or (piece.curve == "exponential" and 0 in rates):
-                raise InputError(f"learning rates must be positive, not {piece.start} to {piece.stop}")
+                raise InputError(f"learning rates must be finite and {least}, not {piece.start} to {piece.stop}")
 
     @classmethod
     def constant(cls, steps: int, rate: float) -> "Schedule":

@@ -24,7 +24,7 @@ from rewound.plans.remaining import todo
 from rewound.provenance import of_sweep
 from rewound.quantities import sized
 from rewound.recipe import Metric
-from rewound.report import show_comparison, show_tables, write_tables, written_to
+from rewound.report import show_comparison, show_tables, with_digest, write_tables
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store, is_store
 from rewound.sweeps.declaration import Declaration
@@ -124,7 +124,7 @@ def _report(
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     lower = [recipe.metric.name for recipe in sweep.recipes if not recipe.metric.higher_is_better]
     if evidence.only_dense or not lower:
-        origin = written_to(paths[0], of_sweep(declared, store, tables))
+        origin = with_digest(paths[0], of_sweep(declared, store, tables))
         size, *others = {recipe.test_size for recipe in sweep.recipes}
         paths += show_tables(evidence, out, console, origin, drawing, None if others else size)
     else:

@@ -20,6 +20,7 @@ from rewound.conclusions.findings import at_full_time
 from rewound.conclusions.intervals import Pooled, pooled
 from rewound.conclusions.units import metric_of, scales, unit_of
 from rewound.errors import InputError
+from rewound.quantities import counted
 from rewound.tables.csvfiles import write_table
 from rewound.tables.results import Row
 
@@ -204,5 +205,4 @@ def _leads(compared: Iterable[Compared], full: Iterable[Cell]) -> Iterator[Lead]
 def _contents(rows: Sequence[Row]) -> str:
     recipes = sorted({row.recipe for row in rows})
     named = ", ".join(recipes[:3]) + (", ..." if len(recipes) > 3 else "")
-    n = len(cells(rows))
-    return f"{n} cell{'' if n == 1 else 's'} of {named}" if recipes else "no rows"
+    return f"{counted(len(cells(rows)), 'cell')} of {named}" if recipes else "no rows"

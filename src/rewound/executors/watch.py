@@ -16,7 +16,7 @@ class Headway(NamedTuple):
 
 
 class Watch:
-    """Looks at the store for what of a plan is done: True for a node that succeeded, False for one that failed."""
+    """What of a plan is done, as the store has it; `status` says of each node that ended whether it succeeded."""
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self.plan, self.store = plan, store

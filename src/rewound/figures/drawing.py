@@ -73,15 +73,15 @@ def draw_figures(evidence: Evidence, out: Path, console: Console, drawing: Drawi
     if drawing.figures == "none":
         return []
     if drawing.figures == "default":
-        return _told(console, lambda: _default_figures(evidence, out, drawing.formats))
-    return _told(console, lambda: _of_the_paper(evidence, out / "paper", console, drawing))
+        return _drawn_or_told(console, lambda: _default_figures(evidence, out, drawing.formats))
+    return _drawn_or_told(console, lambda: _of_the_paper(evidence, out / "paper", console, drawing))
 
 
 @contextmanager
 def figures_under_way(
     evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT
 ) -> Iterator[Callable[[], list[Path]]]:
-    """`draw_figures` while something else is done; what it gives waits for the files.
+    """Inside, figures are drawn in the background; call what is given to wait for their files.
 
     The default figures of a large table are drawn by a process per core; all others when they are waited for.
     """
@@ -94,12 +94,12 @@ def figures_under_way(
         try:
             parts.sort(key=lambda part: -len(part.rows))  # the largest first, so that no core waits for it in the end
             drawn = [pool.submit(_default_figures, part, out, drawing.formats) for part in parts]
-            yield lambda: _told(console, lambda: sorted(path for files in drawn for path in files.result()))
+            yield lambda: _drawn_or_told(console, lambda: sorted(path for files in drawn for path in files.result()))
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, nobody waits for the rest
 
 
-def _told(console: Console, work: Callable[[], list[Path]]) -> list[Path]:
+def _drawn_or_told(console: Console, work: Callable[[], list[Path]]) -> list[Path]:
     try:
         return work()
     except ModuleNotFoundError as error:

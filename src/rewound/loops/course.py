@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, shown
-from rewound.loops.joint import called
+from rewound.loops.joint import optimizer_kind
 from rewound.pruning.prunable import prunable_weights
 from rewound.pruning.pruner import Pruner, check_memory
 from rewound.quantities import counted
@@ -108,7 +108,7 @@ class Course:
         return {
             **{name: getattr(self, name) for name in plain},
             "pruner": pruner,
-            "optimizer": called(optimizer),
+            "optimizer": optimizer_kind(optimizer),
             "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
         }
 

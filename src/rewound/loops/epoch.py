@@ -20,7 +20,7 @@ from rewound.loops.groups import Value, assign, hyperparameters
 from rewound.loops.joint import members
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
-from rewound.loops.schedulers import Scheduler, counted, followed
+from rewound.loops.schedulers import Scheduler, counting_steps, followed
 from rewound.pruning.attachment import untraced
 
 Closure = Callable[[], object]
@@ -33,7 +33,7 @@ Values = Sequence[Mapping[str, Value]]  # of hyperparameters, by group
 def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Scheduler] = ()) -> Iterator[None]:
     """An epoch of the dense run: its steps go into the recording; in it `schedulers` must have been stepped."""
     before = _positions(schedulers)
-    with counted(schedulers) as steps, _Steps(optimizer, progress, progress.recording).followed():
+    with counting_steps(schedulers) as steps, _Steps(optimizer, progress, progress.recording).followed():
         yield
     for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
         if was is not None and was == now and not steps[id(scheduler)]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
-from rewound.loops.joint import called
+from rewound.loops.joint import optimizer_kind
 
 Value = float | tuple[float, ...]
 Group = dict[str, object]
@@ -34,7 +34,7 @@ def check_rates(optimizer: Optimizer) -> None:
     for number, group in enumerate(optimizer.param_groups):
         if not isinstance(hyperparameters(group).get("lr"), float):
             raise InputError(
-                f"parameter group {number} of {called(optimizer)} has lr={group.get('lr')!r}, which can be "
+                f"parameter group {number} of {optimizer_kind(optimizer)} has lr={group.get('lr')!r}, which can be "
                 "neither recorded nor rewound; give each group a number, and a scheduler if it is to move"
             )
 

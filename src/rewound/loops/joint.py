@@ -61,12 +61,12 @@ def members(optimizer: Optimizer) -> Sequence[Optimizer]:
 
     >>> import torch
     >>> pair = [torch.optim.SGD([torch.zeros(1)], lr=rate) for rate in (0.1, 0.2)]
-    >>> [group["lr"] for group in joint(pair).param_groups], called(joint(pair)), called(pair[0])
+    >>> [group["lr"] for group in joint(pair).param_groups], optimizer_kind(joint(pair)), optimizer_kind(pair[0])
     ([0.1, 0.2], 'SGD + SGD', 'SGD')
     """
     return optimizer.members if isinstance(optimizer, Joint) else (optimizer,)
 
 
-def called(optimizer: Optimizer) -> str:
+def optimizer_kind(optimizer: Optimizer) -> str:
     """What kind of optimizer it is, for a person."""
     return " + ".join(type(member).__name__ for member in members(optimizer))

@@ -26,7 +26,7 @@ from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.loops.rehearsal import adopted
 from rewound.loops.run import Run
-from rewound.loops.schedulers import Scheduler, called, check_given
+from rewound.loops.schedulers import Scheduler, check_given, scheduler_kind
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler, listed
 from rewound.pruning.pruner import Pruner, as_pruner
@@ -198,6 +198,6 @@ def _check_schedulers(subjects: Subjects) -> None:
         moved = bare_optimizer(getattr(bare_scheduler(scheduler), "optimizer", subjects.optimizer))
         if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, moved.param_groups)):
             raise InputError(
-                f"{called(scheduler)} drives another optimizer ({type(moved).__name__}) than the one "
+                f"{scheduler_kind(scheduler)} drives another optimizer ({type(moved).__name__}) than the one "
                 "given, whose rate would never move; give the scheduler made for this optimizer"
             )

@@ -11,7 +11,7 @@ from rewound.errors import InputError
 from rewound.loops.groups import hyperparameters, rate_of
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording, Runs
-from rewound.loops.schedulers import Scheduler, called, needed, position
+from rewound.loops.schedulers import Scheduler, needed, position, scheduler_kind
 from rewound.schedule import Schedule
 
 
@@ -35,7 +35,7 @@ def adopted(
             )
         if needs := needed(each):
             raise InputError(
-                f"{called(each)} is stepped with {needs}, which is known only in training, so adopt=True "
+                f"{scheduler_kind(each)} is stepped with {needs}, which is known only in training, so adopt=True "
                 "cannot run through it; give the learning rates it took as a rewound.Schedule"
             )
     return rehearsed(optimizer, scheduler, epochs, steps_per_epoch)

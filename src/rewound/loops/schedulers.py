@@ -20,7 +20,7 @@ class Scheduler(Protocol):
     def load_state_dict(self, state: dict[str, object], /) -> object: ...
 
 
-def called(scheduler: Scheduler) -> str:
+def scheduler_kind(scheduler: Scheduler) -> str:
     """What kind of scheduler it is, for a person."""
     return type(bare_scheduler(scheduler)).__name__
 
@@ -54,7 +54,7 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
     for scheduler in schedulers:
         if (steps := position(scheduler)) > 0:
             raise InputError(
-                f"{called(scheduler)} has been stepped before ({steps:,} times), so the dense run "
+                f"{scheduler_kind(scheduler)} has been stepped before ({steps:,} times), so the dense run "
                 "would not follow its schedule from the start; make a new optimizer and scheduler, or give adopt=True "
                 "for a network that is trained already"
             )
@@ -80,7 +80,7 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
 
 
 @contextmanager
-def counted(schedulers: Sequence[Scheduler]) -> Iterator[Counter[int]]:
+def counting_steps(schedulers: Sequence[Scheduler]) -> Iterator[Counter[int]]:
     """Inside, how often a loop steps each of the schedulers, which move as ever, by their identity.
 
     Where a scheduler stands does not tell: `step(epoch)` and `step(epoch + batch / batches)` leave it at 0 in epoch 0.

@@ -64,7 +64,7 @@ class ImageClassification(Recipe):
                 raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
         for name in ("momentum", "weight_decay", "shift"):
             if not getattr(self, name) >= 0:
-                raise InputError(f"{name.replace('_', '-')} must not be below 0, not {getattr(self, name):g}")
+                raise InputError(f"{name.replace('_', '-')} must be at least 0, not {getattr(self, name):g}")
         if self.learning_rate > (largest := torch.finfo(torch.float32).max):
             raise InputError(f"learning-rate must be at most {largest:.4g}, not {self.learning_rate:g}")
         if self.nesterov and not self.momentum:

@@ -1,4 +1,4 @@
-"""Artifacts of another store: taken if they are whole, and if what is here is not as good.
+"""Artifacts of another store: merged if they are intact and better than what is here.
 
 What was measured is never overwritten; a result without a measurement gives way to one that has it. Tensors are only
 where training goes on from, and whichever are used, the results are the same: a draft gives way to one of more steps, a

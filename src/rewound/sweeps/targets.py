@@ -17,7 +17,7 @@ from rewound.schedule import merged
 from rewound.tables.results import UNSTRUCTURED
 from rewound.technique import technique_named
 
-_ALMOST_ONE = 0.999  # step: the least time must be accepted as the error proposes it, rounded to four digits
+_ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do
 _PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
 
 

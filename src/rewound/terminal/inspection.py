@@ -9,6 +9,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rewound.flops import Profile
+from rewound.quantities import counted
 from rewound.recipe import Recipe
 from rewound.recipes import RECIPES, recipe_named
 from rewound.tickets.ticket import Ticket
@@ -68,7 +69,7 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
     table.add_section()
     count = len(tensors) - len(masked)
     add("layers above", "", kept, of, here)
-    add("all else", f"{count} tensor{'' if count == 1 else 's'}", others, others, whole - here)
+    add("all else", counted(count, "tensor"), others, others, whole - here)
     add("network", "", kept + others, of + others, whole)
     return table
 
