@@ -300,6 +300,23 @@ def test_our_results_conform(authors: list[Row], folder: Path) -> None:
     assert made.alone[0] == 0, "every cell of ours has its counterpart"
 
 
+@pytest.mark.parametrize(
+    ("lead", "ours", "theirs"),
+    [
+        ("lr-rewinding − fine-tuning", "+1.82", "+1.81"),
+        ("weight-rewinding − fine-tuning", "+1.65", "+1.79"),
+        ("lr-rewinding − weight-rewinding", "+0.16", "+0.02"),
+    ],
+)
+def test_the_leads_of_our_results_are_those_of_their_readme(
+    authors: list[Row], lead: str, ours: str, theirs: str
+) -> None:
+    folder = RESULTS / "cifar10-resnet20-algorithm1"
+    lines = shown([card(read_rows(folder / "results.csv"), authors)]).splitlines()
+    assert [line.split(lead)[1].split() for line in lines if lead in line] == [[ours, theirs, "4"]]
+    assert f"| {ours} | {theirs} |" in (folder / "README.md").read_text()
+
+
 def test_our_masks_leave_as_many_flops_as_the_authors(authors: list[Row]) -> None:
     """Where magnitude pruning takes the first fifth is a fingerprint of how the dense network was trained."""
     ours = read_rows(RESULTS / "cifar10-resnet20-algorithm1" / "results.csv")
