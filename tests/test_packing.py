@@ -109,6 +109,22 @@ def test_several_packs_at_once(tmp_path: Path) -> None:
     assert unpack_store(read_packs(renamed), Store(tmp_path / "all-renamed")).added == size[1]
 
 
+def test_two_commands_move_a_sweep(done: Path, rewound_command: Rewound) -> None:
+    pack = ("pack", done / "tiny.toml", "--store", done / "rewound-store", "--out")
+    code, out, err = rewound_command(*pack, "tiny.pack", "--split-mb", 1)
+    assert (code, err) == (0, "")
+    assert out.startswith("tiny.pack.000 (")
+    code, out, err = rewound_command("unpack", "tiny.pack.000", "--store", "away")
+    assert (code, err) == (0, "")
+    assert "0 there already, 0 damaged" in out
+    code, out, err = rewound_command("report", done / "tiny.toml", "--store", "away", "--out", "report")
+    assert (code, err) == (0, "")
+    assert Path("report/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
+    code, out, err = rewound_command(*pack, "report")
+    assert (code, out) == (2, "")
+    assert err == "error: cannot write report: it is a folder; give the path of a file with --out\n"
+
+
 @pytest.mark.parametrize("what", ["text", "gzip of text", "tar of text", "half a pack", "a pack with a bit flipped"])
 def test_what_is_no_pack_leaves_no_store(tmp_path: Path, what: str, rewound_command: Rewound) -> None:
     work, home, file = plan((dense(RECIPE, 1),)), Store(tmp_path / "home"), tmp_path / "file"
