@@ -1,6 +1,7 @@
 """`run`, `plan` and `show`: what a sweep leaves behind, what a second one does not do again, and what is said of it."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from command_line import SWEEP, Rewound, snapshot
 from rewound.commands import console
@@ -59,6 +61,18 @@ def test_a_sweep_of_dense_networks_only(rewound_command: Rewound) -> None:
 def elsewhere(plan: Plan, store: Store, options: Options, *, say: Say, tick: Callable[[Headway], None]) -> None:
     say(f"{len(plan.nodes)} nodes on {options.device}")
     local.run(plan, store, options, say=say, tick=tick)
+
+
+def test_a_terminal_has_a_bar_once_there_is_something_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "console", Console(file=screen, force_terminal=True, width=100, markup=False))
+    with console.progress_of("nothing"):
+        pass
+    assert screen.getvalue() == ""
+    with console.progress_of("mine [ab]") as show:
+        show(3, 10)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert re.search(r"mine \[ab\] \S* +3/10 steps", shown)
 
 
 def test_an_executor_of_ones_own(rewound_command: Rewound) -> None:
