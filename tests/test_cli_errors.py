@@ -32,7 +32,7 @@ BAD = {
     ),
     "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars' (known: local)"),
     "executor misspelt": bad(["run", "digits", "--on", "locl"], "did you mean 'local'? (known: local)"),
-    "no such keep": bad(["run", "digits", "--keep", "some"], "keep is needed or all, not 'some'"),
+    "no such keep": bad(["run", "digits", "--keep", "some"], "keep must be 'needed' or 'all', not 'some'"),
     "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "--jobs must be at least 0, not -1; 0 means", x_toml=SWEEP),
     "hardly jobs": bad(["plan", "x.toml", "--jobs", "-3"], "--jobs must be at least 0, not -3; 0 means", x_toml=SWEEP),
     "no minutes": bad(["run", "x.toml", "--minutes", "0"], "minutes must be above 0, not 0; leave", x_toml=SWEEP),
@@ -114,6 +114,9 @@ BAD = {
     "endless compression": bad(["prune", "digits", "--compression", "inf"], "must be a finite number, not inf"),
     "no such rate": bad(["prune", "digits", "--rate", "1.5"], "rate must be between 0 and 1, not 1.5"),
     "negative drop": bad(["prune", "digits", "--max-drop=-1"], "max_drop must be at least 0, not -1"),
+    "drop in points": bad(
+        ["prune", "digits", "--max-drop=5"], "max_drop is in fractions, as accuracy is; for 5 points"
+    ),
     "no time": bad(["prune", "digits", "--retrain-epochs", "0"], "retraining time must be above 0, not 0"),
     "too much time": bad(["prune", "digits", "--retrain-epochs", "17"], "cannot rewind 17 epochs"),
     "endless time": bad(

@@ -168,7 +168,7 @@ def test_prune_goes_on_to_a_larger_compression(rewound_command: Rewound) -> None
     code, out, err = rewound_command(*other, "--compression", 8)
     assert (code, err) == (0, "")
     assert "recomputing" not in out
-    assert rewound_command(*words, "--keep", "some").err == "error: keep is needed or all, not 'some'\n"
+    assert rewound_command(*words, "--keep", "some").err == "error: keep must be 'needed' or 'all', not 'some'\n"
 
 
 def test_prune_fits_80_columns(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +241,14 @@ def test_inspect_a_ticket(rewound_command: Rewound) -> None:
     assert found["lineage"] == ['["a",', "1]"]
     assert found["hash"] == [rewound.load("t.safetensors").hash]
     assert found["size"][0] == f"{Path('t.safetensors').stat().st_size:,}"
+
+
+def test_inspect_the_folder_that_prune_wrote(rewound_command: Rewound) -> None:
+    words = ("--compression", 2, "--one-shot", "--retrain-epochs", 1, "--out", "pruned")
+    assert rewound_command("prune", "tiny:Tiny", *words).code == 0
+    code, out, err = rewound_command("inspect", "pruned")
+    assert (code, err) == (0, "")
+    assert out == rewound_command("inspect", "pruned/ticket.safetensors").out
 
 
 def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import SWEEP, Rewound
 from rewound.errors import InputError
 from rewound.history import described
 from rewound.paper.figures import pruning_order
@@ -123,6 +124,27 @@ def test_lists_in_levels_are_axes(levels: str, runs: list[tuple[float, ...]]) ->
     sweep = swept(with_lines(levels=levels))
     assert sweep.experiments[0].densities == tuple(runs)
     assert [target.density for target in sweep.targets[1:]] == list(dict.fromkeys(d for run in runs for d in run))
+
+
+@pytest.mark.parametrize(
+    ("levels", "joined"),
+    [
+        ("{ keep = 0.5, count = [1, 3] }", False),
+        ("{ keep = [0.5, 0.4], count = 2 }", True),
+        ("[{ keep = 0.5, count = 1 }, { keep = 0.8, count = 2 }]", True),
+    ],
+)
+def test_levels_of_two_ladders_are_told(levels: str, joined: bool, rewound_command: Rewound) -> None:
+    assert bool(swept(with_lines(levels=levels)).joined) == joined
+    (ladders := Path("ladders.toml")).write_text(
+        SWEEP.replace('["lr-rewinding", "fine-tuning"]', '"lr-rewinding"').replace(
+            "density = 0.5", f"levels = {levels}"
+        )
+    )
+    code, out, err = rewound_command("run", ladders, "--jobs", 1, "--out", "report")
+    assert (code, err) == (0, "")
+    note = "note: the levels of lr-rewinding come from more than one keep, and are one curve here"
+    assert (note in " ".join(out.split())) == joined
 
 
 def test_lists_in_a_pruner_are_axes() -> None:

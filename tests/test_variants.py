@@ -151,6 +151,9 @@ def test_recipes_of_one_sweep_run_and_are_reported_on(rewound_command: Rewound) 
     assert [sum(row.dense for row in rows if row.recipe == task) for task in tasks] == [1] * 4
     assert len({row.key for row in rows if row.dense}) == 2, "both kinds of randomness have the same dense networks"
     assert all(f"{task}, unstructured pruning, one-shot" in " ".join(out.split()) for task in tasks)
+    code, out, err = rewound_command("diff", "report/results.csv", "report/results.csv")
+    assert (code, err) == (0, "")
+    assert all(task in " ".join(out.split()) for task in tasks), "its own table can be read again"
 
 
 def test_figures_need_every_recipe_to_be_better_upwards(rewound_command: Rewound) -> None:

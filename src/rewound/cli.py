@@ -41,9 +41,7 @@ SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a sh
 StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results", callback=_store)]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
-Fields = Annotated[
-    list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. precision=bfloat16; repeatable")
-]
+Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
 

@@ -112,6 +112,11 @@ def prune(
     check_recipe(task)
     if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
         raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
+    if max_drop is not None and max_drop > 1 and task.metric.unit == "fraction":
+        raise InputError(
+            f"max_drop is in fractions, as {task.metric.name} is; for {max_drop:g} points give {max_drop / 100:g}, "
+            "or declare another unit in the recipe's metric"
+        )
     all_kept = keeps_all(keep)
     longest = longest_time(technique_named(technique), task.training_epochs)
     epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)

@@ -78,7 +78,9 @@ class Schedule:
         if self.declared_final is not None:
             object.__setattr__(self, "declared_final", _plain_number("final", self.declared_final))
         if self.steps < 1:
-            raise InputError(f"a schedule needs at least one step, not {self.steps}; train for longer")
+            raise InputError(
+                f"a schedule needs at least one step, not {self.steps}; train for longer, or in smaller batches"
+            )
         if not self.pieces:
             raise InputError("a schedule needs at least one piece, as Schedule.constant has")
         ends = [0.0, *(piece.until for piece in self.pieces)]

@@ -41,7 +41,9 @@ def _selected(network: PrunedNetwork) -> str:
 
 
 def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> None:
-    """Print what a ticket holds."""
+    """Print what a ticket holds; of a folder that `prune` wrote, the ticket in it."""
+    if (inside := file / "ticket.safetensors").is_file():
+        file = inside
     ticket = load(file)
     task = recipe_named(recipe).with_fields(fields) if recipe is not None else None
     page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, task))

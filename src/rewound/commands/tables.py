@@ -23,8 +23,8 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
         if not found:
             raise InputError(f"{path} has no rows below its first line; give a table with results")
         for row in found:
-            # The authors' dense networks have no names.
-            place = row.key or len(rows) if row.dense else (setting_of(row), row.trial)
+            # The authors' dense networks have no names; two variants of a recipe may share one.
+            place = (row.recipe, row.key or len(rows)) if row.dense else (setting_of(row), row.trial)
             if place in rows:
                 what = "a dense run" if row.dense else f"{row.technique} at density {row.density:g}"
                 t = "" if row.retrain_epochs is None else f", t = {row.retrain_epochs:g}"

@@ -34,5 +34,5 @@ class Options:
 def keeps_all(keep: str) -> bool:
     """What `keep_all` is for a word of the command line."""
     if keep not in ("needed", "all"):
-        raise InputError(f"keep is needed or all, not {keep!r}")
+        raise InputError(f"keep must be 'needed' or 'all', not {keep!r}")
     return keep == "all"

@@ -35,7 +35,7 @@ def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterato
     yield "time to do", _time(plan, left, store, device, jobs)
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
-    yield "tensors kept while needed", f"at most {sized(size)} ({len(kept):,} states)"
+    yield "tensors kept while needed", f"at most {sized(size)} ({counted(len(kept), 'state')})"
 
 
 def _epochs(plan: Plan, nodes: list[Node]) -> float:

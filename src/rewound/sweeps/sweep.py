@@ -15,13 +15,15 @@ density = [0.2, 0.1]                    # one-shot; or, iterative:
 pruner = { score = "magnitude", scope = "global" }
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 
 from rewound.errors import InputError
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe
 from rewound.recipes import recipe_named
 from rewound.sweeps.declaration import Table, declared
@@ -62,6 +64,15 @@ class Sweep:
                 )
         return tuple(rows.values())
 
+    @property
+    def joined(self) -> list[str]:
+        """Techniques with levels of several ladders, as two values of `keep` give: they are one curve in a report."""
+        ladders: dict[tuple[str, Pruner], set[tuple[float, ...]]] = defaultdict(set)
+        for e in self.experiments:
+            for place in product(e.techniques, e.pruners) if e.iterative else ():
+                ladders[place].update(e.densities)
+        return sorted({technique for (technique, _), found in ladders.items() if not _is_one_ladder(found)})
+
     def _targets(self) -> Iterator[Target]:
         for (recipe, variant), randomness in product(told_apart(self.recipes).items(), self.randomness):
             words = (variant, f"randomness={randomness}" if len(self.randomness) > 1 else "")
@@ -85,6 +96,12 @@ class Sweep:
                     iterative=e.iterative,
                     independent=independent,
                 )
+
+
+def _is_one_ladder(chains: Collection[tuple[float, ...]]) -> bool:
+    """Whether the shorter ones are beginnings of the longest."""
+    longest = max(chains, key=len)
+    return all(chain == longest[: len(chain)] for chain in chains)
 
 
 def _label(target: Target) -> tuple[object, ...]:
