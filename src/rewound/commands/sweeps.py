@@ -124,8 +124,8 @@ def _report(
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if sweep.joined:
         console.print(
-            f"note: the levels of {', '.join(sweep.joined)} come from more than one keep, and are one curve here; "
-            "declare a sweep for each to see them apart"
+            f"note: the levels of {', '.join(sweep.joined)} are more than one ladder of densities, joined into one "
+            "curve here; declare a sweep for each to see them apart"
         )
     lower = [recipe.metric.name for recipe in sweep.recipes if not recipe.metric.higher_is_better]
     if evidence.only_dense or not lower:

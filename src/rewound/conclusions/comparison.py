@@ -40,9 +40,7 @@ COLUMNS: Final = (
 _Values: TypeAlias = Callable[[Cell], list[float]]
 
 
-def compare(
-    ours: Iterable[Row], theirs: Iterable[Row], training_epochs: Mapping[str, float] | None = None
-) -> list[Card]:
+def compare(ours: Iterable[Row], theirs: Iterable[Row], training_epochs: Mapping[str, float] = {}) -> list[Card]:
     """One card for every recipe of which both tables have dense networks or a cell.
 
     `training_epochs` is T by recipe; where it is not known, the longest retraining time is taken for it.
@@ -56,7 +54,7 @@ def compare(
     for recipe in sorted(scale.keys() & scales(theirs).keys()):
         mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
         own = [pair for pair in pairs if pair[0].line.recipe == recipe]
-        card = _card(recipe, scale[recipe], mine, yours, own, (training_epochs or {}).get(recipe))
+        card = _card(recipe, scale[recipe], mine, yours, own, training_epochs.get(recipe))
         if card.dense or card.curves:
             cards.append(card)
     if not cards:

@@ -66,7 +66,7 @@ class Sweep:
 
     @property
     def joined(self) -> list[str]:
-        """Techniques with levels of several ladders, as two values of `keep` give: they are one curve in a report."""
+        """Techniques whose levels are several ladders, as by two values of `keep`: one curve in a report."""
         ladders: dict[tuple[str, Pruner], set[tuple[float, ...]]] = defaultdict(set)
         for e in self.experiments:
             for place in product(e.techniques, e.pruners) if e.iterative else ():
