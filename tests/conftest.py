@@ -59,6 +59,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """What is made without a type is float64, for comparisons that rounding must not decide."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 

@@ -12,7 +12,7 @@ from rewound.errors import Diverged
 from rewound.fleets.fleet import Event, Fleet
 from rewound.fleets.place import Place, Run
 from rewound.pruning.mask import Mask
-from rewound.recipe import Recipe
+from rewound.recipe import Batch, Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
 from rewound.recipes.images import Images
@@ -22,6 +22,11 @@ from rewound.training import State, train
 CPU = torch.device("cpu")
 RATES = (Segment(0.05, 12), Segment(0.005, 5))
 DIGITS = Digits(blocks=(1,), widths=(8,))
+
+# How far two computations of the same steps may be apart in float64. A sum of n terms errs by at most n times 1.1e-16;
+# here n is below 1e4, and a step has about forty such sums one after the other: 5e-11. The least that a wrong step
+# differs by is a step's weight decay, 1e-7.
+ROUNDING = 1e-9
 
 
 @lru_cache
@@ -47,6 +52,32 @@ class Noise(ResNet20):
 
     def images(self, device: torch.device) -> Images:
         return noise(device)
+
+
+class _Float64:
+    """A recipe in float64, for tests whose default type (fixture `float64`) that is.
+
+    Two computations of one step differ by rounding. Where it moves an activation across zero, ReLU's derivative changes
+    from 0 to 1, and the gradient by far more than the rounding: in float32 on some CPUs and not on others. In float64
+    no activation of these tests is that close to zero: there are 1e7 of them, and rounding is about 1e-15.
+    """
+
+    def standardised(self, images: Tensor) -> Tensor:
+        pixels: Tensor = super().standardised(images)  # type: ignore[misc]
+        return pixels.double()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])  # ResNet20 rounds its logits to float32
+
+
+@dataclass(frozen=True)
+class Digits64(_Float64, Digits):
+    """Digits in float64."""
+
+
+@dataclass(frozen=True)
+class Noise64(_Float64, Noise):
+    """Noise in float64."""
 
 
 @dataclass(frozen=True)

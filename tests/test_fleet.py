@@ -13,12 +13,15 @@ from rewound.errors import Diverged, Failed, InputError
 from rewound.fleets.captured import Program, program
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Place, Run
+from rewound.recipes.images import ImageClassification
 from rewound.schedule import Segment
 from rewound.training import State, begin, evaluate
 from small_fleets import (
     CPU,
     DIGITS,
     RATES,
+    ROUNDING,
+    Digits64,
     Noise,
     alone,
     furthest,
@@ -113,25 +116,29 @@ def test_what_cannot_be_started() -> None:
         fleet.start(Run(begin(DIGITS, 2), None, RATES))
 
 
-def placed(monkeypatch: pytest.MonkeyPatch, capacity: int, free: Sequence[int]) -> Fleet:
+def placed(
+    monkeypatch: pytest.MonkeyPatch, capacity: int, free: Sequence[int], recipe: ImageClassification = DIGITS
+) -> Fleet:
     """A fleet of places on the CPU, where nothing is captured; `free` is the memory it finds at each look."""
-    fleet, looks = Fleet(DIGITS, "cpu", capacity), iter(free)
-    monkeypatch.setattr(fleet, "_program", Program(DIGITS, CPU, None))
+    fleet, looks = Fleet(recipe, "cpu", capacity), iter(free)
+    monkeypatch.setattr(fleet, "_program", Program(recipe, CPU, None))
     monkeypatch.setattr(fleet, "_memory", lambda: next(looks) << 30)
     return fleet
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_fleet_of_places_ends_branches_and_fails_like_one_of_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [Run(begin(DIGITS, seed), sparse(DIGITS), RATES, [2 * seed, 10]) for seed in (1, 2, 3, 4)]
-    runs.insert(1, Run(begin(DIGITS, 5), None, [Segment(1e30, 6)], [5]))
-    outcomes = together(placed(monkeypatch, 3, [90, 80, 80, 70, 70, 60]), runs)
+    recipe = Digits64(blocks=(1,), widths=(8,))
+    runs = [Run(begin(recipe, seed), sparse(recipe), RATES, [2 * seed, 10]) for seed in (1, 2, 3, 4)]
+    runs.insert(1, Run(begin(recipe, 5), None, [Segment(1e300, 6)], [5]))
+    outcomes = together(placed(monkeypatch, 3, [90, 80, 80, 70, 70, 60], recipe), runs)
     for member, run in enumerate(runs):
         if member == 1:
             assert [type(outcome) for outcome in outcomes[1]] == [Diverged]
             continue
-        for mine, theirs in zip(outcomes[member], alone(DIGITS, run), strict=True):
+        for mine, theirs in zip(outcomes[member], alone(recipe, run), strict=True):
             assert isinstance(mine, State)
-            assert furthest(mine, theirs) < 2e-3
+            assert furthest(mine, theirs) < ROUNDING
 
 
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError])

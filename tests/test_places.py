@@ -18,8 +18,11 @@ from small_fleets import (
     CPU,
     DIGITS,
     RATES,
+    ROUNDING,
+    Digits64,
     HeadAlone,
     Noise,
+    Noise64,
     OwnBatches,
     Strangers,
     alone,
@@ -44,7 +47,10 @@ def test_a_step_is_captured_unless_it_needs_what_a_graph_cannot_do(recipe: Recip
     assert capturable(recipe) is can
 
 
-@pytest.mark.parametrize("recipe", [DIGITS, Digits(blocks=(1,), widths=(8,), nesterov=True, momentum=0.8), Noise()])
+@pytest.mark.parametrize(
+    "recipe", [Digits64(blocks=(1,), widths=(8,)), Digits64(blocks=(1,), widths=(8,), momentum=0.8), Noise64()]
+)
+@pytest.mark.usefixtures("float64")
 def test_the_step_that_is_captured_is_a_step_of_train(recipe: ImageClassification) -> None:
     mask = sparse(recipe)
     # From the middle of a run, with momenta, across the end of an epoch in the middle of a batch.
@@ -56,8 +62,8 @@ def test_the_step_that_is_captured_is_a_step_of_train(recipe: ImageClassificatio
         for expected in alone(recipe, run):
             _, state, ended = stopped(place)
             assert isinstance(state, State)
-            assert furthest(state, expected) < 2e-4, again
-            assert state.loss == pytest.approx(expected.loss, rel=1e-5)
+            assert furthest(state, expected) < ROUNDING, again
+            assert state.loss == pytest.approx(expected.loss, rel=ROUNDING)
             assert all((state.model[name][~kept] == 0).all() for name, kept in mask.items())
             assert all((state.slots[f"momentum_buffer/{name}"][~kept] == 0).all() for name, kept in mask.items())
     assert ended
