@@ -3,9 +3,11 @@
 import copy
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -218,12 +220,52 @@ def test_a_folder_has_one_process_at_a_time_and_is_free_once_that_is_killed(tmp_
     assert again.returncode == 0, again.stderr
 
 
-def test_a_run_that_was_left_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
+def test_a_copy_of_the_folder_leaves_it_locked(tmp_path: Path) -> None:
+    loop = Loop()
+    training = iter(loop.run(compression=2, checkpoint=tmp_path / "run"))
+    next(training)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")  # it opens and closes every file, the lock's too
+    second = script(tmp_path / "run", "lr-rewinding")
+    assert second.returncode == 1
+    assert f"another process trains in {tmp_path / 'run'} (process {os.getpid()} on " in second.stderr
+    training.close()
+    assert next(iter(Loop().run(compression=2, checkpoint=tmp_path / "run"))) == 0, "it ends with the run"
+
+
+def test_a_cell_that_is_run_again_takes_its_folder_over_and_keeps_the_lock(tmp_path: Path) -> None:
     loop = Loop()
     left = iter(loop.run(compression=2, checkpoint=tmp_path))
     next(left)  # and never closed, as in a notebook whose cell was interrupted
+    again = iter(loop.run(compression=2, checkpoint=tmp_path))
+    next(again)
+    assert any(line.startswith("left in epoch 1 of") for line in loop.said), "hooks and mask of the first are gone"
+    with pytest.raises(InputError, match=rf"a later run of this process trains in {tmp_path}, so this one has ended"):
+        next(left)
+    assert script(tmp_path, "lr-rewinding").returncode == 1, "the first has ended, the second holds the lock"
+    again.close()
     loop.over(loop.run(compression=2, checkpoint=tmp_path))
     assert loop.seen[-1][0] == 5 * T - 1
+
+
+def test_a_folder_is_not_taken_from_another_thread(tmp_path: Path) -> None:
+    loop, trains, may_end = Loop(), threading.Event(), threading.Event()
+
+    def train() -> None:
+        for _ in loop.run(compression=2, checkpoint=tmp_path):
+            trains.set()
+            may_end.wait()
+            break
+
+    thread = threading.Thread(target=train, name="the first")
+    thread.start()
+    try:
+        assert trains.wait(30)
+        with pytest.raises(InputError, match=rf"another thread of this process trains in {tmp_path} \(the first\)"):
+            next(iter(Loop().run(compression=2, checkpoint=tmp_path)))
+    finally:
+        may_end.set()
+        thread.join()
+    assert next(iter(Loop().run(compression=2, checkpoint=tmp_path))) == 0
 
 
 def test_a_file_is_no_folder_for_checkpoints(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from rewound.errors import InputError
 from rewound.loops import ranks
-from rewound.loops.lock import locked
+from rewound.loops.lock import Held, locked
 from rewound.loops.progress import Progress, ProgressState
 from rewound.loops.snapshot import Content, Subjects
 from rewound.storage.artifact import Damaged
@@ -166,14 +166,15 @@ class Folder:
 
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[Folder]:
+def opened(path: Path | None) -> Iterator[tuple[Folder, Held]]:
     """The run's folder, locked; a temporary one where nobody asked to resume."""
     if path is not None:
-        with locked(path):
-            yield Folder(path)
+        with locked(path) as held:
+            yield Folder(path), held
         return
     with tempfile.TemporaryDirectory() as temporary:
-        yield Folder(Path(ranks.from_first(temporary)))
+        shared = Path(ranks.from_first(temporary))
+        yield Folder(shared), Held(shared)
         ranks.from_first(None)  # nobody reads it any more
 
 

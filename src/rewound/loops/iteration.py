@@ -29,8 +29,11 @@ SAVE_SECONDS = 60.0
 
 def iterated(run: Run) -> Generator[int]:
     """The epochs of the whole run, from where it has been left."""
-    with opened(run.path) as folder:
-        yield from _Iteration(run, folder).epochs()
+    with opened(run.path) as (folder, held):
+        epochs = _Iteration(run, folder).epochs()
+        held.leave = epochs.close
+        yield from epochs
+        held.check()
 
 
 class _Iteration:
