@@ -1,6 +1,7 @@
 """Learning rates are rewound wherever they are set: in the loop, in a closure, in a hook; or the run says it cannot."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,16 @@ def train(run: Epochs, model: nn.Module, optimizer: Optimizer, before: Set, insi
 
 
 def nothing() -> None: ...
+
+
+def silent(text: str) -> None: ...
+
+
+def backward(model: nn.Module, epoch: int, step: int) -> Tensor:
+    x, y = batch(epoch, step)
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
 
 
 def falling(optimizer: Optimizer) -> Set:
@@ -123,6 +134,83 @@ def test_an_optimizer_that_moves_its_rate_around_its_parents_step_is_rewound(kin
     run = rewound.epochs(T, model, optimizer, compression=1.25, say=lambda text: None)
     train(run, model, optimizer, nothing, nothing, keyword=False)
     assert_rewound(optimizer.used)
+
+
+def kinds() -> tuple[type[Optimizer], type[Optimizer]]:
+    """An optimizer and one that calls its step, as new as in a process of their own: torch knows neither yet."""
+
+    class Plain(Optimizer):
+        def __init__(self, parameters: object) -> None:
+            super().__init__(parameters, {"lr": 0.1})  # type: ignore[arg-type]
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
+            if closure is not None:
+                with torch.enable_grad():
+                    closure()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.sub_(group["lr"] * parameter.grad)
+
+    class Derived(Plain):
+        def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    return Plain, Derived
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("made_in", [0, 2, T, T + 2])
+def test_a_step_that_calls_its_parents_is_one_step_whatever_else_the_process_makes(
+    made_in: int, closure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewound.loops.iteration.SAVE_SECONDS", 0.0)
+
+    def rates(folder: Path, made_in: int | None, until: int | None = None) -> list[float]:
+        (plain, derived), model = kinds(), network()
+        optimizer = derived(model.parameters())  # type: ignore[call-arg, arg-type]
+        scheduler = lr_scheduler.LinearLR(optimizer, 1.0, 0.1, TOTAL)
+        used = []
+        for epoch in rewound.epochs(T, model, optimizer, scheduler, compression=2, checkpoint=folder, say=silent):
+            if epoch == made_in:
+                plain([nn.Parameter(torch.zeros(1))])  # type: ignore[call-arg, arg-type]
+            for step in range(STEPS):
+                if closure:
+                    optimizer.zero_grad()
+                    optimizer.step(lambda epoch=epoch, step=step: backward(model, epoch, step))  # type: ignore[misc]
+                else:
+                    one_step(model, optimizer, epoch, step)
+                used.append(optimizer.param_groups[0]["lr"])
+                scheduler.step()
+            if epoch == until:
+                break
+        return used
+
+    dense = [pytest.approx(0.1 * (1 - 0.9 * step / TOTAL)) for step in range(TOTAL)]
+    whole = rates(tmp_path / "whole", made_in)
+    assert whole == 5 * dense
+    for first, second in ((made_in, None), (None, made_in)):  # across a resume, in one of the processes
+        left = rates(tmp_path / f"left {first}", first, until=3)
+        again = rates(tmp_path / f"left {first}", second)
+        assert left == whole[: 4 * STEPS]
+        assert again == whole[3 * STEPS :]
+
+
+def test_a_step_that_fails_is_not_taken_for_one_that_is_under_way() -> None:
+    (plain, derived), model = kinds(), network()
+    optimizer = derived(model.parameters())  # type: ignore[call-arg, arg-type]
+    scheduler = lr_scheduler.LinearLR(optimizer, 1.0, 0.1, TOTAL)
+    plain([nn.Parameter(torch.zeros(1))])  # type: ignore[call-arg, arg-type]
+    used: list[float] = []
+    for epoch in rewound.epochs(T, model, optimizer, scheduler, compression=1.25, say=silent):
+        for step in range(STEPS):
+            with pytest.raises(ZeroDivisionError):  # as by a batch that does not fit in memory
+                optimizer.step(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+            one_step(model, optimizer, epoch, step)
+            used.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+    assert used[TOTAL:] == used[:TOTAL]
+    assert len(set(used)) == TOTAL
 
 
 class Own(Optimizer):

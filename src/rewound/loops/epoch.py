@@ -3,7 +3,8 @@
 In the dense run it is recorded: what each step uses is noted, whoever has set it. In a level it replays an epoch of the
 recording: each step uses what the same step did there, whatever the loop has set. A step uses what its closure leaves,
 or where it has none what stands before it; a learning rate that the step itself moves is refused, since nobody can tell
-which one its update has used.
+which one its update has used. A step that calls its parent's is one step; where torch has hooks on the parent's part,
+too, it uses what that part finds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from rewound.loops.joint import members
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.loops.schedulers import Scheduler, counting_steps, followed
-from rewound.pruning.attachment import untraced
+from rewound.pruning.attachment import is_inner_step, untraced
 
 Closure = Callable[[], object]
 Args = tuple[object, ...]
@@ -64,7 +65,7 @@ class _Follower(Protocol):
     """Who is told of the steps of an epoch: a recording, or the replay of one."""
 
     def before_step(self, optimizer: Optimizer) -> None: ...
-    def after_closure(self, optimizer: Optimizer, before: Values) -> None: ...
+    def inside_step(self, optimizer: Optimizer, before: Values) -> None: ...
     def after_step(self, optimizer: Optimizer) -> None: ...
 
 
@@ -82,7 +83,7 @@ class _Replay:
         self.present, self.coming = self.coming, next(self.values)
         _assign(optimizer, self.present)
 
-    def after_closure(self, optimizer: Optimizer, before: Values) -> None:
+    def inside_step(self, optimizer: Optimizer, before: Values) -> None:
         _assign(optimizer, self.present)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -99,8 +100,10 @@ class _Steps:
     def __init__(self, optimizer: Optimizer, progress: Progress, follower: _Follower) -> None:
         self.optimizer, self.progress, self.follower = optimizer, progress, follower
         self.idle = set(members(optimizer))
+        self.found: Values = []
+        """What the step under way has found in the groups."""
         self.used: list[object] | None = None
-        """The learning rates that the step under way finds, until it ends."""
+        """The learning rates that the step under way uses, until it ends."""
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -116,28 +119,38 @@ class _Steps:
         self._check_taken()
 
     def _begin(self, member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        if is_inner_step(member):
+            self._go_on(self.found)
+            return None
         self.progress.steps += 1
         self.idle.discard(member)
         self.follower.before_step(self.optimizer)
-        self.used = _rates(self.optimizer)
+        self.found, self.used = self._values(), _rates(self.optimizer)
         return _with_closure(args, kwargs, self._close)
 
     def _close(self, closure: Closure) -> object:
-        before = [hyperparameters(group) for group in self.optimizer.param_groups]
+        before = self._values()
         loss = closure()
-        self.follower.after_closure(self.optimizer, before)
-        self.used = _rates(self.optimizer)
+        self._go_on(before)
         return loss
 
+    def _go_on(self, before: Values) -> None:
+        """The step under way uses what stands in the groups now, and stood there as `before`."""
+        self.follower.inside_step(self.optimizer, before)
+        self.used = _rates(self.optimizer)
+
+    def _values(self) -> Values:
+        return [hyperparameters(group) for group in self.optimizer.param_groups]
+
     def _end(self, member: Optimizer, args: object, kwargs: object) -> None:
-        # An optimizer whose step() calls its parent's gets here twice: the inner call has been checked already.
         if self.used is not None and self.used != (now := _rates(self.optimizer)):
             raise InputError(
                 f"{type(member).__name__} moved its learning rate from {self.used} to {now} inside its own step, "
                 "where it can be neither recorded nor rewound; move it in the loop, for example with a scheduler"
             )
-        self.used = None
-        self.follower.after_step(self.optimizer)
+        self.used = None  # what moves after the parent's part, if that was it, has not been used
+        if not is_inner_step(member):
+            self.follower.after_step(self.optimizer)
 
     def _check_taken(self) -> None:
         if not self.progress.steps:

@@ -59,8 +59,8 @@ class Recording:
                     tracks[name] = [[] for _ in range(self.epochs)]
                 _note(tracks[name][-1], value)
 
-    def after_closure(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
-        """Note instead what differs from `before`: the closure of the step under way has set it."""
+    def inside_step(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
+        """Note instead what differs from `before`: the step under way has set it before its update."""
         for group, tracks, was in zip(optimizer.param_groups, self.groups, before, strict=True):
             for name, value in hyperparameters(group).items():
                 if name in tracks and was.get(name) != value:

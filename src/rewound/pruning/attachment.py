@@ -6,6 +6,7 @@ slots whenever an optimizer loads its state; and weights before every step, sinc
 weights are masked again after every step. What was written after the last step is masked at the end, with a warning.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -35,6 +36,7 @@ _ELEMENTWISE = (
     torch.optim.SGD,
 )
 StepHook = Callable[[Optimizer, Any, Any], None]
+_STEP = Optimizer.profile_hook_step(print).__code__  # what torch puts around the step of every kind of optimizer
 
 
 @contextmanager
@@ -56,6 +58,19 @@ def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizers: Iterable[
 def untraced(hook: StepHook) -> StepHook:
     """The hook, left alone by torch.compile: a loop may compile its optimizer's step, which the hook is called by."""
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def is_inner_step(optimizer: Optimizer) -> bool:
+    """In a hook on steps: whether this step is part of another one of the same optimizer, as by `super().step()`.
+
+    A parent's step has hooks once the process has made an optimizer of that very class, and none before: whoever counts
+    must leave it out. The stack tells, also after a step that has raised an error.
+    """
+    frame, steps = sys._getframe(1), 0
+    while steps < 2 and frame.f_back is not None:
+        steps += frame.f_code is _STEP and frame.f_locals["self"] is optimizer
+        frame = frame.f_back
+    return steps == 2
 
 
 class _Weight:
@@ -140,6 +155,8 @@ class _Attachment:
         _mask_slots(optimizer, self.adopt(optimizer))
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if is_inner_step(optimizer):
+            return
         weights, unmasked = self.adopt(optimizer), []
         _mask_weights(weights)  # with weight decay, what was written since the last step would get into the slots
         for weight in weights:
@@ -152,7 +169,7 @@ class _Attachment:
 
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         weights = self.adopt(optimizer)
-        if type(optimizer) not in _ELEMENTWISE:
+        if type(optimizer) not in _ELEMENTWISE and not is_inner_step(optimizer):
             _mask_weights(weights)
 
 
