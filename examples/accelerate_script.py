@@ -50,4 +50,4 @@ for epoch in run:  # was: for epoch in range(EPOCHS)
     accelerator.save_state(str(STATE))
 
 assert run.mask is not None
-print(f"{1 / run.mask.density:.2f}x smaller: accuracy {accuracy():.3f}, dense {run.levels[0].accuracy:.3f}")
+print(f"{1 / run.mask.density:.2f}x smaller: accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")

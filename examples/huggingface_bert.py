@@ -64,5 +64,5 @@ run = rewind(trainer, compression=2)  # new
 trainer.train()
 
 for level in run.levels:
-    print(f"{1 / level.density:.2f}x smaller: {level.accuracy:.1%} of the reviews understood")
+    print(f"{1 / level.density:.2f}x smaller: {level.value:.1%} of the reviews understood")
 trainer.save_model("bert-pruned")

@@ -60,6 +60,4 @@ trainer.fit(Digits(), DataLoader(train, batch_size=64, shuffle=True), DataLoader
 
 run = rewind.run
 assert run.mask is not None
-print(
-    f"{1 / run.mask.density:.2f}x smaller: accuracy {run.levels[-1].accuracy:.3f}, dense {run.levels[0].accuracy:.3f}"
-)
+print(f"{1 / run.mask.density:.2f}x smaller: accuracy {run.levels[-1].value:.3f}, dense {run.levels[0].value:.3f}")

@@ -28,7 +28,7 @@ from lightning_module import (
     rewinding,
     trainer,
 )
-from rewound import InputError, Mask, Pruner, densities
+from rewound import Diverged, InputError, Mask, Pruner, densities
 from rewound.integrations.lightning import Rewind
 
 pytestmark = MARKS
@@ -53,7 +53,7 @@ def test_a_module_is_pruned_level_by_level_along_its_own_schedule(
     fit(mine, module)
     run = callback.run
     assert [reached.density for reached in run.levels] == [1.0, *densities(1.5)]
-    assert run.levels[-1].accuracy == pytest.approx(float(mine.callback_metrics["val_loss"]))
+    assert run.levels[-1].value == pytest.approx(float(mine.callback_metrics["val_loss"]))
     assert mine.current_epoch == len(run) == 3 * T
     dense, *levels = pieces(rates.seen, len(rates.seen) // 3)
     assert len(set(dense)) > T - 1
@@ -99,9 +99,9 @@ def test_the_accuracy_of_an_adopted_module_is_validated_before(tmp_path: Path) -
     (validated,) = mine.validate(module, loader(32), verbose=False)
     fit(mine, module)
     assert [reached.density for reached in callback.run.levels] == [1.0, *densities(1.5)]
-    assert callback.run.levels[0].accuracy == pytest.approx(validated["val_loss"])
+    assert callback.run.levels[0].value == pytest.approx(validated["val_loss"])
     mine.validate(module, loader(32), verbose=False)  # of the pruned module, afterwards: told to nobody
-    assert callback.run.levels[0].accuracy == pytest.approx(validated["val_loss"])
+    assert callback.run.levels[0].value == pytest.approx(validated["val_loss"])
 
 
 class Endless(IterableDataset[tuple[Tensor, Tensor]]):
@@ -170,7 +170,7 @@ def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Pa
     module = Losing(callback)
     fit(trainer(tmp_path, callback, every_epoch(tmp_path)), module)
     run = callback.run
-    assert [reached.accuracy for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
+    assert [reached.value for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
     assert len(list(tmp_path.glob("*.ckpt"))) == 4 * T
     assert run.mask is not None
     assert run.mask.density == pytest.approx(0.8, abs=0.01)
@@ -180,6 +180,46 @@ def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Pa
     fit(trainer(tmp_path, again), other, tmp_path / f"step={4 * T * BATCHES}.ckpt")
     assert again.run.levels == run.levels
     assert_sparse(other.state_dict(), run.mask)
+
+
+class Exploding(Losing):
+    """Has infinite weights from the end of a level on."""
+
+    def __init__(self, callback: Rewind, level: int) -> None:
+        super().__init__(callback)
+        self.level = level
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        run = None if self.trainer.sanity_checking else self.callback[0].run
+        exploded = run is not None and run.level == self.level
+        if exploded:
+            torch.nn.init.constant_(self.net[3].weight, torch.inf)
+        self.log("val_acc", torch.tensor(torch.nan if exploded else 0.9))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_level_that_is_not_finite_ends_the_training(level: int, tmp_path: Path) -> None:
+    callback = rewinding(max_drop=0.1, monitor="val_acc")
+    module = Exploding(callback, level)
+    mine = trainer(tmp_path / "returned", callback)
+    fit(mine, module)
+    assert mine.current_epoch == T * (level + 1)
+    assert [reached.level for reached in callback.run.levels] == list(range(level))
+    assert bool(module.net[3].weight.isfinite().all())
+    assert (callback.run.mask is None) == (level == 1)
+    callback = rewinding()
+    with pytest.raises(Diverged, match=f"level {level} of 2 diverged"):
+        fit(trainer(tmp_path / "raised", callback), Exploding(callback, level))
+
+
+def test_an_accuracy_in_percent_is_refused_at_the_first_validation(tmp_path: Path) -> None:
+    callback = rewinding(max_drop=0.01, monitor="val_acc")
+    module = Losing(callback)
+    module.validation_step = lambda batch, batch_idx: module.log("val_acc", torch.tensor(97.28))  # type: ignore[method-assign]
+    mine = trainer(tmp_path, callback)
+    with pytest.raises(InputError, match=r"val_acc 97\.28 is above 1, so max_drop=0\.01"):
+        fit(mine, module)
+    assert mine.current_epoch == 0
 
 
 class Stop(Callback):

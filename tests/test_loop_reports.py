@@ -38,7 +38,7 @@ def test_max_drop_waits_one_more_level_and_returns_the_last_good_one(
 
     run = loop.over(loop.run(compression=2, retrain_epochs=1, max_drop=0.02), accuracy=accuracy)
     assert max(level for _, level, _ in loop.seen) == trained
-    assert [reached.accuracy for reached in run.levels] == list(accuracies.values())
+    assert [reached.value for reached in run.levels] == list(accuracies.values())
     assert same(loop.model.state_dict(), ends[returned])
     assert (run.mask is None) == (returned == 0)
     if run.mask is not None:
@@ -73,7 +73,7 @@ def test_what_was_last_reported_in_a_level_counts_for_it() -> None:
         loop.train(epoch)
         if epoch % 2 == 0:  # the first level ends with an epoch of no report, the second does not
             run.report(accuracies[run.level])
-    assert [reached.accuracy for reached in run.levels] == list(accuracies.values())
+    assert [reached.value for reached in run.levels] == list(accuracies.values())
     assert run.mask is not None
     assert run.mask.density == pytest.approx(0.8, abs=0.01)
 
@@ -144,3 +144,81 @@ def test_reports_that_cannot_be_compared_are_refused() -> None:
         InputError, match=r"higher_is_better was True in earlier reports and is False now; report one metric"
     ):
         run.report(0.1, higher_is_better=False)
+
+
+# The unit of max_drop
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy", "val_acc", "val/top1", "eval_f1"])
+def test_an_accuracy_in_percent_beside_a_drop_in_fractions_is_refused_at_its_first_report(metric: str | None) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.5, max_drop=0.01)
+    loop.train(next(iter(run)))
+    name = metric or "accuracy"
+    with pytest.raises(
+        InputError,
+        match=rf"{name} 97.28 is above 1, so max_drop=0.01 .*; report a fraction \(0.9728\), give max_drop in points "
+        rf"\(1\), or name the unit in the metric \('{name} percent'\)",
+    ):
+        run.report(97.28, metric=metric)
+
+
+@pytest.mark.parametrize(
+    ("value", "max_drop", "how"),
+    [
+        (0.9728, 0.01, {}),
+        (97.28, 1, {}),
+        (97.28, 0, {}),  # zero is zero in every unit
+        (97.28, 0.5, {"metric": "accuracy percent"}),
+        (97.28, 0.5, {"metric": "acc (%)"}),
+        (27.3, 0.5, {"metric": "BLEU"}),
+        (2.3, 0.05, {"higher_is_better": False}),
+        (23.4, 0.5, {"higher_is_better": False, "metric": "perplexity"}),
+        (0.9728, None, {}),
+        (97.28, None, {}),
+    ],
+)
+def test_a_drop_in_the_unit_of_what_is_reported_is_taken(
+    value: float, max_drop: float | None, how: dict[str, object]
+) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.5, max_drop=max_drop)
+    for epoch in run:
+        loop.train(epoch)
+        run.report(value, **how)  # type: ignore[arg-type]
+    assert [reached.value for reached in run.levels] == [value] * 3
+
+
+def test_a_drop_that_no_fraction_can_make_is_warned_of() -> None:
+    run = Loop().run(compression=1.5, max_drop=1)
+    with pytest.warns(UserWarning, match=r"no fraction can drop by max_drop=1: if accuracy is one, .* max_drop=0\.01"):
+        run.report(0.97)
+
+
+def test_a_drop_given_later_is_held_against_what_was_reported_before(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.over(loop.run(compression=1.25, checkpoint=tmp_path), accuracy=lambda run: 97.0)
+    again = Loop()
+    with pytest.raises(InputError, match=r"accuracy 97 is above 1, so max_drop=0\.01"):
+        again.over(again.run(compression=1.5, checkpoint=tmp_path, max_drop=0.01))
+    assert not again.seen
+
+
+def test_a_level_says_what_its_value_is_of(tmp_path: Path) -> None:
+    loop = Loop()
+    run = loop.run(compression=1.25, checkpoint=tmp_path)
+    for epoch in run:
+        loop.train(epoch)
+        run.report(2.5, higher_is_better=False, metric="perplexity")
+    assert [(reached.value, reached.metric, reached.higher_is_better) for reached in run.levels] == [
+        (2.5, "perplexity", False)
+    ] * 2
+    for name in ("level-00.pt", "level-01.pt"):  # as earlier files are: without the metric in each level
+        content = torch.load(tmp_path / name, weights_only=True)
+        content["progress"]["reached"] = [reached[:4] for reached in content["progress"]["reached"]]
+        torch.save(content, tmp_path / name)
+    again = Loop()
+    later = again.run(compression=1.25, checkpoint=tmp_path)
+    again.over(later)
+    assert not again.seen
+    assert later.levels == run.levels

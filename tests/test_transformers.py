@@ -28,7 +28,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from rewound import Epochs, InputError, Mask, densities
+from rewound import Diverged, Epochs, InputError, Mask, densities
 from rewound.integrations.transformers import rewind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,7 +146,7 @@ def test_bert_is_pruned_level_by_level_along_its_own_schedule(accumulation: int,
     run = rewound_by(mine)
     mine.train()
     assert [reached.density for reached in run.levels] == [1.0, *densities(1.5)]
-    assert all(reached.accuracy is not None for reached in run.levels)
+    assert all(reached.value is not None for reached in run.levels)
     assert mine.state.epoch == len(run) == 3 * T
     dense, *levels = pieces(rates(mine), T * -(-BATCHES // accumulation))
     assert dense[0] == 0.0
@@ -191,7 +191,7 @@ def test_gpt2_stays_tied_and_is_pruned_once(tmp_path: Path) -> None:
     assert_sparse(model.state_dict(), run.mask)
     dense, *levels = pieces(rates(mine), T * BATCHES)
     assert levels == [dense] * 4
-    assert run.levels[-1].accuracy == pytest.approx(mine.evaluate()["eval_loss"])
+    assert run.levels[-1].value == pytest.approx(mine.evaluate()["eval_loss"])
 
     mine.save_model(str(tmp_path / "pruned"))
     again = GPT2LMHeadModel.from_pretrained(tmp_path / "pruned")
@@ -272,7 +272,7 @@ def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Pa
     run = rewound_by(mine, compression=10, max_drop=0.1)
     mine.compute_metrics = lambda prediction: {"accuracy": 0.9 - 0.15 * max(0, run.level - 1)}
     mine.train()
-    assert [reached.accuracy for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
+    assert [reached.value for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
     assert mine.state.global_step == 4 * T * BATCHES
     assert run.mask is not None
     assert run.mask.density == pytest.approx(0.8, abs=1e-3)
@@ -283,12 +283,45 @@ def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Pa
         again.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_level_that_is_not_finite_ends_the_training(level: int, tmp_path: Path) -> None:
+    def exploding(folder: Path, **options: object) -> tuple[Trainer, Epochs]:
+        mine = trainer(folder, eval_strategy="epoch", metric_for_best_model="accuracy")
+        run = rewound_by(mine, **options)
+
+        def metrics(prediction: EvalPrediction) -> dict[str, float]:
+            if run.level == level:
+                nn.init.constant_(mine.model.classifier.weight, torch.inf)  # type: ignore[union-attr, arg-type]
+            return {"accuracy": 0.9}
+
+        mine.compute_metrics = metrics
+        return mine, run
+
+    mine, run = exploding(tmp_path / "returned", max_drop=0.1)
+    mine.train()
+    assert mine.state.global_step == T * BATCHES * (level + 1)
+    assert [reached.level for reached in run.levels] == list(range(level))
+    assert all(bool(p.isfinite().all()) for p in mine.model.parameters())  # type: ignore[union-attr]
+    mine, _ = exploding(tmp_path / "raised")
+    with pytest.raises(Diverged, match=f"level {level} of 2 diverged"):
+        mine.train()
+
+
+def test_an_accuracy_in_percent_is_refused_at_the_first_evaluation(tmp_path: Path) -> None:
+    mine = trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
+    rewound_by(mine, max_drop=0.01)
+    mine.compute_metrics = lambda prediction: {"accuracy": 97.28}
+    with pytest.raises(InputError, match=r"accuracy 97\.28 is above 1, so max_drop=0\.01"):
+        mine.train()
+    assert mine.state.global_step == BATCHES
+
+
 def test_a_trained_network_is_adopted(tmp_path: Path) -> None:
     mine = trainer(tmp_path, eval_strategy="epoch", metric_for_best_model="accuracy")
     mine.train()
     dense = list(rates(mine))
     rates(mine).clear()
-    run = rewound_by(mine, adopt=True, max_drop=1.0)
+    run = rewound_by(mine, adopt=True, max_drop=0.99)
     mine.evaluate()
     mine.train()
     assert len(run) == 2 * T

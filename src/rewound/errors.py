@@ -18,16 +18,20 @@ class Failed(RuntimeError):
 
 
 class Diverged(ArithmeticError):
-    """Training produced a loss that is not a finite number; `where` begins its sentence, if there is more to say."""
+    """Training produced a loss, or in a user's own loop weights, that are not finite numbers.
 
-    def __init__(self, step: int, loss: float, where: str = "") -> None:
-        super().__init__(f"{where}the loss became {loss} by step {step}")
+    `where` begins the sentence, if there is more to say. An own loop has a `text` instead, and its `step` is in epochs.
+    """
+
+    def __init__(self, step: int, loss: float, where: str = "", text: str = "") -> None:
+        super().__init__(text or f"{where}the loss became {loss} by step {step}")
         self.step = step
         self.loss = loss
         self.where = where
+        self.text = text
 
-    def __reduce__(self) -> tuple[type["Diverged"], tuple[int, float, str]]:
-        return type(self), (self.step, self.loss, self.where)
+    def __reduce__(self) -> tuple[type["Diverged"], tuple[int, float, str, str]]:
+        return type(self), (self.step, self.loss, self.where, self.text)
 
 
 def as_number(name: str, value: object) -> float:

@@ -10,12 +10,11 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from rewound.algorithm import check_final
-from rewound.errors import InputError, few
+from rewound.errors import Diverged, InputError, few
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, progress_in, rewind_name
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
-from rewound.loops.progress import Reached
 from rewound.loops.recording import Recording
 from rewound.loops.resumption import resume_or_begin
 from rewound.loops.rewinding import begin_level
@@ -55,6 +54,10 @@ class _Iteration:
         except GeneratorExit:
             run.say(run.progress.told_when_left(len(run.levels) - 1, self.course.epochs, run.is_resumable))
             raise
+        except Diverged as failure:
+            if not run.ends_when_diverged:
+                raise
+            run.say(f"{failure}; the levels before it remain")
         self._give_back()
 
     def _train(self) -> Iterator[int]:
@@ -129,21 +132,23 @@ class _Iteration:
         progress.end_epoch()
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
         if run.is_resumable and overdue and progress.done < run.present.length:
+            run.check_finite()
             self._folder.write("latest", self.subjects, progress)
             self._saved_at = time.monotonic()
 
     def _end_level(self) -> None:
         run, progress, max_drop = self.run, self.run.progress, self.course.max_drop
+        run.check_finite()
         progress.agree()
-        if max_drop is not None and progress.accuracy is None and not progress.epoch:
+        if max_drop is not None and progress.value is None and not progress.epoch:
             raise InputError(
                 "max_drop needs run.report(accuracy=...) of the adopted network, before the loop; report it, on rank 0 "
                 "at least"
             )
-        progress.reached.append(Reached(run.level, run.present.density, progress.epoch, progress.accuracy))
+        progress.reached.append(progress.reached_at(run.present.density, progress.epoch))
         self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
-        run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs, progress.metric))
+        run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs))
         progress.check_reports(max_drop, run.path)  # by now the level is in the folder
 
     def _keep_level(self, returned: int) -> None:

@@ -76,10 +76,11 @@ class Epochs:
     def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
         """Tell how good the network is now; what is told last in a level counts for the level.
 
-        `metric` is what it is called: "accuracy", or "loss" where lower is better. Of several processes rank 0's word
-        counts, and the others need not report.
+        `metric` is what it is called: "accuracy", or "loss" where lower is better. `max_drop` is in the same unit: 0.01
+        for an accuracy of 0.97, 1 for one of 97 percent. Of several processes rank 0's word counts, and the others need
+        not report.
         """
-        self._run.progress.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
+        self._run.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 
     def state_dict(self, *, epoch_ended: bool = True) -> dict[str, object]:
         """How far the run has come, with the states of what is in `also`: for a trainer's own checkpoints.

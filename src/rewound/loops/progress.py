@@ -1,6 +1,6 @@
 """How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
 
-import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 from torch import Tensor
 
 from rewound.algorithm import has_dropped, returned
-from rewound.errors import InputError
+from rewound.errors import InputError, warn
 from rewound.loops import ranks
 from rewound.loops.recording import Recording, RecordingState
 from rewound.pruning.mask import Mask
@@ -23,17 +23,20 @@ class Reached(NamedTuple):
     density: float
     epochs: int
     """Epochs so far, the dense run included."""
-    accuracy: float | None
+    value: float | None
     """What was last reported in the level, if anything was."""
+    metric: str = "accuracy"
+    """What the value is called."""
+    higher_is_better: bool = True
 
-    def told(self, levels: int, epochs: int, metric: str) -> str:
+    def told(self, levels: int, epochs: int) -> str:
         """One line for a person.
 
-        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080, metric="accuracy")
+        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080)
         'level 3 of 11: 1.95x (density 0.512), epoch 360 of 1,080, accuracy 0.912'
         """
         which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
-        told = "" if self.accuracy is None else f", {metric} {self.accuracy:g}"
+        told = "" if self.value is None else f", {self.metric} {self.value:g}"
         return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
 
 
@@ -53,7 +56,8 @@ class ProgressState(TypedDict):
     steps: int
     mask: MaskState | None
     recording: RecordingState
-    reached: list[tuple[int, float, int, float | None]]
+    reached: list[tuple[int, float, int, float | None] | tuple[int, float, int, float | None, str, bool]]
+    """Earlier files have neither the metric's name nor its direction in each."""
     densities: list[float]
     facts: NotRequired[tuple[float, float] | None]
     accuracy: float | None
@@ -78,37 +82,39 @@ class Progress:
     """What was pruned to, level by level."""
     facts: Facts | None = None
     """What a learning-rate rule may know of the present level's pruning, where there is a rule."""
-    accuracy: float | None = None
+    value: float | None = None
+    """What was last reported in the present level."""
     higher_is_better: bool = True
     metric: str = "accuracy"
 
-    def report(self, accuracy: object, higher_is_better: bool, metric: str) -> None:
-        """Note how good the network is; what is not finite would be neither within `max_drop` nor beyond it."""
-        try:
-            value = float(accuracy)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"run.report takes one number, not {accuracy!r}") from error
-        if not math.isfinite(value):
-            raise InputError(
-                f"run.report takes a finite number, not {value}: the network has diverged, or was evaluated on nothing"
-            )
-        known = any(score is not None for score in (*self._scores, self.accuracy))
+    def report(self, value: float, higher_is_better: bool, metric: str) -> None:
+        """Note how good the network is."""
+        known = any(score is not None for score in (*self._scores, self.value))
         if known and higher_is_better != self.higher_is_better:
             raise InputError(
                 f"higher_is_better was {self.higher_is_better} in earlier reports and is {higher_is_better} now; "
                 "report one metric throughout"
             )
-        self.accuracy, self.higher_is_better, self.metric = value, higher_is_better, metric
+        self.value, self.higher_is_better, self.metric = value, higher_is_better, metric
 
     def agree(self) -> None:
         """What rank 0 reported counts on every rank; others may have seen other data, or not have looked."""
-        reported = (self.accuracy, self.higher_is_better, self.metric)
-        self.accuracy, self.higher_is_better, self.metric = ranks.from_first(reported)
+        reported = (self.value, self.higher_is_better, self.metric)
+        self.value, self.higher_is_better, self.metric = ranks.from_first(reported)
+
+    def reached_at(self, density: float, epochs: int) -> Reached:
+        """The present level, if it ends after so many epochs."""
+        return Reached(self.level, density, epochs, self.value, self.metric, self.higher_is_better)
 
     def check_reports(self, max_drop: float | None, folder: Path | None) -> None:
-        """An error if `max_drop` cannot be judged, since nothing was reported of some level."""
-        silent = next((reached.level for reached in self.reached if reached.accuracy is None), None)
-        if max_drop is not None and silent is not None:
+        """An error if `max_drop` cannot be judged: nothing was reported of some level, or in another unit."""
+        if max_drop is None:
+            return
+        for reached in self.reached:
+            if reached.value is not None:
+                check_unit(reached.value, reached.metric, max_drop)
+        silent = next((reached.level for reached in self.reached if reached.value is None), None)
+        if silent is not None:
             which = f"level {silent}" if silent else "the dense run"
             there = "" if folder is None else " and train anew in another folder, or go on without max_drop"
             raise InputError(
@@ -118,7 +124,7 @@ class Progress:
 
     def begin_level(self, density: float, mask: Mask, facts: Facts | None) -> None:
         """The next level has been pruned."""
-        self.level, self.done, self.accuracy = self.level + 1, 0, None
+        self.level, self.done, self.value = self.level + 1, 0, None
         self.mask, self.facts = mask, facts
         self.densities.append(density)
 
@@ -147,7 +153,7 @@ class Progress:
 
     @property
     def _scores(self) -> list[float | None]:
-        return [reached.accuracy for reached in self.reached]
+        return [reached.value for reached in self.reached]
 
     def state_dict(self) -> ProgressState:
         """Plain data that torch's `weights_only` loader can read back; named tuples become plain ones."""
@@ -161,7 +167,7 @@ class Progress:
             "reached": [reached[:] for reached in self.reached],
             "densities": self.densities[:],
             "facts": self.facts and self.facts[:],
-            "accuracy": self.accuracy,
+            "accuracy": self.value,
             "higher_is_better": self.higher_is_better,
             "metric": self.metric,
         }
@@ -170,6 +176,7 @@ class Progress:
     def from_state_dict(cls, state: ProgressState) -> "Progress":
         """The inverse of `state_dict`."""
         mask, facts = state["mask"], state.get("facts")
+        named = state.get("metric", "accuracy"), state["higher_is_better"]
         return cls(
             level=state["level"],
             done=state["done"],
@@ -177,12 +184,38 @@ class Progress:
             steps=state["steps"],
             mask=None if mask is None else Mask.unpacked(mask["bits"], mask["shapes"]),
             recording=Recording.from_state_dict(state["recording"]),
-            reached=[Reached(*reached) for reached in state["reached"]],
+            reached=[Reached(*reached[:4], *(reached[4:] or named)) for reached in state["reached"]],
             densities=state["densities"][:],
             facts=facts and Facts(*facts),
-            accuracy=state["accuracy"],
-            higher_is_better=state["higher_is_better"],
-            metric=state.get("metric", "accuracy"),
+            value=state["accuracy"],
+            metric=named[0],
+            higher_is_better=named[1],
+        )
+
+
+_SHARES = frozenset({"f1", "precision", "recall", "auc", "auroc", "iou", "miou", "dice", "top1", "top5"})
+_UNITS = frozenset({"%", "percent", "percentage", "pct", "point", "points"})
+
+
+def check_unit(value: float, metric: str, max_drop: float) -> None:
+    """`max_drop` is in the metric's unit: beside an accuracy in percent, 0.01 would stop at a hundredth of a point.
+
+    >>> check_unit(97.28, "accuracy percent", max_drop=0.5), check_unit(23.4, "perplexity", max_drop=0.5)
+    (None, None)
+    """
+    words = set(re.findall(r"%|[a-z]+[0-9]*", metric.lower()))
+    if words & _UNITS or not any(word in _SHARES or word.startswith("acc") for word in words):
+        return
+    if value > 1 and 0 < max_drop < 1:
+        raise InputError(
+            f"{metric} {value:g} is above 1, so max_drop={max_drop:g} would be {max_drop:g} points of it; report a "
+            f"fraction ({value / 100:g}), give max_drop in points ({100 * max_drop:g}), or name the unit in the metric "
+            f"({metric + ' percent'!r})"
+        )
+    if value <= 1 <= max_drop:
+        warn(
+            f"no fraction can drop by max_drop={max_drop:g}: if {metric} is one, give max_drop={max_drop / 100:g} to "
+            "end the run before it falls"
         )
 
 

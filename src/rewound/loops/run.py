@@ -1,5 +1,6 @@
 """A run in a user's own training loop: what is trained, how, how far it has come, and what may be asked of it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -7,11 +8,11 @@ from pathlib import Path
 from typing import NotRequired
 
 from rewound.algorithm import Level
-from rewound.errors import InputError
+from rewound.errors import Diverged, InputError, few
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, progress_in
 from rewound.loops.course import Course
-from rewound.loops.progress import Progress, ProgressState, Reached
+from rewound.loops.progress import Progress, ProgressState, check_unit
 from rewound.loops.recording import Recording
 from rewound.loops.snapshot import StateDict, Subjects
 
@@ -82,11 +83,49 @@ class Run:
         progress = self.progress
         if progress.done + 1 < self.present.length:
             return False
-        reached = Reached(self.level, self.present.density, progress.epoch + 1, progress.accuracy)
-        return self._ends_with(replace(progress, reached=[*progress.reached, reached]))
+        reached = progress.reached_at(self.present.density, progress.epoch + 1)
+        if self._ends_with(replace(progress, reached=[*progress.reached, reached])):
+            return True
+        return self.ends_when_diverged and bool(self.subjects.not_finite())
 
     def _ends_with(self, progress: Progress) -> bool:
         return progress.level == len(self.levels) - 1 or progress.has_dropped(self.course.max_drop)
+
+    @property
+    def ends_when_diverged(self) -> bool:
+        """Whether a level that is not finite ends the run with a level before it; else it is an error."""
+        return self.level > 0 and self.course.max_drop is not None
+
+    def check_finite(self) -> None:
+        """An error if any rank holds weights that are not finite; they are never saved."""
+        if names := next(filter(None, ranks.gathered(self.subjects.not_finite())), None):
+            raise self._diverged(names)
+
+    def _diverged(self, names: list[str]) -> Diverged:
+        which = f"level {self.level} of {len(self.levels) - 1}" if self.level else "the dense run"
+        text = f"{which} diverged: by epoch {self.progress.epoch:,} {few(names)} held numbers that are not finite"
+        if not self.ends_when_diverged:
+            earlier = ", or give max_drop= to get the levels before it" if self.level else ""
+            text += f"; lower the learning rate or clip the gradients{earlier}"
+        return Diverged(self.progress.epoch, math.nan, text=text)
+
+    def report(self, given: object, higher_is_better: bool, metric: str) -> None:
+        """Note how good the network is; what is not finite would be neither within `max_drop` nor beyond it."""
+        try:
+            value = float(given)  # type: ignore[arg-type]  # whatever a script calls a number, a tensor too
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"run.report takes one number, not {given!r}") from error
+        if math.isfinite(value):
+            if self.course.max_drop is not None:
+                check_unit(value, metric, self.course.max_drop)
+            self.progress.report(value, higher_is_better, metric)
+        elif not (names := self.subjects.not_finite()):
+            raise InputError(
+                f"run.report takes a finite number, not {value}: the network was evaluated on nothing, or its outputs "
+                "are not finite although its weights are"
+            )
+        elif not self.ends_when_diverged:  # else the end of the level says so
+            raise self._diverged(names)
 
     def begin(self) -> None:
         """A run is iterated over once."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.errors import InputError, few, shown
 from rewound.loops import ranks
 from rewound.loops.schedulers import Scheduler
+from rewound.pruning.mask import plain_name
 
 StateDict = dict[str, object]
 
@@ -71,6 +72,18 @@ class Subjects:
             "also": [thing.state_dict() for thing in self.also],
             "random": ranks.gathered(_random_states(self.generators)),
         }
+
+    def not_finite(self) -> list[str]:
+        """The names of what training has made NaN or infinite: trained parameters, statistics of normalisation."""
+        trained = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        looked_at: list[tuple[str, Tensor]] = [
+            (name, p) for name, p in self.model.named_parameters() if id(p) in trained
+        ]
+        # Of other buffers nothing is known: a causal mask is infinite, and an observer begins so.
+        for prefix, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                looked_at += module.named_buffers(prefix)
+        return [plain_name(name) for name, tensor in looked_at if not bool(tensor.detach().isfinite().all())]
 
     def rewind(self, content: Content) -> None:
         """Put back what belongs to the weights (law 4): parameters, buffers, optimizer slots, EMA and scaler."""
