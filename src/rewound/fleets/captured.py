@@ -146,7 +146,7 @@ class Program:
 
     def _update(self, weights: Tensor, momenta: Tensor, mask: Tensor, gradient: Tensor, lr: Tensor) -> None:
         # The mask first: decay of a weight that is zero is zero, so weight and momentum stay so (law 3).
-        gradient = gradient * mask + self.decay * weights
+        gradient = gradient.masked_fill(mask == 0, 0) + self.decay * weights
         momenta.mul_(self.momentum).add_(gradient)  # from zero this is the gradient, as SGD's first step has it
         weights.sub_(lr * (gradient + self.momentum * momenta if self.nesterov else momenta))
 

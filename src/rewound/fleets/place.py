@@ -117,7 +117,7 @@ class Place:
                     span.of(self.mask).copy_(run.mask[span.name])
             if run.mask is not None:
                 run.mask.apply(self.model)  # also finds a mask that is for another model
-            self.momenta.mul_(self.mask)
+            self.momenta.masked_fill_(self.mask == 0, 0)
             self.losses.zero_()
             self.position.fill_(self._first)
             self.key.fill_(fold(self._seed, self._prunings, "augmentation"))
