@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,12 +38,10 @@ def test_run_writes_tables_and_figures(done: Path) -> None:
 
 def test_run_twice_does_nothing_the_second_time(done: Path, rewound_command: Rewound) -> None:
     before = snapshot(done / "rewound-store")
-    began = time.perf_counter()
     words = ("run", done / "tiny.toml", "--store", done / "rewound-store", "--jobs", 1, "--keep", "all", "--out", "r")
     code, out, err = rewound_command(*words)
     assert (code, err) == (0, "")
     assert "lr-rewinding" in out
-    assert time.perf_counter() - began < 60
     assert snapshot(done / "rewound-store") == before
     for name in ("results.csv", "layers.csv", "curves.csv"):
         assert Path("r", name).read_bytes() == (done / "report" / name).read_bytes()

@@ -65,6 +65,11 @@ def bytes_like_cifar(count: int) -> Tensor:
     return torch.randint(256, (count, 3, 32, 32), generator=draw, dtype=torch.uint8)
 
 
+# Sums of 3,072 bytes are exact in float32. torch adds the squares in a tree, where each goes through at most 64
+# additions that err by 6e-8: 4e-6 of the variance, 2e-6 of the deviation. Centring and the quotient add 1e-6.
+ROUNDING = 1e-5
+
+
 def standardised_by_hand(image: np.ndarray) -> np.ndarray:
     values = image.astype(np.float64)
     return (values - values.mean()) / max(values.std(), 1 / np.sqrt(3072))
@@ -76,7 +81,7 @@ def test_cifar_images_are_standardised_one_by_one() -> None:
     images[2] = 0
     images[2, 0, 0, 0] = 1  # a deviation below the least one
     expected = np.stack([standardised_by_hand(image) for image in images.numpy()])
-    np.testing.assert_allclose(ResNet20().standardised(images).numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ResNet20().standardised(images).numpy(), expected, rtol=ROUNDING, atol=ROUNDING)
     assert bool((ResNet20().standardised(images)[1] == 0).all())
 
 
@@ -91,7 +96,7 @@ def test_cifar_images_are_padded_cropped_flipped_and_then_standardised() -> None
         crop = padded[:, down[n] : down[n] + 32, right[n] : right[n] + 32]
         expected.append(standardised_by_hand(crop[:, :, ::-1] if flip[n] else crop))
     got = ResNet20().augmented(images, key, counters)
-    np.testing.assert_allclose(got.numpy(), np.stack(expected), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got.numpy(), np.stack(expected), rtol=ROUNDING, atol=ROUNDING)
     assert 8 < sum(flip) < 32
     assert len(set(down)) == len(set(right)) == 9
 
@@ -104,4 +109,5 @@ def test_bfloat16_computes_in_bfloat16_and_its_loss_in_float32() -> None:
     losses = [r.loss(model, (images, labels)) for r in (recipe, ResNet20())]
     assert seen == [torch.bfloat16, torch.float32]
     assert losses[0].dtype == torch.float32
-    torch.testing.assert_close(losses[0], losses[1], rtol=0.05, atol=0.05)
+    # The last layer's weights begin at 0.01: logits are about 0.1, and bfloat16 errs by a few hundredths of that.
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0.05)
