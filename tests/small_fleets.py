@@ -63,8 +63,7 @@ class _Float64:
     """
 
     def standardised(self, images: Tensor) -> Tensor:
-        pixels: Tensor = super().standardised(images)  # type: ignore[misc]
-        return pixels.double()
+        return images.double() / 16 - 1  # exact, where the recipes' own is rounded to float32
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])  # ResNet20 rounds its logits to float32

@@ -216,7 +216,8 @@ class TestOnTheGPU:
         for captured, expected, other in zip(outcomes, eager, beside, strict=True):
             assert isinstance(captured, State)
             for part in ("model", "slots"):
-                assert furthest(captured, expected, [part]) < 100 * furthest(other, expected, [part])
+                # A tenth of it is seen, and six to eleven times as much with the 10 bits of TensorFloat32.
+                assert furthest(captured, expected, [part]) < 3 * furthest(other, expected, [part])
             assert all((captured.model[name][~kept.cuda()] == 0).all() for name, kept in sparse(recipe).items())
 
     @pytest.mark.usefixtures("float64")
