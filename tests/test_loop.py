@@ -299,17 +299,6 @@ def test_an_optimizer_around_an_optimizer_takes_its_own_steps_under_the_mask() -
     assert loop.rates[T : T + 2] == loop.rates[3:T]
 
 
-def test_an_optimizer_whose_steps_cannot_be_followed_is_refused() -> None:
-    class Unhooked(SGD):
-        def __init__(self, optimizer: SGD) -> None:
-            self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
-
-    loop = Loop()
-    loop.optimizer = Unhooked(loop.optimizer)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"the steps of Unhooked cannot be followed, since it does not call"):
-        loop.run(compression=2)
-
-
 # Leaving
 
 

@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "epochs and model swapped": (
         lambda: rewound.epochs(NET, 2, SGD(NET.parameters())),  # type: ignore[arg-type]
-        "training_epochs must be a whole number, not Sequential",
+        "training_epochs must be a whole number, not Sequential; the order is epochs(training_epochs, model, ",
     ),
     "a model for a recipe": (
         lambda: rewound.prune(NET),  # type: ignore[arg-type]

@@ -45,14 +45,14 @@ def as_number(name: str, value: object) -> float:
     return float(value)
 
 
-def as_whole(name: str, value: object) -> int:
-    """What was given for `name`, if it is a whole number.
+def as_whole(name: str, value: object, order: str = "") -> int:
+    """What was given for `name`, if it is a whole number; `order` is for one who has swapped arguments.
 
     >>> as_whole("training_epochs", 90)
     90
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, not {shown(value)}{_remedy(value)}")
+        raise InputError(f"{name} must be a whole number, not {shown(value)}{_remedy(value, order)}")
     return int(value)
 
 
@@ -103,8 +103,10 @@ def shown(value: object) -> str:
     return type(value).__name__ if len(text) > 60 or "\n" in text or text.startswith("<") else text
 
 
-def _remedy(value: object) -> str:
-    return "; leave out the quotes" if isinstance(value, str) else ""
+def _remedy(value: object, order: str = "") -> str:
+    if isinstance(value, str):
+        return "; leave out the quotes"
+    return f"; {order}" if order and not isinstance(value, Real) else ""
 
 
 def few(names: Sequence[str]) -> str:

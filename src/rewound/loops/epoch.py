@@ -18,11 +18,11 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError, warn
 from rewound.loops.groups import Value, assign, hyperparameters
-from rewound.loops.joint import members
+from rewound.loops.joint import held_by, members
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.loops.schedulers import Scheduler, counting_steps, followed
-from rewound.pruning.attachment import is_inner_step, untraced
+from rewound.pruning.attachment import steps_under_way, untraced
 
 Closure = Callable[[], object]
 Args = tuple[object, ...]
@@ -115,11 +115,14 @@ class _Steps:
                 hooks.callback(after.remove)
                 # First of all: a hook of the loop's own may step a scheduler.
                 member._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+                for name, held in held_by(member).items():
+                    alone = untraced(partial(self._check_is_inside, member, name))
+                    hooks.callback(held.register_step_pre_hook(alone).remove)
             yield
         self._check_taken()
 
     def _begin(self, member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-        if is_inner_step(member):
+        if steps_under_way(member) > 1:
             self._go_on(self.found)
             return None
         self.progress.steps += 1
@@ -149,8 +152,16 @@ class _Steps:
                 "where it can be neither recorded nor rewound; move it in the loop, for example with a scheduler"
             )
         self.used = None  # what moves after the parent's part, if that was it, has not been used
-        if not is_inner_step(member):
+        if steps_under_way(member) == 1:
             self.follower.after_step(self.optimizer)
+
+    def _check_is_inside(self, member: Optimizer, name: str, held: Optimizer, args: object, kwargs: object) -> None:
+        if not steps_under_way(member):
+            kind = type(member).__name__
+            raise InputError(
+                f"the loop does not call step() of the {kind} that was given: its steps are taken by the "
+                f"{type(held).__name__} inside it; give rewound.epochs that one, the {kind}'s .{name}"
+            )
 
     def _check_taken(self) -> None:
         if not self.progress.steps:

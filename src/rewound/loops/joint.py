@@ -5,7 +5,9 @@ again, so that the n-th step of an epoch, whoever takes it, finds the same learn
 replayed.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import Tensor
@@ -65,6 +67,43 @@ def members(optimizer: Optimizer) -> Sequence[Optimizer]:
     ([0.1, 0.2], 'SGD + SGD', 'SGD')
     """
     return optimizer.members if isinstance(optimizer, Joint) else (optimizer,)
+
+
+def held_by(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers inside one that is around them, as in Lookahead and SAM, by the names of its attributes."""
+    return {name: held for name, held in vars(optimizer).items() if isinstance(held, Optimizer)}
+
+
+def with_held(optimizer: Optimizer) -> list[Optimizer]:
+    """The members with all that they hold, the innermost first."""
+    inner = [each for member in members(optimizer) for held in held_by(member).values() for each in with_held(held)]
+    return [*inner, *members(optimizer)]
+
+
+def unsaved(optimizer: Optimizer) -> list[Optimizer]:
+    """The held optimizers whose slots are in nobody's `state_dict`: SAM saves its own, and not its base's momentum."""
+    return [
+        held
+        for holder in with_held(optimizer)
+        if type(holder).state_dict is Optimizer.state_dict
+        for held in held_by(holder).values()
+        if held.state is not holder.state
+    ]
+
+
+def complete(optimizer: Optimizer) -> None:
+    """Give an optimizer that does not call `Optimizer.__init__`, as timm's Lookahead, the hooks it would have got."""
+    for name in ("step", "state_dict", "load_state_dict"):
+        for when in ("pre", "post"):
+            if not hasattr(optimizer, attribute := f"_optimizer_{name}_{when}_hooks"):
+                setattr(optimizer, attribute, OrderedDict())
+    if not hasattr(optimizer, "_zero_grad_profile_name"):
+        optimizer._patch_step_function()
+    step = vars(optimizer).get("step")  # that a scheduler has put there, around the step that had no hooks
+    if step is not None and not hasattr(step, "hooked"):
+        hooked = Optimizer.profile_hook_step(lambda _, *args, **kwargs: step(*args, **kwargs))
+        optimizer.step = update_wrapper(partial(hooked, optimizer), step)  # type: ignore[method-assign]
+        optimizer.step.hooked = True  # type: ignore[attr-defined]
 
 
 def optimizer_kind(optimizer: Optimizer) -> str:

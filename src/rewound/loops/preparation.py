@@ -20,7 +20,7 @@ from rewound.loops.averages import warn_of_dense
 from rewound.loops.beside import averages, check_beside
 from rewound.loops.course import Course, Init, trained_weights
 from rewound.loops.groups import check_rates
-from rewound.loops.joint import joint
+from rewound.loops.joint import complete, joint
 from rewound.loops.loop import Epochs
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
@@ -93,7 +93,7 @@ def epochs(
     >>> run.mask
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
-    longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs))
+    longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs, _ORDER))
     course = Course(
         training_epochs=training_epochs,
         compression=compression,
@@ -179,11 +179,7 @@ def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     check_kind("model", model, nn.Module, _ORDER)
     for optimizer in optimizers:
         check_kind("optimizer", optimizer, Optimizer, _ORDER)
-        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            raise InputError(
-                f"the steps of {type(optimizer).__name__} cannot be followed, since it does not call "
-                "Optimizer.__init__; give an optimizer that does"
-            )
+        complete(optimizer)
     stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     if len(set().union(*stepped)) < sum(map(len, stepped)):
         raise InputError(

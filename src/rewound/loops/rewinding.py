@@ -12,7 +12,7 @@ from rewound.loops.averages import prune_along
 from rewound.loops.beside import averages
 from rewound.loops.checkpoints import Folder, rewind_name
 from rewound.loops.course import Course, trained_weights
-from rewound.loops.joint import members
+from rewound.loops.joint import with_held
 from rewound.loops.run import Run
 from rewound.loops.snapshot import Subjects
 from rewound.pruning.facts import facts_of
@@ -56,7 +56,7 @@ def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
     """Fresh weights, and everything else as it was before the first epoch."""
     assert course.init is not None  # `Course` asks for it
     if course.adopt:
-        for optimizer in members(subjects.optimizer):
+        for optimizer in with_held(subjects.optimizer):
             optimizer.state.clear()
     else:
         _rewind(0, subjects, folder)

@@ -8,7 +8,8 @@ never when it rewinds: a level draws on.
 import io
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -19,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError, few, shown
 from rewound.loops import ranks
+from rewound.loops.joint import unsaved, with_held
 from rewound.loops.schedulers import Scheduler
 from rewound.pruning.mask import plain_name
 
@@ -40,6 +42,8 @@ class Content(TypedDict):
 
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
+    held: NotRequired[list[dict[str, Any]]]
+    """Of the optimizers inside it that its own state leaves out; missing in earlier files."""
     schedulers: list[StateDict]
     also: list[StateDict]
     random: list[RandomStates]
@@ -68,6 +72,7 @@ class Subjects:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "held": [held.state_dict() for held in unsaved(self.optimizer)],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "also": [thing.state_dict() for thing in self.also],
             "random": ranks.gathered(_random_states(self.generators)),
@@ -88,7 +93,7 @@ class Subjects:
     def rewind(self, content: Content) -> None:
         """Put back what belongs to the weights (law 4): parameters, buffers, optimizer slots, EMA and scaler."""
         self.model.load_state_dict(content["model"])
-        self.rewind_optimizer(content["optimizer"])
+        self._rewind_optimizer(content)
         self.restore_also(content["also"])
 
     def restore_also(self, states: Sequence[StateDict]) -> None:
@@ -100,19 +105,17 @@ class Subjects:
         for thing, state in zip(self.also, states, strict=False):
             thing.load_state_dict(state)
 
-    def rewind_optimizer(self, state: dict[str, Any]) -> None:
-        """Put back the optimizer; hyperparameters that are tensors stay the same tensors."""
-        if (before := _sizes(state["param_groups"])) != (now := _sizes(self.optimizer.param_groups)):
+    def _rewind_optimizer(self, content: Content) -> None:
+        """Put back the optimizer, and those inside it."""
+        if (before := _sizes(content["optimizer"])) not in ("", now := _sizes(self.optimizer)):
             raise InputError(
                 f"cannot rewind the optimizer: its groups have {now} parameters and had {before} when the weights were "
                 "saved; give it all of them before the first epoch"
             )
-        tensors = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state)
-        for group, old in zip(self.optimizer.param_groups, tensors, strict=True):
-            for name, held in old.items():
-                if isinstance(held, Tensor):
-                    group[name] = held.copy_(torch.as_tensor(group[name]))
+        with _same_groups(self.optimizer):
+            self.optimizer.load_state_dict(content["optimizer"])
+            for held, state in zip(unsaved(self.optimizer), content.get("held", []), strict=False):
+                held.load_state_dict(state)
 
     def resume(self, content: Content) -> None:
         """Put back everything, as if the process had never ended."""
@@ -132,9 +135,9 @@ class Subjects:
                 f"this run was made with another model: names or shapes differ for {few(wrong)}; give the same, or "
                 "another folder"
             )
-        groups, generators = content["optimizer"]["param_groups"], content["random"][0].get("generators", [])
+        made_of, generators = _sizes(content["optimizer"]), content["random"][0].get("generators", [])
         for what, before, now in (
-            ("parameters in the optimizer's groups", _sizes(groups), _sizes(self.optimizer.param_groups)),
+            ("parameters in the optimizer's groups", made_of, _sizes(self.optimizer) if made_of else ""),
             ("schedulers", len(content["schedulers"]), len(self.schedulers)),
             ("objects in also", len(content["also"]), len(self.also)),
             ("generators in also", len(generators), len(self.generators)),
@@ -166,8 +169,30 @@ def _shapes(state: Mapping[str, object]) -> dict[str, object]:
     return {name: getattr(tensor, "shape", "no tensor") for name, tensor in state.items()}
 
 
-def _sizes(groups: Sequence[Mapping[str, Sequence[object]]]) -> str:
-    return " + ".join(str(len(group["params"])) for group in groups)
+def _sizes(optimizer: Optimizer | Mapping[str, Any]) -> str:
+    """How many parameters are in each group of an optimizer or of its state; some tell it nowhere in their state."""
+    state = optimizer if isinstance(optimizer, Mapping) else {"param_groups": optimizer.param_groups}
+    return " + ".join(str(len(group["params"])) for group in state.get("param_groups", []))
+
+
+@contextmanager
+def _same_groups(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, states may be loaded, and the groups stay the same objects, with the tensors that are in them.
+
+    Loading a state makes new groups. Whoever shares the old ones, as SAM and Lookahead do with the optimizer inside
+    them, and a scheduler through either, would go on with those.
+    """
+    before = [(each, each.param_groups, list(each.param_groups)) for each in with_held(optimizer)]
+    tensors = [[{k: v for k, v in g.items() if isinstance(v, Tensor)} for g in groups] for _, _, groups in before]
+    yield
+    for (each, listed, groups), kept in zip(before, tensors, strict=True):
+        for group, held, loaded in zip(groups, kept, each.param_groups, strict=True):
+            values = {name: held[name].copy_(torch.as_tensor(v)) if name in held else v for name, v in loaded.items()}
+            group.clear()
+            group.update(values)
+        listed[:] = groups
+        if each.param_groups is not listed:
+            each.param_groups = listed
 
 
 def _random_states(generators: Sequence[torch.Generator]) -> RandomStates:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -67,17 +68,18 @@ def untraced(hook: StepHook) -> StepHook:
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def is_inner_step(optimizer: Optimizer) -> bool:
-    """In a hook on steps: whether this step is part of another one of the same optimizer, as by `super().step()`.
+def steps_under_way(optimizer: Optimizer) -> int:
+    """In a hook on steps: how many steps of an optimizer are on the stack, 2 in the inner one of `super().step()`.
 
     A parent's step has hooks once the process has made an optimizer of that very class, and none before: whoever counts
     must leave it out. The stack tells, also after a step that has raised an error.
     """
-    frame, steps = sys._getframe(1), 0
-    while steps < 2 and frame.f_back is not None:
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None:
         steps += frame.f_code is _STEP and frame.f_locals["self"] is optimizer
         frame = frame.f_back
-    return steps == 2
+    return steps
 
 
 class _Weight:
@@ -162,7 +164,7 @@ class _Attachment:
         _mask_slots(optimizer, self.adopt(optimizer))
 
     def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if is_inner_step(optimizer):
+        if steps_under_way(optimizer) > 1:
             return
         weights, unmasked = self.adopt(optimizer), []
         _mask_weights(weights)  # with weight decay, what was written since the last step would get into the slots
@@ -180,7 +182,7 @@ class _Attachment:
             if _may_divide_by_zero(optimizer, self.weights):
                 _mask_weights(weights)
                 _mask_slots(optimizer, weights)  # Adadelta keeps what it divided
-        elif not is_inner_step(optimizer):
+        elif steps_under_way(optimizer) == 1:
             _mask_weights(weights)
 
 
