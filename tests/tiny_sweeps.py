@@ -50,7 +50,7 @@ def timeless(tables: Tables) -> tuple[list[Row], list[LayerRow], list[CurveRow],
 
 
 def values(tables: Tables) -> list[tuple[object, ...]]:
-    """What was measured; the points of a curve depend on where it was cut."""
+    """What was measured of each row."""
     return [(row.key, row.val, row.test, row.flops) for row in tables.rows]
 
 

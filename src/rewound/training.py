@@ -95,7 +95,7 @@ def train(
     seed, (prunings, start) = state.seed, state.position
     batches = recipe.batches(seed, state.position, device)
     marks = {*stops, total(lr)}
-    done, since, losses = 0, 0, torch.zeros((), device=device)
+    done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
     with (mask or Mask({})).attached(model, optimizer):
         for rate, steps in lr:
             for group in optimizer.param_groups:

@@ -55,11 +55,11 @@ class Place:
             module.num_batches_tracked = count
         buffers = dict(self.model.named_buffers())
         self.buffers = [buffers[name] for name in program.buffers]
-        self.lr, self.losses = (torch.zeros((), device=device) for _ in range(2))
+        self.lr, self.losses = (torch.zeros((), dtype=kind, device=device) for kind in (torch.float32, torch.float64))
         self.position, self.key = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         # The orders of an even and an odd epoch: data position n is entry n % 2N, also where a batch straddles two.
         self.orders = torch.zeros(2 * program.recipe.train_size, dtype=torch.int64, device=device)
-        self.stop_losses = torch.zeros((), pin_memory=device.type == "cuda")
+        self.stop_losses = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: deque[torch.cuda.Event] = deque()
         self._arrival: torch.cuda.Event | None = None

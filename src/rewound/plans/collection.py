@@ -1,10 +1,13 @@
 """From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from rewound.history import Pruned, lineage
 from rewound.plans import planning
-from rewound.storage.records import Result
+from rewound.plans.execution import epoch_steps
+from rewound.storage.records import CurvePoint, Result
 from rewound.storage.store import Store
 from rewound.sweeps.targets import Target
 from rewound.tables.folder import Tables
@@ -26,7 +29,8 @@ def collected(targets: tuple[Target, ...], store: Store) -> Tables:
         if result is not None and not failed and target.state.key not in seen:
             seen.add(target.state.key)
             layers.extend(_layers(target.state.key, result))
-            curves.extend(reader.curve(target.state.key))
+            end = target.state
+            curves.extend(reader.way(target, end.key).curve(end.key, end.steps, result["val"]))
     return Tables(rows, layers, curves, missing)
 
 
@@ -48,29 +52,61 @@ class _Reader:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.known: dict[str, Result | None] = {}
+        self.ways: dict[str, _Way] = {}
 
     def result(self, key: str) -> Result | None:
         if key not in self.known:
             self.known[key] = self.store.result(key)
         return self.known[key]
 
-    def chain(self, key: str) -> list[Result]:
-        """The results of the nodes under one mask that lead to `key`, first to last."""
-        result = self.result(key)
-        if result is None:
-            return []
-        return [*(self.chain(result["after"]) if result["after"] else []), result]
+    def way(self, target: Target, key: str) -> "_Way":
+        """What is known of the nodes under one mask that lead to `key`."""
+        missing, following, every = dict[str, Result](), key, epoch_steps(target.recipe)
+        while following not in self.ways and following not in missing and (result := self.result(following)):
+            missing[following] = result
+            if (before := result["after"]) is None:
+                break
+            following = before
+        way = self.ways.get(following, _Way())
+        for node, result in reversed(missing.items()):  # each node once, however many runs go through it
+            way = self.ways[node] = way.then(result, every)
+        return way
 
-    def seconds(self, key: str) -> float:
-        return sum(result["seconds"] for result in self.chain(key))
 
-    def curve(self, key: str) -> list[CurveRow]:
-        rows = []
-        for result in self.chain(key):
-            *before, last = result["curve"]
-            rows += [CurveRow(key, *point) for point in before]
-            rows.append(CurveRow(key, *last, result.get("val")))
-        return rows
+class _Way(NamedTuple):
+    """How long a run took up to some node, and its curve: the ends of epochs, each with the mean loss since the last.
+
+    A curve depends on its run alone: where another run has cut it, the loss noted there is part of the next mean.
+    Losses are summed in float64, so a mean has the same seven digits however its steps were divided.
+    """
+
+    seconds: float = 0.0
+    points: tuple[CurvePoint, ...] = ()
+    steps: int = 0
+    """Steps since the last point, and the sum of their losses."""
+    losses: float = 0.0
+    lr: float = 0.0
+
+    def then(self, result: Result, every: int) -> "_Way":
+        """The way on through the node that has this result."""
+        _, points, steps, losses, lr = self
+        noted = result["curve"]
+        begins = [noted[-1].step - result["steps"], *(point.step for point in noted)] if noted else []
+        for begin, (step, lr, loss) in zip(begins, noted, strict=False):
+            steps, losses = steps + step - begin, losses + (step - begin) * loss
+            if step % every == 0 and steps:
+                points, steps, losses = (*points, CurvePoint(step, lr, _mean(losses, steps))), 0, 0.0
+        return _Way(self.seconds + result["seconds"], points, steps, losses, lr)
+
+    def curve(self, key: str, end: int, val: float) -> Iterator[CurveRow]:
+        """The rows of a run that ends here; its validation value stands in the last."""
+        last = CurvePoint(end, self.lr, _mean(self.losses, self.steps)) if self.steps else None
+        for point in (*self.points, *([last] if last else [])):
+            yield CurveRow(key, *point, val if point.step == end else None)
+
+
+def _mean(losses: float, steps: int) -> float:
+    return float(f"{losses / steps:.7g}")
 
 
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
@@ -87,7 +123,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         test=result["test"] if result else None,
         flops=result["flops"] if result else None,
         search_epochs=target.search_epochs,
-        seconds=round(sum(reader.seconds(level.key) for level in retraining), 3),
+        seconds=round(sum(reader.way(target, level.key).seconds for level in retraining), 3),
         key=target.state.key,
     )
 

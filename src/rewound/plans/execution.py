@@ -113,21 +113,18 @@ class Job:
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
         if draft is not None and draft.state.position.steps > self.begin:
             state, self.mask, facts = draft.state, draft.mask, None
-            self._take_over(draft.notes, state.position.steps)
+            self._take_over(draft.notes)
         else:
             state, self.mask, facts = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, facts, *source)
         done = state.position.steps
         self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))
 
-    def _take_over(self, notes: Notes, done: int) -> None:
-        """Go on with what a draft has noted, which may have begun elsewhere than this node does."""
-        begun, seconds = notes.get("begin", self.begin), notes["seconds"]
-        if begun > self.begin:  # what came before is in a result of its own
-            self.begin, self.after = begun, notes.get("after")
-        elif begun < self.begin:
-            seconds *= (done - self.begin) / (done - begun)
-        self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], seconds
+    def _take_over(self, notes: Notes) -> None:
+        """Go on with what a draft has noted, from where it began: another plan may have cut the run elsewhere."""
+        if "begin" in notes:
+            self.begin, self.after = notes["begin"], notes.get("after")
+        self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], notes["seconds"]
         today, made = made_by(self.node, self.worker.device), notes.get("made", {})
         if differing := [name for name in made if today.get(name) != made[name]]:
             self.worker.say(
@@ -196,9 +193,14 @@ def _is_finite(state: State, recipe: Recipe) -> bool:
     return all(bool(state.model[name].isfinite().all()) for name, _ in recipe.skeleton.named_parameters())
 
 
+def epoch_steps(recipe: Recipe) -> int:
+    """The steps of an epoch as a whole number: a curve has a point after each multiple of it since the last pruning."""
+    return max(1, round(recipe.steps_per_epoch))
+
+
 def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
     """Where to look up from training: the ends of epochs, in steps from `start`."""
-    per_epoch = max(1, round(recipe.steps_per_epoch))
+    per_epoch = epoch_steps(recipe)
     return [step - start for step in range((start // per_epoch + 1) * per_epoch, end, per_epoch)]
 
 

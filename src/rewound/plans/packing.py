@@ -82,14 +82,14 @@ def _needed(plan: Plan, store: Store) -> Iterator[str]:
 
 def _continued(plan: Plan, store: Store) -> set[str]:
     """The results that those of the plan go on from, but which another plan has cut there: their time and curves."""
-    found = set[str]()
+    found = dict[str, str]()
     for node in plan.nodes:
         result = store.result(node.key)
-        while result is not None and (key := result["after"]) is not None:
-            if key not in plan.by_key:
-                found.add(Artifact("result", key).path)
+        # Not beyond a node of the plan, which has its own turn, or what was found before: each result is read once.
+        while result is not None and (key := result["after"]) and key not in plan.by_key and key not in found:
+            found[key] = Artifact("result", key).path
             result = store.result(key)
-    return found
+    return set(found.values())
 
 
 def read_packs(paths: Sequence[Path]) -> list[Pack]:

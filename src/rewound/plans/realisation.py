@@ -26,14 +26,29 @@ class Realised(NamedTuple):
 
 def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) -> Realised:
     """A history as tensors."""
-    if isinstance(past, Start):
-        return Realised(begin(past.recipe, past.seed, fresh=past.fresh), None)
-    if isinstance(past, Pruned):
-        return _pruned(past, store, device, say)
-    if (stored := store.load(past.key)) is not None:
-        return Realised(stored.state, stored.mask)
+    missing: list[Trained | Pruned] = []  # what has to be made, the last operation first: there may be thousands
+    while not isinstance(past, Start) and (stored := _stored(past, store)) is None:
+        missing.append(past)
+        past = past.parent if isinstance(past, Trained) else past.source
+    found = Realised(begin(past.recipe, past.seed, fresh=past.fresh), None) if isinstance(past, Start) else stored
+    assert found is not None  # the loop ends with one of the two
+    for operation in reversed(missing):
+        if isinstance(operation, Pruned):
+            found = _pruned(operation, found, store, device, say)
+        else:
+            found = _trained(operation, found, store, device, say)
+    return found
+
+
+def _stored(past: Trained | Pruned, store: Store) -> Realised | None:
+    """The tensors of a state, if they are in the store; a pruning has none there."""
+    stored = store.load(past.key) if isinstance(past, Trained) else None
+    return Realised(stored.state, stored.mask) if stored else None
+
+
+def _trained(past: Trained, before: Realised, store: Store, device: torch.device, say: Say) -> Realised:
+    """A state that is no longer in the store, trained again."""
     say(recomputing(past.key))
-    before = realised(past.parent, store, device, say)
     lr = rates(past, before.facts, store, device, say)
     for state in train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device):
         store.save(past.key, state, before.mask)
@@ -45,9 +60,9 @@ def recomputing(key: str) -> str:
     return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
 
 
-def _pruned(past: Pruned, store: Store, device: torch.device, say: Say) -> Realised:
+def _pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
-    source, before, _ = realised(past.source, store, device, say)
+    source, before, _ = found
     weights = {name: source.model[name] for name in start_of(past).recipe.shapes}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
     mask = past.pruner.prune(weights, past.density, before, seed=fold(seed, past.prunings))

@@ -57,12 +57,16 @@ def _others_work(plan: Plan, store: Store) -> bool:
 
 def _is_needed(key: str, plan: Plan, store: Store) -> bool:
     """Whether the tensors are read by a node without an answer, or by one that is done again since its own are."""
-    return any(
-        reader not in plan.by_key  # a part of a plan keeps what the rest will read
-        or not answers(plan.by_key[reader], store.result(reader))
-        or (not store.has_state(reader, to_train=True) and _is_needed(reader, plan, store))
-        for reader in reversed(plan.readers.get(key, ()))  # what is done last is most often still to do
-    )
+    waiting, seen = [key], {key}
+    while waiting:
+        for reader in reversed(plan.readers.get(waiting.pop(), ())):  # what is done last is most often still to do
+            # A part of a plan keeps what the rest will read.
+            if reader not in plan.by_key or not answers(plan.by_key[reader], store.result(reader)):
+                return True
+            if reader not in seen and not store.has_state(reader, to_train=True):
+                seen.add(reader)
+                waiting.append(reader)
+    return False
 
 
 def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
