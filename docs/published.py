@@ -18,10 +18,9 @@ from typing import NamedTuple
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Cell, cells
 from rewound.conclusions.evidence import Evidence
-from rewound.figures.standard import draw
-from rewound.presentation.limits import SAFE_ZONE
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row, read_rows
+from rewound.reports.ranges import SAFE_ZONE
+from rewound.reports.standard import draw
+from rewound.tables.results import Row, Tables, read_rows
 
 
 class Network(NamedTuple):

@@ -15,10 +15,9 @@ from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environ
 from rewound import cli
 from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.page import Origin, write_page
+from rewound.reports.page import Origin, write_page
 from rewound.storage.store import Store
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row, read_rows
+from rewound.tables.results import Row, Tables, read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from rewound.paper.figures import FIGURES, panels
-from rewound.paper.measured import Measured
-from rewound.paper.panels import Panel
+from rewound.paper.panels import Measured, Panel
 
 R20, R56, R110 = "cifar10-resnet20", "cifar10-resnet56", "cifar10-resnet110"
 R34, R50, GNMT = "imagenet-resnet34", "imagenet-resnet50", "wmt16-gnmt"

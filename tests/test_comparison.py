@@ -19,9 +19,9 @@ from rewound.conclusions.comparison import compare, matched, overlay, write_comp
 from rewound.conclusions.conformance import Card
 from rewound.conclusions.intervals import pooled
 from rewound.errors import InputError
-from rewound.presentation.criteria import note, remarks
+from rewound.reports.terminal import conformance_card
+from rewound.reports.words import note, remarks
 from rewound.tables.results import Row, read_rows
-from rewound.terminal.card import conformance_card
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -6,8 +6,7 @@ import pytest
 
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.tables.results import Row, Tables
 
 DENSE = [Row("digits", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000) for n in (1, 2, 3)]
 PRUNED = [Row("digits", "unstructured", False, "fine-tuning", 0.5, t, 1, 0.9, 0.9) for t in (4, 8)]

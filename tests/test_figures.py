@@ -10,15 +10,14 @@ from rich.console import Console
 
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.figures import drawing
-from rewound.figures.standard import draw
-from rewound.pages.page import Origin
-from rewound.pages.payload import story
-from rewound.presentation.look import LOOKS, looks, ratios
-from rewound.report import show_tables
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
-from rewound.terminal.summary import summary_table
+from rewound.reports import drawing
+from rewound.reports.look import LOOKS, looks, ratios
+from rewound.reports.page import Origin
+from rewound.reports.payload import story
+from rewound.reports.report import show_tables
+from rewound.reports.standard import draw
+from rewound.reports.terminal import summary_table
+from rewound.tables.results import Row, Tables
 
 TIMES = (4.0, 8.0, 16.0)
 

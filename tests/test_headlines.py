@@ -9,9 +9,8 @@ from rewound.conclusions.cell import Cell, Line, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import priced
 from rewound.conclusions.trust import reaches
-from rewound.presentation.headlines import headlines
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.reports.words import headlines
+from rewound.tables.results import Row, Tables
 
 
 def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> list[Row]:

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # 4: where it runs, how it is shown, who calls it
     (
         *("executors/*", "integrations/*", "compression", "faults"),
-        *("presentation/*", "figures/*", "pages/*", "terminal/*", "provenance", "report", "commands/*"),
+        *("reports/*", "commands/*"),
         *("cli", "public", "__main__", "__init__"),
     ),
 )

@@ -4,7 +4,7 @@ import pytest
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line
-from rewound.presentation.limits import window
+from rewound.reports.ranges import window
 
 
 @pytest.mark.parametrize(

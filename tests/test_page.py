@@ -17,16 +17,13 @@ from rich.console import Console
 
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.charts import charts
-from rewound.pages.details import details
-from rewound.pages.jsondata import as_json
-from rewound.pages.page import Origin, _library, write_page
-from rewound.pages.payload import story
-from rewound.presentation.look import looks
-from rewound.report import report_files
-from rewound.tables.folder import Tables
-from rewound.tables.results import CurveRow, LayerRow, Row
-from rewound.terminal.card import conformance_card
+from rewound.reports.charts import charts
+from rewound.reports.look import looks
+from rewound.reports.page import Origin, _library, as_json, write_page
+from rewound.reports.payload import details, story
+from rewound.reports.report import report_files
+from rewound.reports.terminal import conformance_card
+from rewound.tables.results import CurveRow, LayerRow, Row, Tables
 
 ORIGIN = Origin("digits", (("Rows", "9"),), "rewound run digits", "rewound show")
 DENSE = [Row("digits", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000, 4000, key=f"dense{n}") for n in (-1, 0, 1)]

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, expect
 import test_page
 from browser_pages import drawn, opened, points
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.page import Origin, write_page
-from rewound.tables.folder import Tables
+from rewound.reports.page import Origin, write_page
+from rewound.tables.results import Tables
 
 pytestmark = pytest.mark.slow
 

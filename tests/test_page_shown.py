@@ -13,9 +13,8 @@ import test_page
 from browser_pages import drawn, opened, points
 from command_line import command, environment
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.page import Origin, write_page
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.reports.page import Origin, write_page
+from rewound.tables.results import Row, Tables
 
 pytestmark = pytest.mark.slow
 

@@ -9,16 +9,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
-from rewound.figures.paper import draw_sheet, save_sheet, sheets
 from rewound.paper.figures import FIGURES
-from rewound.paper.literature import AGAINST_TIME
-from rewound.paper.measured import Measured, measured
-from rewound.paper.networks import TRAINING_EPOCHS
-from rewound.paper.panels import FigurePoint, Panel
-from rewound.presentation.limits import panel_limits
+from rewound.paper.networks import AGAINST_TIME, TRAINING_EPOCHS
+from rewound.paper.panels import FigurePoint, Measured, Panel, measured
 from rewound.recipes import recipe_named
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.reports.paper import draw_sheet, save_sheet, sheets
+from rewound.reports.ranges import panel_limits
+from rewound.tables.results import Row, Tables
 
 
 @pytest.fixture(scope="module")

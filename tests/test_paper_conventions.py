@@ -14,12 +14,11 @@ from rich.console import Console
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.figures.drawing import Drawing, draw_figures
-from rewound.figures.paper import Sheet, draw_sheet, sheets
 from rewound.paper.figures import FIGURES
-from rewound.paper.measured import measured
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.paper.panels import measured
+from rewound.reports.drawing import Drawing, draw_figures
+from rewound.reports.paper import Sheet, draw_sheet, sheets
+from rewound.tables.results import Row, Tables
 
 
 def table(
@@ -278,7 +277,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
 def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = Drawing("figure-9-app-usability-unstructured", ("svg",))
     names, _ = draw(table(), tmp_path / "one", drawing)
-    monkeypatch.setattr("rewound.figures.drawing._WORTH_A_PROCESS", 2)
+    monkeypatch.setattr("rewound.reports.drawing._WORTH_A_PROCESS", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert draw(table(), tmp_path / "two", drawing) == (names, "")
     assert len(names) == 1 + 1 + 3

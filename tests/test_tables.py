@@ -7,9 +7,8 @@ import pytest
 
 from rewound.commands.tables import report_tables
 from rewound.errors import InputError
-from rewound.figures.drawing import Drawing
-from rewound.tables.folder import Tables, with_details
-from rewound.tables.results import CurveRow, LayerRow, Row
+from rewound.reports.drawing import Drawing
+from rewound.tables.results import CurveRow, LayerRow, Row, Tables, with_details
 
 DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")
 PRUNED = replace(DENSE, technique="lr-rewinding", density=0.5, retrain_epochs=16.0, key="k1")

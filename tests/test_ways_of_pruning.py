@@ -9,14 +9,13 @@ import pytest
 
 from command_line import SWEEP, Rewound, command, environment
 from rewound.conclusions.evidence import Evidence
-from rewound.figures.sheet import file_name
 from rewound.history import described
 from rewound.paper.figures import FIGURES, panels
-from rewound.paper.measured import measured
+from rewound.paper.panels import measured
 from rewound.pruning.pruner import Pruner
+from rewound.reports.sheet import file_name
 from rewound.sweeps.targets import kind_of
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row, is_structured, read_rows, write_rows
+from rewound.tables.results import Row, Tables, is_structured, read_rows, write_rows
 from tiny_sweeps import sweep_of
 
 RANDOM = "unstructured random"

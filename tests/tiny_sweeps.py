@@ -10,8 +10,7 @@ from rewound.plans.planning import plan
 from rewound.storage.store import Store
 from rewound.sweeps.sweep import Sweep, parse_sweep
 from rewound.sweeps.targets import Target
-from rewound.tables.folder import Tables
-from rewound.tables.results import CurveRow, LayerRow, Row
+from rewound.tables.results import CurveRow, LayerRow, Row, Tables
 
 FINE_TUNING = {"technique": "fine-tuning", "retrain-epochs": [1, 2], "density": 0.5}
 ITERATIVE = {"technique": "weight-rewinding", "retrain-epochs": 1, "levels": {"keep": 0.5, "count": 2}}

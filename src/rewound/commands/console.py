@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rewound.pages.page import PAGE
 from rewound.quantities import spoken
+from rewound.reports.page import PAGE
 
 Show = Callable[[float, float], None]
 """Takes how many steps are done, and of how many."""

@@ -1,21 +1,27 @@
-"""Commands on one network: `prune`, level by level, and `inspect` for the ticket that it wrote."""
+"""Commands on one network: `prune` and `inspect`."""
 
 import io
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
+from torch import Tensor
 
 from rewound.commands.console import console, progress_of, say
 from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork
+from rewound.flops import Profile
 from rewound.pruning.prunable import prunable_weights
-from rewound.recipes import recipe_named
-from rewound.terminal.inspection import ticket_page, ticket_profile
-from rewound.terminal.summary import plain_table
-from rewound.tickets.ticket import load
+from rewound.quantities import counted
+from rewound.recipe import Recipe
+from rewound.recipes import RECIPES, recipe_named
+from rewound.reports.terminal import plain_table
+from rewound.tickets.ticket import Ticket, load
 
 WIDE = 10_000
 """Columns where there is no terminal: each layer on a line of its own, however long its name."""
@@ -73,3 +79,76 @@ def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
         numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")
         table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
     return table
+
+
+_NO_FLOPS = (
+    "FLOPs need the network: give its recipe with --recipe (and --field), or count them in Python with "
+    "rewound.profile(model, example).layers(ticket.mask)."
+)
+
+
+def ticket_profile(ticket: Ticket, recipe: Recipe | None = None) -> Profile | None:
+    """The operation counts of the ticket's network, if its recipe is known.
+
+    What a file says is not trusted: of recipes that it names, only those that come with the package are used.
+    """
+    if recipe is not None:
+        recipe.profile.layers(ticket.mask)  # an error if this is another network
+        return recipe.profile
+    named = ticket.about.get("recipe")
+    if not isinstance(named, str) or named not in RECIPES:
+        return None
+    profile = recipe_named(named)().profile
+    fits = all(profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
+    return profile if fits else None  # the recipe has fields; this may be the network of others
+
+
+def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> RenderableType:
+    """The layers and the facts of a ticket whose file has `size` bytes."""
+    dense = sum(tensor.numel() * tensor.itemsize for tensor in _once(ticket).values())
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in ticket.about.items():
+        facts.add_row(_shown(name), _shown(value if isinstance(value, str) else json.dumps(value)))
+    facts.add_row("hash", ticket.hash)
+    facts.add_row("size", f"{size:,} bytes, {size / max(dense, 1):.1%} of the dense {dense:,}")
+    return Group(_layers(ticket, profile), *([] if profile else ["", _NO_FLOPS]), "", facts)
+
+
+def _layers(ticket: Ticket, profile: Profile | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    for name in ("kept", "of", "density", *(["FLOPs"] if profile else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
+        operations = [f"{flops:,}" if flops is not None else "–"] if profile else []
+        table.add_row(_shown(name), shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
+
+    tensors, mask = _once(ticket), ticket.mask
+    masked = [name for name in tensors if name in mask]
+    kept, of = sum(mask.counts[name] for name in masked), sum(mask[name].numel() for name in masked)
+    others = sum(tensor.numel() for tensor in tensors.values()) - of
+    layers, whole = (profile.layers(mask), profile.total(mask)) if profile else ({}, 0)
+    here = sum(layers.get(name, 0) for name in masked)
+    for name in masked:
+        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), layers.get(name))
+    table.add_section()
+    count = len(tensors) - len(masked)
+    add("layers above", "", kept, of, here)
+    add("all else", counted(count, "tensor"), others, others, whole - here)
+    add("network", "", kept + others, of + others, whole)
+    return table
+
+
+def _once(ticket: Ticket) -> dict[str, Tensor]:
+    """The tensors by name, tied ones once: under the name that is masked, if one is."""
+    names: dict[int, str] = {}
+    for name in sorted(ticket.state, key=lambda name: name not in ticket.mask):
+        names.setdefault(id(ticket.state[name]), name)
+    return {name: tensor for name, tensor in ticket.state.items() if names[id(tensor)] == name}
+
+
+def _shown(text: str) -> Text:
+    """The text of a file that nobody vouches for: no codes that would do something to a terminal."""
+    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

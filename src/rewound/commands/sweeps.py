@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,22 +15,22 @@ from rewound.devices import device_kind
 from rewound.errors import InputError
 from rewound.executors import executor_named
 from rewound.executors.local import opened
-from rewound.figures.drawing import DEFAULT, Drawing
 from rewound.plans import planning
 from rewound.plans.collection import collected, is_measured
 from rewound.plans.options import Options
 from rewound.plans.outlook import estimate, outdated
 from rewound.plans.packing import pack_store
 from rewound.plans.remaining import todo
-from rewound.provenance import of_sweep
 from rewound.quantities import sized
 from rewound.recipe import Metric
-from rewound.report import show_comparison, show_tables, with_digest, write_tables
+from rewound.reports.drawing import DEFAULT, Drawing
+from rewound.reports.page import Origin
+from rewound.reports.report import show_comparison, show_tables, with_digest, write_tables
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.store import Store, is_store
 from rewound.sweeps.declaration import Declaration
 from rewound.sweeps.sweep import Sweep, parse_sweep
-from rewound.tables.results import Row
+from rewound.tables.results import Row, Tables
 
 
 def run_sweep(
@@ -129,7 +130,7 @@ def _report(
         )
     lower = [recipe.metric.name for recipe in sweep.recipes if not recipe.metric.higher_is_better]
     if evidence.only_dense or not lower:
-        origin = with_digest(paths[0], of_sweep(declared, store, tables))
+        origin = with_digest(paths[0], _origin(declared, store, tables))
         size, *others = {recipe.test_size for recipe in sweep.recipes}
         paths += show_tables(evidence, out, console, origin, drawing, None if others else size)
     else:
@@ -138,3 +139,29 @@ def _report(
             "for figures and a page, return one from evaluate, such as accuracy"
         )
     say_files([*paths, *show_comparison(evidence, out, console)])
+
+
+def _origin(declared: Declaration, store: Store, tables: Tables) -> Origin:
+    """The origin of a sweep's tables."""
+    where = [] if store.root == DEFAULT_STORE else ["--store", str(store.root)]
+    missing = f", {tables.missing:,} to come" if tables.missing else ""
+    facts = (("Sweep", declared.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, store))
+    again, show = shlex.join(["rewound", "run", declared.word, *where]), shlex.join(["rewound", "show", *where])
+    return Origin(declared.name, facts, again, show)
+
+
+def _computed_with(rows: list[Row], store: Store) -> list[tuple[str, str]]:
+    """What the runs were computed with, as their results say; more than one value is counted."""
+    seen: dict[str, Counter[str]] = {}
+    for key in dict.fromkeys(row.key for row in rows):
+        result = store.result(key)
+        for name, value in result["made"].items() if result else ():
+            seen.setdefault(name, Counter())[value] += 1
+    names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device"}
+    return [
+        (
+            names.get(name, name),
+            ", ".join(f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.items()),
+        )
+        for name, counts in seen.items()
+    ]

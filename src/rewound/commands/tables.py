@@ -8,11 +8,10 @@ from rewound.commands.outputs import report_folder
 from rewound.conclusions.cell import setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.figures.drawing import Drawing
 from rewound.paper.networks import TRAINING_EPOCHS
-from rewound.report import report_files, say_comparison
-from rewound.tables.folder import Tables, with_details
-from rewound.tables.results import Row, read_rows
+from rewound.reports.drawing import Drawing
+from rewound.reports.report import report_files, say_comparison
+from rewound.tables.results import Row, Tables, read_rows, with_details
 
 
 def read_tables(paths: Sequence[Path]) -> list[Row]:

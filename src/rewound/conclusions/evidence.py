@@ -8,8 +8,7 @@ from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.conformance import Card
 from rewound.conclusions.trust import weaknesses
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.tables.results import Row, Tables
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rewound.conclusions.findings import ABLATIONS
-from rewound.paper.literature import AGAINST_COMPRESSION, AGAINST_TIME, Published
-from rewound.paper.measured import Measured
-from rewound.paper.networks import NETWORKS
-from rewound.paper.panels import Panel, best, drops, ends, every_time, full_time, speedup, speedup_on_finetuning
+from rewound.paper.networks import AGAINST_COMPRESSION, AGAINST_TIME, NETWORKS, Published
+from rewound.paper.panels import (
+    Measured,
+    Panel,
+    best,
+    drops,
+    ends,
+    every_time,
+    full_time,
+    speedup,
+    speedup_on_finetuning,
+)
 from rewound.tables.results import is_structured
 
 Limits = Mapping[str, tuple[float, float | None]]  # by recipe; an upper one of None is the data's

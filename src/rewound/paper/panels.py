@@ -1,5 +1,7 @@
 """What the panels of a figure show, as numbers: a table of results becomes curves of points, and nothing is drawn.
 
+`Measured` is all that a table has of one experiment (a recipe, a way of pruning and a mode); from it come
+
 | panels                  | x           | y                            | retraining time                          |
 |-------------------------|-------------|------------------------------|------------------------------------------|
 | `best`                  | compression | delta                        | the one that validates best              |
@@ -9,18 +11,96 @@
 | `ends`                  | time        | delta                        | all; the mildest pruning, the strongest  |
 | `speedup`               | compression | FLOPs of dense / of pruned   | the one that validates best              |
 | `speedup_on_finetuning` | compression | FLOPs of fine-tuned / others | the one that validates best              |
+
+`points.csv` has one line for each point that is drawn. Its column `table` says whether the point is ours, of a compared
+table, or published as a black dot, whose technique is the work that it comes from; its low and high are those of its
+error bar, if it has one.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from rewound.conclusions.cell import Cell
+from rewound.conclusions.baseline import Baseline
+from rewound.conclusions.cell import Cell, Line, cells, failures
+from rewound.conclusions.comparison import overlay
+from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import ONE_POINT, at_full_time, best_over_time
-from rewound.conclusions.speedup import Speedup
-from rewound.paper.literature import Published
-from rewound.paper.measured import Measured
+from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
+from rewound.paper.networks import Published
+from rewound.tables.csvfiles import write_table
+from rewound.tables.results import Tables
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured of one experiment; dense controls are left out."""
+
+    recipe: str
+    pruning: str
+    iterative: bool
+    epochs: float  # T
+    baseline: Baseline
+    cells: tuple[Cell, ...]
+    over_dense: tuple[Speedup, ...]
+    over_fine_tuning: tuple[Speedup, ...]
+    failed: Counter[tuple[Line, float]]
+    theirs: "Measured | None" = None  # what a compared table has of it, moved to our baseline
+    left_out: int = 0  # densities that were measured and are not to be shown
+
+    @property
+    def experiment(self) -> tuple[str, str, bool]:
+        """Recipe, way of pruning and mode, as of its lines."""
+        return self.recipe, self.pruning, self.iterative
+
+    @property
+    def densities(self) -> list[float]:
+        """The densities that were reached, mildest pruning first."""
+        return sorted({cell.density for cell in self.cells}, reverse=True)
+
+    def only(self, keep: Callable[[str, float], bool]) -> "Measured":
+        """The same without techniques and densities that are not to be shown."""
+
+        def kept(each: Cell | Speedup) -> bool:
+            return keep(each.line.technique, each.density)
+
+        cells = tuple(filter(kept, self.cells))
+        return replace(
+            self,
+            cells=cells,
+            over_dense=tuple(filter(kept, self.over_dense)),
+            over_fine_tuning=tuple(filter(kept, self.over_fine_tuning)),
+            failed=Counter({place: n for place, n in self.failed.items() if keep(place[0].technique, place[1])}),
+            theirs=self.theirs and self.theirs.only(keep),
+            left_out=len({cell.density for cell in self.cells} - {cell.density for cell in cells}),
+        )
+
+
+def measured(evidence: Evidence) -> list[Measured]:
+    """What our table has of every experiment, and what a compared one has of the same."""
+    rows, theirs = evidence.rows, evidence.theirs
+    overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), theirs=())) if theirs else []
+    beside = {each.experiment: each for each in overlaid}
+    dense, made, failed = evidence.baselines, [cell for cell in cells(rows) if cell.density < 1], failures(rows)
+    faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
+    return [
+        Measured(
+            *experiment,
+            epochs=evidence.epochs[experiment[0]],
+            baseline=dense[experiment[0]],
+            cells=tuple(cell for cell in made if cell.line.experiment == experiment),
+            over_dense=tuple(each for each in faster if each.line.experiment == experiment and each.density < 1),
+            over_fine_tuning=tuple(
+                each for each in faster_yet if each.line.experiment == experiment and each.density < 1
+            ),
+            failed=Counter({place: n for place, n in failed.items() if place[0].experiment == experiment}),
+            theirs=beside.get(experiment),
+        )
+        for experiment in dict.fromkeys(cell.line.experiment for cell in made)
+    ]
+
 
 X: TypeAlias = Literal["compression", "time"]
 Y: TypeAlias = Literal["delta", "speed-up"]
@@ -162,3 +242,34 @@ def _panel(measured: Measured, x: X, y: Y, shown: _Shown) -> Panel:
     value = measured.baseline.delta if y == "delta" else float
     ours, theirs = (curves_of(shown(each), x, value) if each else {} for each in (measured, measured.theirs))
     return Panel(measured, x, y, ours, theirs)
+
+
+COLUMNS: Final = (
+    *("figure", "recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),
+    *("unit", "median", "low", "high", "trials", "table"),
+)
+
+
+def write_points(panels: Iterable[tuple[str, Panel]], path: Path) -> Path:
+    """Write the points of panels, each with the name of its figure."""
+    write_table(COLUMNS, ([figure, *line] for figure, panel in panels for line in _lines(panel)), path)
+    return path
+
+
+def _lines(panel: Panel) -> Iterator[list[str]]:
+    where = panel.measured
+    experiment = [where.recipe, where.pruning, str(int(where.iterative))]
+    unit = "ratio" if panel.y == "speed-up" else where.baseline.unit
+    for table, curves in (("ours", panel.curves), ("compared", panel.theirs)):
+        for technique, point in ((technique, point) for technique, curve in curves.items() for point in curve):
+            at = [technique, f"{point.density:.10g}", f"{point.retrain_epochs:g}", unit]
+            spread = (_text(value) for value in (point.median, point.low, point.high))
+            yield [*experiment, *at, *spread, str(point.trials), table]
+    for dot in panel.published:
+        at = [dot.source, f"{dot.density:.10g}", "" if dot.epochs is None else f"{dot.epochs:g}", unit]
+        bar = ["", ""] if dot.error is None else [_text(dot.delta - dot.error), _text(dot.delta + dot.error)]
+        yield [*experiment, *at, _text(dot.delta), *bar, "", "published"]
+
+
+def _text(value: float) -> str:
+    return f"{value:z.4f}"

@@ -10,8 +10,7 @@ from rewound.plans.execution import epoch_steps
 from rewound.storage.records import CurvePoint, Result
 from rewound.storage.store import Store
 from rewound.sweeps.targets import Target
-from rewound.tables.folder import Tables
-from rewound.tables.results import CurveRow, LayerRow, Row
+from rewound.tables.results import CurveRow, LayerRow, Row, Tables
 
 
 def collected(targets: tuple[Target, ...], store: Store) -> Tables:

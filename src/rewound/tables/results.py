@@ -8,14 +8,13 @@ is what is pruned as one, "unstructured" for single weights; then follows how, w
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 from rewound.errors import InputError
-from rewound.tables.columns import value_in
-from rewound.tables.csvfiles import reading, text_of, write_table
+from rewound.tables.csvfiles import reading, text_of, value_in, write_table
 
 UNSTRUCTURED: Final = "unstructured"
 
@@ -194,3 +193,36 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
             yield kind(**{name: value_in(record, name) for name in columns})
         except InputError as error:
             raise InputError(f"{line}: {error}") from None
+
+
+Detail = TypeVar("Detail", LayerRow, CurveRow)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The three of them; what was asked for and has no result yet is left out and counted."""
+
+    rows: list[Row]
+    layers: list[LayerRow] = field(default_factory=list)
+    curves: list[CurveRow] = field(default_factory=list)
+    missing: int = 0
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write them as CSV; only results.csv where nothing is known of layers and curves."""
+        paths = [folder / f"{name}.csv" for name in ("results", "layers", "curves")]
+        write_rows(self.rows, paths[0])
+        if not self.layers and not self.curves:
+            return paths[:1]
+        write_layers(self.layers, paths[1])
+        write_curves(self.curves, paths[2])
+        return paths
+
+
+def with_details(rows: list[Row], folder: Path) -> Tables:
+    """The tables of these rows, with what layers.csv and curves.csv of a folder, where there are any, say of them."""
+    keys = {row.key for row in rows if row.key}
+
+    def details(read: Callable[[Path], Sequence[Detail]], path: Path) -> list[Detail]:
+        return [detail for detail in read(path) if detail.key in keys] if keys and path.exists() else []
+
+    return Tables(rows, details(read_layers, folder / "layers.csv"), details(read_curves, folder / "curves.csv"))

@@ -1,4 +1,4 @@
-"""The page's charts as Vega-Lite specifications, one per kind; what differs between panels is a parameter.
+"""Charts as Vega-Lite specifications, one per kind; what differs between panels is a parameter.
 
 The page gives each panel its data and the parameters named here, and every chart these: `shown` (the techniques that
 are ticked), `spread` (whether to draw min to max), `compared` (whether to draw the data named so, of a compared table),
@@ -6,13 +6,152 @@ and the colours that depend on light and dark: `paper`, `muted`, `band` and `zon
 the keyboard are in the layers `points` and `outlines`; `says` is their text.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
-from rewound.pages.channels import COMPRESSION, PLAIN, SAYS, SIGNED, TIME, at, colours, dashes, value
-from rewound.pages.jsondata import Json
-from rewound.pages.series import THEIRS, TICKED, below, lines, outlines, spread
-from rewound.presentation.look import Look
+from rewound.reports.look import Look, dash, outline
+
+Json: TypeAlias = dict[str, object]
+PLAIN: Final = "format(datum.value, '.4~r')"
+SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"
+SAYS: Final[Json] = {"field": "says", "type": "nominal"}
+SIZE: Final[Json] = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+
+
+def _axis(title: str, label: str) -> Json:
+    places: Json = {"values": {"expr": "places"}, "labelOverlap": "greedy", "labelSeparation": 7}
+    return {"title": title, "labelExpr": label, **places}
+
+
+COMPRESSION: Final[Json] = {
+    "field": "compression",
+    "type": "quantitative",
+    "scale": {"type": "log", "domain": {"expr": "across"}, "nice": False},
+    "axis": _axis("Compression ratio", "format(datum.value, digits) + '×'"),
+}
+TIME: Final[Json] = {
+    "field": "t",
+    "type": "quantitative",
+    "scale": {"domain": {"expr": "across"}, "nice": False, "zero": False},
+    "axis": _axis("Retraining epochs", PLAIN),
+}
+
+
+def value(label: str, ticks: object = 5) -> Json:
+    """The vertical place of what is shown."""
+    return {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": {"expr": "window"}, "nice": False, "zero": False},
+        "axis": {"labelExpr": label, "tickCount": ticks, "grid": True},
+    }
+
+
+def at(place: object) -> Json:
+    """A place that no data decide."""
+    return {"datum": place, "type": "quantitative"}
+
+
+def colours(looks: Mapping[str, Look]) -> Json:
+    """The colours of techniques."""
+    return _by_technique(looks, lambda look: look.colour)
+
+
+def edges(looks: Mapping[str, Look]) -> Json:
+    """What parts the marks of techniques from one another."""
+
+    # A white edge has to be dark on a dark page. One in a technique's own colour would fill the gaps of its dashes.
+    def edge(look: Look) -> object:
+        return {"expr": "paper"} if look.edge in ("white", look.colour) else look.edge
+
+    return _by_technique(looks, edge)
+
+
+def dashes(looks: Mapping[str, Look]) -> Json:
+    """The dashes of their lines."""
+    return _by_technique(looks, dash)
+
+
+def markers(looks: Mapping[str, Look]) -> Json:
+    """The shapes of their markers."""
+    return _by_technique(looks, outline)
+
+
+def _by_technique(looks: Mapping[str, Look], shown: Callable[[Look], object]) -> Json:
+    scale = {"domain": list(looks), "range": [shown(look) for look in looks.values()]}
+    return {"field": "technique", "type": "nominal", "scale": scale, "legend": None}
+
+
+TICKED: Final[Json] = {"filter": "indexof(shown, datum.technique) >= 0 || !datum.technique"}
+_OVERLAID: Final[list[Json]] = [TICKED, {"filter": "compared"}]
+THEIRS: Final[Json] = {"data": {"name": "compared"}, "transform": _OVERLAID}
+_MOVED: Final[Json] = {"expr": "datum.shift * 4"}  # pixels, so that error bars of techniques at one x stay apart
+
+
+def lines(looks: Mapping[str, Look], x: Json, y: Json) -> list[Json]:
+    """A line through the medians of each technique, over an edge that parts it from the others, with its markers."""
+    line = {"type": "line", "xOffset": _MOVED, "clip": True, "strokeJoin": "round"}
+    look: Json = {
+        "fill": colours(looks),
+        "stroke": edges(looks),
+        "shape": markers(looks),
+        "size": SIZE,
+    }
+    return [
+        {"mark": {**line, "strokeWidth": 3.4}, "encoding": {"x": x, "y": y, "stroke": edges(looks)}},
+        {
+            "mark": {**line, "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colours(looks), "strokeDash": dashes(looks)},
+        },
+        {
+            "name": "points",
+            "transform": [{"filter": "datum.value >= window[0]"}],
+            "mark": {"type": "point", "opacity": 1, "strokeWidth": 0.8, "xOffset": _MOVED, "cursor": "pointer"},
+            "encoding": {"x": x, "y": y, **look, "description": SAYS},
+        },
+    ]
+
+
+def spread(looks: Mapping[str, Look], x: Json, y: Json, **more: Json) -> Json:
+    """From the lowest to the highest trial."""
+    ends: Json = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    return {
+        "transform": [{"filter": "spread"}],
+        "mark": {"type": "rule", "xOffset": _MOVED, "clip": True, "strokeWidth": 1.5, "opacity": 0.75},
+        "encoding": {**ends, "color": colours(looks), **more},
+    }
+
+
+def below(looks: Mapping[str, Look], x: Json, look: Json) -> Json:
+    """Triangles for medians below the axis, on its lower edge: techniques at one x stand above one another."""
+    count: Json = {"window": [{"op": "row_number", "as": "from_below"}], "groupby": [x["field"]]}
+    return {
+        "transform": [{"filter": "datum.value < window[0]"}, {**count, "sort": [{"field": "place"}]}],
+        "mark": {"type": "point", "shape": "triangle-down", "opacity": 1, **look},
+        "encoding": {
+            "x": x,
+            "y": {"value": {"expr": "height + 4 - 8 * datum.from_below"}},
+            "color": colours(looks),
+        },
+    }
+
+
+def outlines(looks: Mapping[str, Look], x: Json, y: Json) -> list[Json]:
+    """The same techniques in a compared table: thin lines and hollow markers."""
+    line = {"type": "line", "xOffset": _MOVED, "clip": True, "strokeWidth": 1}
+    point = {"type": "point", "filled": False, "opacity": 1, "strokeWidth": 1.2, "xOffset": _MOVED}
+    edge: Json = {"field": "edge", "type": "nominal", "scale": None, "legend": None}
+    return [
+        {**THEIRS, "mark": line, "encoding": {"x": x, "y": y, "stroke": edge}},
+        {
+            **THEIRS,
+            "name": "outlines",
+            "transform": [*_OVERLAID, {"filter": "datum.value >= window[0]"}],
+            "mark": {**point, "fill": "transparent", "cursor": "pointer"},
+            "encoding": {"x": x, "y": y, "stroke": edge, "shape": markers(looks), "size": SIZE, "description": SAYS},
+        },
+    ]
+
 
 # Pixels by which each of the names "no drop" and "1% drop" moves where their lines are closer than a line of text.
 _CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"

@@ -6,8 +6,7 @@ from typing import Final
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell
-from rewound.paper.measured import Measured
-from rewound.paper.panels import Curves, Panel
+from rewound.paper.panels import Curves, Measured, Panel
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits

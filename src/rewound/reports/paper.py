@@ -13,7 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from rewound.conclusions.evidence import Evidence
-from rewound.figures.panel import (
+from rewound.paper.figures import FIGURES, PaperFigure, panels, pruning_order
+from rewound.paper.networks import NETWORKS
+from rewound.paper.panels import Panel, measured
+from rewound.reports.look import Look, looks, mode_title, ratios
+from rewound.reports.panel import (
     Cut,
     compression_axis,
     delta_axis,
@@ -25,13 +29,8 @@ from rewound.figures.panel import (
     published_mark,
     ratio_axis,
 )
-from rewound.figures.sheet import STYLE, file_name, lay_out, save, told_trials
-from rewound.paper.figures import FIGURES, PaperFigure, panels, pruning_order
-from rewound.paper.measured import measured
-from rewound.paper.networks import NETWORKS
-from rewound.paper.panels import Panel
-from rewound.presentation.limits import delta_label, panel_limits
-from rewound.presentation.look import Look, looks, mode_title, ratios
+from rewound.reports.ranges import delta_label, panel_limits
+from rewound.reports.sheet import STYLE, file_name, lay_out, save, told_trials
 
 _SMALL: Final = {**STYLE, "font.size": 9, "axes.titlesize": 9.5}
 _SIZES: Final = {1: (4.2, 2.3), 2: (3.0, 1.75), 3: (2.6, 1.75)}  # of a panel, in inches, by columns

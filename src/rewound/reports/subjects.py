@@ -17,9 +17,8 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
 from rewound.conclusions.trust import Reaches, reaches
-from rewound.presentation.contrast import Contrast, contrast
-from rewound.presentation.headlines import headlines
-from rewound.presentation.look import looks
+from rewound.reports.look import looks
+from rewound.reports.words import Contrast, contrast, headlines
 from rewound.tables.results import Row, is_structured
 
 

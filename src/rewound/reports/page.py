@@ -8,6 +8,7 @@ and allows nothing to be fetched.
 import base64
 import hashlib
 import html
+import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,8 +17,7 @@ from string import Template
 from typing import Final
 
 from rewound.conclusions.evidence import Evidence
-from rewound.pages.jsondata import as_json
-from rewound.pages.payload import story
+from rewound.reports.payload import story
 from rewound.wholefiles import write_whole
 
 PAGE: Final = "index.html"
@@ -82,4 +82,14 @@ def _policy(*scripts: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("rewound.pages") / "assets" / name).read_text(encoding="utf-8")
+    return (files("rewound.reports") / "assets" / name).read_text(encoding="utf-8")
+
+
+def as_json(value: object) -> str:
+    """JSON that may stand inside a <script> element: nothing in it can end the element or begin another.
+
+    >>> as_json({"recipe": "</script>&"})
+    '{"recipe":"\\\\u003c/script\\\\u003e\\\\u0026"}'
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 and U+2029 are escaped, too
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

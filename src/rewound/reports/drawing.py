@@ -23,10 +23,8 @@ from rich.progress import track
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
 from rewound.paper.figures import FIGURES, PaperFigure, panels
-from rewound.paper.measured import measured
-from rewound.paper.points import write_points
-from rewound.tables.folder import Tables
-from rewound.tables.results import Row
+from rewound.paper.panels import measured, write_points
+from rewound.tables.results import Row, Tables
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -108,7 +106,7 @@ def _drawn_or_told(console: Console, work: Callable[[], list[Path]]) -> list[Pat
 
 
 def _default_figures(evidence: Evidence, out: Path, formats: Sequence[str]) -> list[Path]:
-    from rewound.figures.standard import draw
+    from rewound.reports.standard import draw
 
     return draw(evidence, out, formats)
 
@@ -127,7 +125,7 @@ def _parts(evidence: Evidence) -> list[Evidence]:
 
 
 def _of_the_paper(evidence: Evidence, out: Path, console: Console, drawing: Drawing) -> list[Path]:
-    from rewound.figures.paper import save_sheet, sheets
+    from rewound.reports.paper import save_sheet, sheets
 
     drawing.check(evidence)
     wanted = drawing.of_the_paper
@@ -162,5 +160,5 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rewound.figures.standard"])  # matplotlib is imported once, not by each
+    context.set_forkserver_preload(["rewound.reports.standard"])  # matplotlib is imported once, not by each
     return context

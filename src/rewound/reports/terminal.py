@@ -1,6 +1,9 @@
-"""Results in the terminal: each technique at its best retraining time, how far it compresses, and how sure that is."""
+"""Results in the terminal: each technique at its best retraining time, how far it compresses, how sure that is.
 
-from collections.abc import Mapping
+`conformance_card` shows how near one table comes to another: the criteria, the bias of every curve, the cells outside.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,14 +12,14 @@ from rich.text import Text
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
+from rewound.conclusions.conformance import Card, Compared, Curve, Lead
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches
 from rewound.errors import InputError
-from rewound.presentation.contrast import Contrast, contrast
-from rewound.presentation.look import looks, mode_title, pruning_title, ratios
-from rewound.presentation.reaching import one_drop, told_reach
+from rewound.reports.look import looks, mode_title, pruning_title, ratios
+from rewound.reports.words import Contrast, contrast, criteria, note, one_drop, reach_words, remarks, signed, verdict
 
 
 def summary_table(evidence: Evidence, test_examples: int | None = None) -> RenderableType:
@@ -105,7 +108,7 @@ def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], one:
     for name, reached in found.items():
         texts = []
         for reach in (reached.no_drop, reached.one_percent):
-            told = told_reach(reach, reached.tried, labels)
+            told = reach_words(reach, reached.tried, labels)
             cost = "–" if reach.search_epochs is None else f"{reach.search_epochs:g}"
             texts += [told.ratio, told.range or "unknown", *([cost] if costs else [])]
         table.add_row(Text(name), *texts)
@@ -127,3 +130,75 @@ def _difference(difference: Difference | None) -> Text:
         return Text("–")
     left, right = "()" if difference.df is None else "[]"
     return Text(f"{difference.mean:+z.2f} {left}{difference.low:+z.2f}, {difference.high:+z.2f}{right}")
+
+
+_ANSWERS = {True: "yes", False: "NO", None: "–"}
+
+
+def conformance_card(cards: Iterable[Card], *, every_cell: bool = False) -> RenderableType:
+    """A card for every recipe; of its cells those outside the interval, or all of them."""
+    return Group(*(part for card in cards for part in _parts(card, every_cell)))
+
+
+def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
+    yield from (_criteria(card), "")
+    if card.curves:
+        yield from (_curves(card.curves), "")
+    for curve in card.curves:
+        if shown := [cell for cell in curve.cells if every_cell or not cell.inside]:
+            yield from (_cells(curve.line, shown, every_cell), "")
+    if card.leads:
+        yield from (Text("Iterative, 4× and beyond, retrained in full, mean over levels"), _leads(card.leads), "")
+    if said := remarks(card):
+        yield from (Text(said), "")
+
+
+def _criteria(card: Card) -> Table:
+    table = plain_table(f"{card.recipe}: {verdict(card)}", f"In {card.unit} of {card.measure}, means over trials.")
+    table.add_column("criterion")
+    for name in ("n", "found", "limit", "passed"):
+        table.add_column(name, justify="right")
+    for criterion in criteria(card):
+        table.add_row(*criterion[:-1], _ANSWERS[criterion.passed])
+    return table
+
+
+def _curves(curves: Iterable[Curve]) -> Table:
+    table = plain_table("Curves")
+    table.add_column("curve")
+    for name in ("cells", "outside", "bias"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for curve in curves:
+        outside = sum(not cell.inside for cell in curve.cells)
+        table.add_row(Text(_name(curve.line)), f"{len(curve.cells)}", f"{outside}", signed(curve.bias), note(curve))
+    return table
+
+
+def _cells(line: Line, cells: Sequence[Compared], every_cell: bool) -> Table:
+    table = plain_table(f"{_name(line)}: {'every cell' if every_cell else 'cells outside'}")
+    for name in ("ratio", "t", "ours", "theirs", "min to max", "n", "difference", "within"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    labels = ratios(cell.density for cell in cells)
+    for cell in cells:
+        values = f"{cell.ours:.2f}", f"{cell.theirs:.2f}", f"{cell.low:.2f} to {cell.high:.2f}", f"{cell.n}, {cell.m}"
+        judged = signed(cell.difference), f"±{cell.margin:.2f}", "" if cell.inside else "outside"
+        table.add_row(labels[cell.density], f"{cell.retrain_epochs:g}", *values, *judged)
+    return table
+
+
+def _leads(leads: Iterable[Lead]) -> Table:
+    table = plain_table()
+    table.add_column("difference")
+    for name in ("ours", "theirs", "levels"):
+        table.add_column(name, justify="right")
+    for lead in leads:
+        values = signed(lead.ours), signed(lead.theirs), f"{lead.levels}"
+        table.add_row(Text(f"{lead.line.technique} − {lead.over}"), *values)
+    return table
+
+
+def _name(line: Line) -> str:
+    pruning = "" if line.pruning == "unstructured" else f"{line.pruning} "
+    return f"{line.technique}, {pruning}{mode_title(line.iterative).lower()}"

@@ -10,10 +10,9 @@ from rich.console import Console
 from rewound import __version__
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
-from rewound.figures.drawing import DEFAULT, Drawing, figures_under_way
-from rewound.pages.page import PAGE, Origin, write_page
-from rewound.terminal.card import conformance_card
-from rewound.terminal.summary import summary_table
+from rewound.reports.drawing import DEFAULT, Drawing, figures_under_way
+from rewound.reports.page import PAGE, Origin, write_page
+from rewound.reports.terminal import conformance_card, summary_table
 
 
 def report_files(

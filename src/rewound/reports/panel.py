@@ -15,10 +15,10 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from rewound.conclusions.baseline import Baseline
-from rewound.paper.literature import Published
+from rewound.paper.networks import Published
 from rewound.paper.panels import FigurePoint
-from rewound.presentation.limits import SAFE_ZONE
-from rewound.presentation.look import Look, ratios
+from rewound.reports.look import Look, ratios
+from rewound.reports.ranges import SAFE_ZONE
 
 Cut: TypeAlias = Literal["median below", "bar below", "bar above"]
 """What may lie outside the axis: all of a point, or an end of its bar."""

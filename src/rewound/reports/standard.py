@@ -17,19 +17,11 @@ from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
 from rewound.errors import InputError
-from rewound.figures.panel import (
-    Cut,
-    compression_axis,
-    delta_axis,
-    draw_outlines,
-    draw_points,
-    epochs_axis,
-    handles,
-)
-from rewound.figures.sheet import STYLE, file_name, lay_out, save, told_trials
 from rewound.paper.panels import curves_of
-from rewound.presentation.limits import delta_label, window
-from rewound.presentation.look import Look, looks, mode_title, pruning_title, ratios
+from rewound.reports.look import Look, looks, mode_title, pruning_title, ratios
+from rewound.reports.panel import Cut, compression_axis, delta_axis, draw_outlines, draw_points, epochs_axis, handles
+from rewound.reports.ranges import delta_label, window
+from rewound.reports.sheet import STYLE, file_name, lay_out, save, told_trials
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,25 @@
 """From tables to the JSON that a page holds: techniques, charts, and subjects with settings and runs as columns.
 
-Everything that is concluded is concluded before (`subjects`, `drawings`, `inside`); the page only shows it. Numbers
-have six significant digits. Where layers and curves need too much room, the runs that figures show keep theirs.
+Everything that is concluded is concluded before (`subjects`, `panels`); the page only shows it. Numbers have six
+significant digits. Where layers and curves need too much room, the runs that figures show keep theirs.
 """
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from rewound.conclusions.cell import Line, Setting, setting_of
+from rewound.conclusions.conformance import Card, Compared, Curve
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup
 from rewound.conclusions.trust import Reach, Reaches
-from rewound.pages.charts import charts
-from rewound.pages.compared import told_card
-from rewound.pages.details import details
-from rewound.pages.drawings import accuracy, differences, speed, times
-from rewound.pages.inside import layer_maps, training
-from rewound.pages.jsondata import Json
-from rewound.pages.marks import area, dash, outline
-from rewound.pages.subjects import Subject, subjects
-from rewound.presentation.look import Look, looks, ratios
-from rewound.presentation.reaching import one_drop, told_reach
+from rewound.reports.charts import Json, charts
+from rewound.reports.look import Look, area, dash, looks, outline, ratios
+from rewound.reports.panels import accuracy, differences, layer_maps, speed, times, training
+from rewound.reports.subjects import Subject, subjects
+from rewound.reports.words import criteria, note, one_drop, reach_words, remarks, verdict
 from rewound.tables.results import CurveRow, LayerRow
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)
@@ -39,7 +36,7 @@ def story(evidence: Evidence) -> Json:
         "subjects": [_subject(subject, list(named), layers, curves) for subject in about],
         "details": details(_shown_first(about), layers, curves),
         "notes": evidence.weaknesses,
-        "cards": {card.recipe: told_card(card) for card in evidence.cards},
+        "cards": {card.recipe: card_data(card) for card in evidence.cards},
     }
 
 
@@ -83,11 +80,11 @@ def _reach(line: Line, reached: Reaches, subject: Subject) -> Json:
     shown = ratios(cell.density for cell in subject.best if cell.line == line)
     labels = {1 / density: label for density, label in shown.items()}
 
-    def said(reach: Reach) -> Json:
-        told = told_reach(reach, reached.tried, labels)
-        return {"ratio": told.ratio, "cost": _short(reach.search_epochs), "range": told.range}
+    def words(reach: Reach) -> Json:
+        found = reach_words(reach, reached.tried, labels)
+        return {"ratio": found.ratio, "cost": _short(reach.search_epochs), "range": found.range}
 
-    drops = {"no_drop": said(reached.no_drop), "one": said(reached.one_percent)}
+    drops = {"no_drop": words(reached.no_drop), "one": words(reached.one_percent)}
     return {"technique": line.technique, "iterative": line.iterative, **drops}
 
 
@@ -188,3 +185,91 @@ def _shown_first(about: Iterable[Subject]) -> list[str]:
         for row in subject.rows:
             (first if row.dense or setting_of(row) in best else rest).append(row.key)
     return list(dict.fromkeys([*first, *rest]))
+
+
+def card_data(card: Card) -> Json:
+    """A card; every cell names its curve by number, and has the two digits that the terminal shows."""
+    return {
+        "verdict": verdict(card),
+        "measure": f"In {card.unit} of {card.measure}, means over trials.",
+        "criteria": [criterion._asdict() for criterion in criteria(card)],
+        "curves": [_compared_curve(curve) for curve in card.curves],
+        "cells": _cells(card),
+        "remarks": remarks(card),
+    }
+
+
+def _compared_curve(curve: Curve) -> Json:
+    counts = {"cells": len(curve.cells), "outside": sum(not cell.inside for cell in curve.cells)}
+    line = {"technique": curve.line.technique, "iterative": curve.line.iterative, "pruning": curve.line.pruning}
+    return {**line, **counts, "bias": _shown(curve.bias), "note": note(curve)}
+
+
+def _cells(card: Card) -> Json:
+    labels = [ratios(cell.density for cell in curve.cells) for curve in card.curves]
+
+    def column(value: Callable[[Compared], float]) -> list[float]:
+        return [_shown(value(cell)) for cell in card.cells]
+
+    return {
+        "curve": [number for number, curve in enumerate(card.curves) for _ in curve.cells],
+        "ratio": [own[cell.density] for own, curve in zip(labels, card.curves, strict=True) for cell in curve.cells],
+        "t": [cell.retrain_epochs for cell in card.cells],
+        "ours": column(lambda cell: cell.ours),
+        "n": [cell.n for cell in card.cells],
+        "theirs": column(lambda cell: cell.theirs),
+        "low": column(lambda cell: cell.low),
+        "high": column(lambda cell: cell.high),
+        "m": [cell.m for cell in card.cells],
+        "difference": column(lambda cell: cell.difference),
+        "margin": column(lambda cell: cell.margin),
+        "inside": [int(cell.inside) for cell in card.cells],
+    }
+
+
+def _shown(value: float) -> float:
+    return round(value, 2) + 0.0  # adding 0 turns -0.0 into 0
+
+
+DETAIL_BYTES: Final = 1_500_000  # with them, 25,000 rows stay below 6 MB
+_CURVE_POINTS: Final = 60
+
+
+def details(
+    keys: Iterable[str], layers: Mapping[str, Sequence[LayerRow]], curves: Mapping[str, Sequence[CurveRow]]
+) -> Json:
+    """What is inside the runs, in the order of their keys until the room is used up; `left_out` counts the others."""
+    names = list(dict.fromkeys(row.layer for own in layers.values() for row in own))
+    number = {name: place for place, name in enumerate(names)}
+    runs: dict[str, Json] = {}
+    used = left_out = 0
+    for key in keys:
+        if key in layers or key in curves:
+            own = layers.get(key, ())
+            detail: Json = {
+                "layer": [number[row.layer] for row in own],
+                "kept": [row.kept for row in own],
+                "total": [row.total for row in own],
+                "curve": _thinned(curves.get(key, ())),
+            }
+            used += len(json.dumps({key: detail}, separators=(",", ":")))
+            if used <= DETAIL_BYTES:
+                runs[key] = detail
+            else:
+                left_out += 1
+    return {"layers": names, "runs": runs, "left_out": left_out}
+
+
+def _thinned(points: Sequence[CurveRow]) -> list[list[float | None]]:
+    """Steps, rates and losses, evenly thinned; the last point stays."""
+    every = math.ceil(len(points) / _CURVE_POINTS)
+    kept = [point for number, point in enumerate(points) if (len(points) - 1 - number) % every == 0]
+    return [
+        [point.step for point in kept],
+        [_four_digits(point.lr) for point in kept],
+        [_four_digits(point.loss) for point in kept],
+    ]
+
+
+def _four_digits(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

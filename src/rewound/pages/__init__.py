@@ -1,1 +1,0 @@
-"""How results are shown in a browser: one page, its data and its charts."""

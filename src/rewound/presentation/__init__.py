@@ -1,1 +1,0 @@
-"""What figures, page and terminal share: words, colours and ranges."""

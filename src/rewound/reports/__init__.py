@@ -1,0 +1,1 @@
+"""How results are shown: figures, page and terminal, and the words and colours that they share."""
