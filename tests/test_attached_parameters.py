@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_a_frozen_weight_is_masked_and_stays_frozen() -> None:
     model = network()
+    mask = half(model)  # before, as what is frozen would not be pruned
     model[0].weight.requires_grad_(False)
-    mask = half(model)
     optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
     with mask.attached(model, optimizer):
         assert not model[0].weight.requires_grad
@@ -30,8 +30,8 @@ def test_a_frozen_weight_is_masked_and_stays_frozen() -> None:
 
 def test_a_weight_thawed_inside_the_context_keeps_its_zeros() -> None:
     model = network()
+    mask = half(model)  # before, as what is frozen would not be pruned
     model[0].weight.requires_grad_(False)
-    mask = half(model)
     optimizer = SGD(model.parameters(), lr=0.1)
     with mask.attached(model, optimizer):
         model[0].weight.requires_grad_(True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from torch.nn.utils import parametrizations
 
 from rewound.recipe import Batch, Metric, Position, Scores
 from rewound.recipes.digits import Digits
@@ -117,3 +118,30 @@ def log(text: str) -> None:
 
 def logged() -> list[str]:
     return Path(os.environ["TINY_LOG"]).read_text().splitlines()
+
+
+class _Mixed(torch.nn.Module):
+    """Two layers of one weight, then one that is divided by the norms of its rows, or made orthogonal."""
+
+    def __init__(self, orthogonal: bool) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.two.weight = self.one.weight
+        self.last = (parametrizations.orthogonal if orthogonal else parametrizations.weight_norm)(
+            torch.nn.Linear(64, 10)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.two(self.one(images.flatten(1)).relu()).relu())
+
+
+@dataclass(frozen=True)
+class Mixed(Tiny):
+    """A network whose weights are tied and computed from others."""
+
+    orthogonal: bool = False
+
+    def model(self, seed: int) -> torch.nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return _Mixed(self.orthogonal)

@@ -124,20 +124,21 @@ class Course:
                 "are ranked together; use DistributedDataParallel"
             )
         self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
-        self.pruner.check_zeros_stay(model)
+        self.pruner.check_zeros_stay(model, weights)
         trained = trained_weights(model, optimizer)
-        selected = [name for name in weights if self.pruner.selects(name)]
+        selected = self.pruner.selected(weights, model)
         if selected and not any(name in trained for name in selected):
             raise InputError(
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
                 "what is to be pruned"
             )
-        self.pruner.kept({name: tuple(weight.shape) for name, weight in trained.items()}, self.levels[-1].density)
+        shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
+        self.pruner.kept(shapes, self.levels[-1].density, model=model)
 
     def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
         """The weights that would be pruned if they were trained."""
         trained = trained_weights(model, optimizer)
-        return [name for name in prunable_weights(model) if name not in trained and self.pruner.selects(name)]
+        return [name for name in self.pruner.selected(prunable_weights(model), model) if name not in trained]
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

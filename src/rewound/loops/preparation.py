@@ -162,7 +162,7 @@ def _check_subjects(course: Course, subjects: Subjects) -> None:
     subjects.check()
     check_beside(subjects)
     trained = trained_weights(subjects.model, subjects.optimizer)
-    weights = {name: weight for name, weight in trained.items() if course.pruner.selects(name)}
+    weights = {name: trained[name] for name in course.pruner.selected(trained, subjects.model)}
     warn_of_dense(averages(subjects), weights, subjects.model)
 
 

@@ -39,7 +39,8 @@ def _pruned(run: Run, density: float) -> tuple[Mask, Facts | None]:
     course, model, mask = run.course, run.subjects.model, run.progress.mask
     weights, trained = prunable_weights(model), trained_weights(model, run.subjects.optimizer)
     chosen = {name: weights[name] for name in (trained if mask is None else mask)}
-    made = ranks.agreed(course.pruner.prune(chosen, density, mask, seed=torch.initial_seed()), model)
+    pruned = course.pruner.prune(chosen, density, mask, seed=torch.initial_seed(), model=model)
+    made = ranks.agreed(pruned, model)
     if not callable(course.how.lr):
         return made, None
     return made, ranks.from_first(facts_of({**trained, **chosen}, mask, made))

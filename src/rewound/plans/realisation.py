@@ -63,9 +63,11 @@ def recomputing(key: str) -> str:
 def _pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
     source, before, _ = found
-    weights = {name: source.model[name] for name in start_of(past).recipe.shapes}
+    recipe = start_of(past).recipe
+    weights = {name: source.model[name] for name in recipe.shapes}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
-    mask = past.pruner.prune(weights, past.density, before, seed=fold(seed, past.prunings))
+    drawn = fold(seed, past.prunings)
+    mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton)
     shared = past.weights.key == past.source.key
     state = source if shared else realised(past.weights, store, device, say).state
     return Realised(state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask))

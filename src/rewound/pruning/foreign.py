@@ -21,7 +21,7 @@ def mask_of_zeros(weights: nn.Module | Mapping[str, Tensor]) -> Mask:
     chosen: Mapping[str, Tensor] = (
         prunable_weights(weights)
         if isinstance(weights, nn.Module)
-        else {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor) and is_prunable(tensor)}
+        else _once({name: t for name, t in state.items() if isinstance(t, Tensor) and is_prunable(t)})
     )
     if not chosen:
         raise InputError("no weights to read a mask from: none is of floating point with two dimensions larger than 1")
@@ -57,6 +57,14 @@ def _plain(source: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     check_kind("weights", source, (nn.Module, Mapping), "give a model, or its state_dict")
     state = source.state_dict() if isinstance(source, nn.Module) else source
     return by_plain_name(state)
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights lie in the same memory, and count once: under their first name."""
+    first: dict[object, str] = {}
+    for name, t in tensors.items():
+        first.setdefault((t.device, t.data_ptr(), t.dtype, t.shape, t.stride()), name)
+    return {name: tensors[name] for name in first.values()}
 
 
 def _pruned_by_torch(tensors: Mapping[str, Tensor]) -> list[str]:

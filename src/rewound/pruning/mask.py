@@ -162,3 +162,18 @@ def plain_parameters(model: nn.Module, *, tied: bool) -> dict[str, nn.Parameter]
     if lazy := [name for name, parameter in parameters.items() if is_lazy(parameter)]:
         raise InputError(f"{few(lazy)} have no shape yet (lazy layers); run a batch through the model first")
     return parameters
+
+
+def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """All plain names that a model has for a parameter, by each of them: a tied weight has several.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    >>> model[1].weight = model[0].weight
+    >>> all_names(model)
+    {'0.weight': ('0.weight', '1.weight'), '0.bias': ('0.bias',), '1.weight': ('0.weight', '1.weight')}
+    """
+    parameters = by_plain_name(dict(model.named_parameters(remove_duplicate=False)))
+    names: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    return {name: tuple(names[id(parameter)]) for name, parameter in parameters.items()}

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from rewound.errors import InputError, as_number, check_kind, few, shown, warn
 from rewound.names import lookup
 from rewound.pruning.cutting import cut, kept_of
-from rewound.pruning.mask import Mask, plain_name
+from rewound.pruning.mask import Mask, all_names, plain_name
 from rewound.pruning.prunable import prunable_weights
-from rewound.pruning.reparametrised import dense_originals
+from rewound.pruning.reparametrised import dense_originals, divided_by_norm
 from rewound.randomness import bits, fold
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
@@ -46,8 +46,9 @@ _TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES,
 class Pruner:
     """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
 
-    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; `floor` is the minimum fraction kept in
-    each tensor.
+    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; a tied weight has several names, and a
+    pattern need match but one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
+    pruned. Where weight_norm or spectral_norm divides by a norm, one weight at least stays, as 0/0 is no number.
 
     >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)
     >>> list(mask), mask.kept
@@ -92,8 +93,28 @@ class Pruner:
         check_kind("model", model, nn.Module, "give the model itself")
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         check_memory(model)
-        self.check_zeros_stay(model)
-        return self.prune(prunable_weights(model), density, mask, seed=seed)
+        weights = prunable_weights(model)
+        before = _within(mask, weights, all_names(model))
+        trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self._tell_of_frozen(model, weights, trained)
+        self.check_zeros_stay(model, trained)
+        left = None if mask is None else Mask({name: kept for name, kept in before.items() if name in trained})
+        return Mask({**before, **self.prune(trained, density, left, seed=seed, model=model)})
+
+    def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """What does not train is not pruned (law 11)."""
+        selected = self.selected(weights, model)
+        if not (frozen := [name for name in selected if name not in trained]):
+            return
+        if len(frozen) == len(selected):
+            raise InputError(
+                f"all weights that would be pruned are frozen ({few(frozen)}), and what does not train is not pruned; "
+                "call model.requires_grad_(True) before pruning, and freeze the model again afterwards"
+            )
+        warn(
+            f"{few(frozen)} are frozen, and so neither pruned nor counted; unfreeze what is to be pruned, or name the "
+            "others in skip"
+        )
 
     def check(self, parameters: Iterable[str]) -> None:
         """An error for a pattern that matches none of a model's parameters, prunable or not."""
@@ -103,22 +124,33 @@ class Pruner:
                 if not any(_matches(name, (pattern,)) for name in names):
                     raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
 
-    def check_zeros_stay(self, model: nn.Module) -> None:
-        """An error if zeros in what is selected would not be zeros in what the model computes with."""
-        selected = [name for name in prunable_weights(model) if self.selects(name)]
-        if lost := dense_originals(model, selected):
+    def check_zeros_stay(self, model: nn.Module, names: Collection[str]) -> None:
+        """An error if zeros in what is selected of these would not be zeros in what the model computes with."""
+        if lost := dense_originals(model, self.selected(names, model)):
             raise InputError(
                 f"cannot prune {few(lost)}: the layer computes its weight from it, and a zero in it is no zero in that "
                 f"weight; exclude it with skip=({lost[0]!r},), or call remove_parametrizations first"
             )
 
-    def prune(self, weights: Mapping[str, Tensor], density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
-        """The same for named weights, the prunable set already chosen."""
+    def prune(
+        self,
+        weights: Mapping[str, Tensor],
+        density: float,
+        mask: Mask | None = None,
+        *,
+        seed: int = 0,
+        model: nn.Module | None = None,
+    ) -> Mask:
+        """The same for named weights, the prunable set already chosen.
+
+        `model` is the module that has them: it knows their other names, and what it divides by a norm.
+        """
         if not 0 < as_number("density", density) <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
-        chosen = {name: weights[name].detach() for name in self._chosen(weights)}
+        chosen = {name: weights[name].detach() for name in self._chosen(weights, model)}
         score, pattern = lookup("score", self.score, SCORES), lookup("pattern", self.pattern, PATTERNS)
-        before = _within(mask, weights)
+        before = _within(mask, weights, all_names(model) if model is not None else {})
+        divided = divided_by_norm(model, chosen) if model is not None else {}
 
         def units(name: str) -> Tensor:
             scores = score(chosen[name], name, seed)
@@ -128,27 +160,31 @@ class Pruner:
                 )
             return pattern(scores)
 
-        shapes = self._units({name: w.shape for name, w in chosen.items()})
+        shapes = self._units({name: w.shape for name, w in chosen.items()}, chosen)
         # A unit is left while any of its weights is.
         left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
         for group in self._groups(chosen):
-            kept |= cut({name: shapes[name].numel() for name in group}, units, density, left, self.floor)
+            sizes = {name: shapes[name].numel() for name in group}
+            kept |= cut(sizes, units, density, left, self.floor, divided, _parts(shapes, divided))
         # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
         pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
         _warn_of_starved(pruned)
         return pruned
 
-    def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float) -> int:
+    def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float, *, model: nn.Module | None = None) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
-        units = self._units(shapes)
+        units = self._units(shapes, self._chosen(shapes, model))
+        divided = divided_by_norm(model, units) if model is not None else {}
+        parts = _parts(units, divided)
         sizes = {name: unit.numel() for name, unit in units.items()}
         if density * (total := sum(sizes.values())) < 1 - 1e-9:
             raise InputError(
                 f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
                 f"the largest compression is {total:,}"
             )
-        return sum(kept_of([sizes[name] for name in group], density, self.floor) for group in self._groups(units))
+        groups = [{name: sizes[name] for name in group} for group in self._groups(units)]
+        return sum(kept_of(group, density, self.floor, parts) for group in groups)
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """The names that are ranked together, each in one group."""
@@ -165,12 +201,12 @@ class Pruner:
             )
         return groups
 
-    def _units(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Size]:
+    def _units(self, shapes: Mapping[str, tuple[int, ...]], chosen: Iterable[str]) -> dict[str, torch.Size]:
         pattern = lookup("pattern", self.pattern, PATTERNS)
-        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in self._chosen(shapes)}
+        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in chosen}
 
-    def _chosen(self, names: Collection[str]) -> list[str]:
-        chosen = [name for name in names if self.selects(name)]
+    def _chosen(self, names: Collection[str], model: nn.Module | None) -> list[str]:
+        chosen = self.selected(names, model)
         if not chosen:
             raise InputError(
                 "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
@@ -178,24 +214,43 @@ class Pruner:
             )
         return chosen
 
-    def selects(self, name: str) -> bool:
-        """Whether `only` and `skip` leave a parameter of this name to be pruned."""
-        return (not self.only or _matches(name, self.only)) and not _matches(name, self.skip)
+    def selected(self, names: Iterable[str], model: nn.Module | None) -> list[str]:
+        """Those that `only` and `skip` leave to be pruned; a tied weight counts by all names that the model has for it.
+
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> model[1].weight = model[0].weight
+        >>> Pruner(only=("1.*",)).selected(["0.weight"], model), Pruner(skip=("1.*",)).selected(["0.weight"], model)
+        (['0.weight'], [])
+        """
+        every = all_names(model) if model is not None and (self.only or self.skip) else {}
+        return [name for name in names if self._selects(every.get(name, (name,)))]
+
+    def _selects(self, names: Collection[str]) -> bool:
+        only = not self.only or any(_matches(name, self.only) for name in names)
+        return only and not any(_matches(name, self.skip) for name in names)
 
 
 def _matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _within(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
-    """The masks that pruning goes on from, if they are for these weights."""
+def _parts(units: Mapping[str, torch.Size], divided: Mapping[str, int | None]) -> dict[str, int]:
+    """How many parts each divided weight has, of units."""
+    return {name: 1 if dimension is None else units[name][dimension] for name, dimension in divided.items()}
+
+
+def _within(mask: Mask | None, weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Mask:
+    """The masks that pruning goes on from, if they are for these weights, by the names that the weights have here."""
     if mask is None:
         return Mask({})
     check_kind("mask", mask, Mask, "give what a Pruner made before, or a rewound.Mask of it")
+    before: dict[str, Tensor] = {}
     for name, kept in mask.items():
-        if name not in weights or weights[name].shape != kept.shape:
+        here = next((other for other in (name, *names.get(name, ())) if other in weights), None)
+        if here is None or weights[here].shape != kept.shape:
             raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
-    return mask
+        before[here] = kept & before[here].to(kept.device) if here in before else kept
+    return Mask(before)
 
 
 def check_memory(model: nn.Module) -> None:

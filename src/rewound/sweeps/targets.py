@@ -150,7 +150,8 @@ def _weights(level: Level, original: Trained, previous: Trained) -> Past:
 @lru_cache(maxsize=4096)
 def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
     pruner.check([*recipe.shapes, *(name for name, _ in recipe.skeleton.named_parameters(remove_duplicate=False))])
-    return pruner.kept(recipe.shapes, density)
+    pruner.check_zeros_stay(recipe.skeleton, recipe.shapes)
+    return pruner.kept(recipe.shapes, density, model=recipe.skeleton)
 
 
 @lru_cache(maxsize=4096)
