@@ -1,7 +1,9 @@
 """A user's training script in miniature, for the tests of `rewound.epochs` around it."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -81,3 +83,17 @@ class Loop:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in other)
+
+
+def made_by_the_version_before(folder: Path) -> None:
+    """Take away from a folder of checkpoints what that version did not write."""
+    for path in folder.glob("*.pt"):
+        content = torch.load(path, weights_only=True)
+        progress = content["progress"]
+        progress["reached"] = [reached[:4] for reached in progress["reached"]]  # without the metric of each level
+        del progress["run"]
+        torch.save(content, path)  # without a checksum
+    arguments = json.loads((folder / "arguments.json").read_text())
+    for name in ("run", "unchecked", "checksum"):
+        del arguments[name]
+    (folder / "arguments.json").write_text(json.dumps({**arguments, "version": 1}))

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -129,8 +130,8 @@ def test_without_a_folder_only_what_the_run_itself_goes_back_to_is_written(
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos")])
 def test_a_full_disk_is_one_sentence(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(content: object, path: Path) -> None:
-        path.write_bytes(b"half")
+    def save(content: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise error
 
     loop = Loop()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rewound.algorithm import check_final
 from rewound.errors import Diverged, InputError, few
 from rewound.loops import ranks
-from rewound.loops.checkpoints import Folder, level_name, opened, progress_in, rewind_name
+from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording
@@ -167,9 +167,9 @@ class _Iteration:
         """Leave the model at the returned level."""
         run = self.run
         if (chosen := run.progress.returned(self.course.max_drop)) != run.level:
-            content = self._folder.read(level_name(chosen))
-            if content is None:  # of a run that went on from an earlier level, and was worse this time
+            found = self._folder.read(level_name(chosen))
+            if found is None:  # of a run that went on from an earlier level, and was worse this time
                 raise InputError(f"{self._folder.path} no longer holds level {chosen}; train anew in another folder")
-            self.subjects.rewind(content)
-            run.progress.mask = progress_in(content).mask
+            self.subjects.rewind(found.content)
+            run.progress.mask = found.progress.mask
             run.say(f"returned: {f'level {chosen}' if chosen else 'the dense network'}, the last within max_drop")

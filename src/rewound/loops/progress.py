@@ -1,10 +1,10 @@
 """How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from torch import Tensor
 
@@ -63,6 +63,7 @@ class ProgressState(TypedDict):
     accuracy: float | None
     higher_is_better: bool
     metric: NotRequired[str]
+    run: NotRequired[str]
 
 
 @dataclass
@@ -86,6 +87,8 @@ class Progress:
     """What was last reported in the present level."""
     higher_is_better: bool = True
     metric: str = "accuracy"
+    run: str = ""
+    """The name of the run, which its files carry; drawn when it begins, and kept however often it is resumed."""
 
     def report(self, value: float, higher_is_better: bool, metric: str) -> None:
         """Note how good the network is."""
@@ -170,6 +173,7 @@ class Progress:
             "accuracy": self.value,
             "higher_is_better": self.higher_is_better,
             "metric": self.metric,
+            "run": self.run,
         }
 
     @classmethod
@@ -190,6 +194,7 @@ class Progress:
             value=state["accuracy"],
             metric=named[0],
             higher_is_better=named[1],
+            run=state.get("run", ""),
         )
 
 
@@ -217,6 +222,41 @@ def check_unit(value: float, metric: str, max_drop: float) -> None:
             f"no fraction can drop by max_drop={max_drop:g}: if {metric} is one, give max_drop={max_drop / 100:g} to "
             "end the run before it falls"
         )
+
+
+def progress_of(state: object) -> Progress:
+    """The progress in a file or a trainer's checkpoint that anybody may have written; an error says what is wrong."""
+    if not isinstance(state, Mapping):
+        raise InputError(f"how far the run had come is a {type(state).__name__}, not a dict")
+    try:
+        progress = Progress.from_state_dict(cast(ProgressState, state))
+        _check(progress)
+    except KeyError as error:
+        raise InputError(f"it does not say {error}") from error
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise InputError(f"what it says of the run's progress is not as it was written ({error})") from error
+    return progress
+
+
+def _check(progress: Progress) -> None:
+    """A ValueError where the parts are of another kind, or contradict each other."""
+    numbers = (progress.level, progress.done, progress.epoch, progress.steps, progress.recording.epochs)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"level, epochs and steps are {numbers}")
+    if not all(isinstance(density, float) and 0 < density <= 1 for density in progress.densities):
+        raise ValueError(f"the densities are {progress.densities}")
+    if len(progress.densities) != progress.level or (progress.mask is None) != (progress.level == 0):
+        raise ValueError(f"level {progress.level} with densities {progress.densities}")
+    if len(progress.reached) not in (progress.level, progress.level + 1):
+        raise ValueError(f"level {progress.level} with {len(progress.reached)} levels reached")
+    if any(type(each.epochs) is not int or not isinstance(each.value, float | None) for each in progress.reached):
+        raise ValueError(f"the levels reached are {progress.reached}")
+    for group in progress.recording.groups:
+        for track in group.values():
+            if not all(isinstance(steps, int) for runs in track for _, steps in runs):
+                raise ValueError("the recording counts no steps")
+    if not isinstance(progress.run, str) or not isinstance(progress.metric, str):
+        raise ValueError("its names are no text")
 
 
 def _packed(mask: Mask) -> MaskState:

@@ -47,10 +47,15 @@ def _pruned(run: Run, density: float) -> tuple[Mask, Facts | None]:
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
-    content = folder.read(rewind_name(epoch))
-    if content is None:
-        raise InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
-    subjects.rewind(content)
+    found = folder.read(rewind_name(epoch))
+    if found is None:
+        raise nothing_to_rewind_to(epoch, folder)
+    subjects.rewind(found.content)
+
+
+def nothing_to_rewind_to(epoch: int, folder: Folder) -> InputError:
+    """What is said where the snapshot of that epoch is gone."""
+    return InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
 
 
 def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:

@@ -10,9 +10,9 @@ from typing import NotRequired
 from rewound.algorithm import Level
 from rewound.errors import Diverged, InputError, few
 from rewound.loops import ranks
-from rewound.loops.checkpoints import Folder, progress_in
+from rewound.loops.checkpoints import Folder
 from rewound.loops.course import Course
-from rewound.loops.progress import Progress, ProgressState, check_unit
+from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
 from rewound.loops.recording import Recording
 from rewound.loops.snapshot import StateDict, Subjects
 
@@ -69,8 +69,8 @@ class Run:
         """How many there are, also before a run goes on from its folder."""
         if self.path is None or not self.resumes or self.has_begun or self.handed_over:
             return self.progress.epoch
-        content = Folder(self.path).resumable(self.course.densities)
-        return 0 if content is None else progress_in(content).epoch
+        newest, _ = Folder(self.path).newest(self.course.densities)
+        return 0 if newest is None else newest.progress.epoch
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +144,10 @@ class Run:
         """Go on from there; model and optimizer are restored by whoever saved them."""
         if self.has_begun:
             raise InputError("this run is being iterated over; load its state before the loop")
-        progress = Progress.from_state_dict(state)
+        try:
+            progress = progress_of(state)
+        except InputError as error:
+            raise InputError(f"this is no state of a run: {error}; load what run.state_dict() gave") from error
         self._check_is_on_the_way(progress)
         self.subjects.restore_also(state.get("also", []))
         self.progress, self.handed_over = progress, True

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 import numpy as np
 import torch
@@ -120,6 +120,17 @@ class Subjects:
     def resume(self, content: Content) -> None:
         """Put back everything, as if the process had never ended."""
         self._check_is_of(content)
+        try:
+            self._put_back(content)
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise InputError(
+                f"cannot put back what the run had come to: {type(error).__name__}: {error}; give the same objects as "
+                "before, or another folder"
+            ) from error
+
+    def _put_back(self, content: Content) -> None:
         self.rewind(content)
         for scheduler, state in zip(self.schedulers, content["schedulers"], strict=True):
             scheduler.load_state_dict(state)
@@ -163,6 +174,36 @@ class Subjects:
                     f"the state of {type(thing).__name__} is not plain data, so it could not be read back safely; "
                     "let its state_dict hold only tensors, numbers, texts and containers of them"
                 ) from error
+
+
+def checked_content(content: object) -> Content:
+    """What a file holds, if it has the parts of a snapshot, each of its kind; whoever wrote it."""
+    for name in ("model", "optimizer"):
+        _part(content, name, dict)
+    for name in ("schedulers", "also", "random"):
+        for entry in _part(content, name, list):
+            if not isinstance(entry, dict):
+                raise InputError(f"{name} holds a {type(entry).__name__}, not a dict")
+    optimizer = _part(content, "optimizer", dict)
+    for of, slots in _part(optimizer, "state", dict).items():
+        if isinstance(of, int) and not isinstance(slots, dict):
+            raise InputError(f"the optimizer's state of parameter {of} is a {type(slots).__name__}, not a dict")
+    for group in _part(optimizer, "param_groups", list):
+        _part(group, "params", list)
+    if not _part(content, "random", list):
+        raise InputError("random is empty")
+    return cast(Content, content)
+
+
+def _part(whole: object, name: str, kind: type) -> Any:
+    """An entry of a dict, of this kind."""
+    if not isinstance(whole, dict):
+        raise InputError(f"a {type(whole).__name__} is where a dict belongs")
+    if name not in whole:
+        raise InputError(f"it has no {name}")
+    if not isinstance(whole[name], kind):
+        raise InputError(f"{name} is a {type(whole[name]).__name__}, not a {kind.__name__}")
+    return whole[name]
 
 
 def _shapes(state: Mapping[str, object]) -> dict[str, object]:

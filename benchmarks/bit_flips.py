@@ -1,0 +1,171 @@
+"""Damage to what is kept on disk gives no different result in silence: single bits flipped, and files swapped.
+
+A run is left before its end. Its folder is copied, and one bit of one file in the copy is flipped, each bit of all
+files with the same chance; or, one time in ten, a file changes places with another one of the folder, or with one of
+another run that differs in its seed alone. Then the run goes on from the copy. What comes of it:
+
+    identical, told     something was said of the damage, and the result is that of an undamaged run
+    identical           nothing had to be said: the result is the same
+    refused             one sentence says what is wrong and what to do
+    different, told     something was said of the damage, and the result is another one
+    DIFFERENT           another result, and not a word: what must not happen
+    CRASHED             an error that is no sentence: what must not happen, either
+
+    python benchmarks/bit_flips.py --of loop --flips 1000
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import rewound
+import rewound.loops.iteration
+from rewound import InputError
+
+SWAPS = 0.1
+"""How often files are swapped instead of a bit flipped."""
+FAILURES = ("DIFFERENT", "CRASHED")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something kept on disk, for which there is a way to make it and a way to go on with it."""
+
+    make: Callable[[Path, int], object]
+    """Fills an empty folder, by a seed."""
+    go_on: Callable[[Path, list[str]], object]
+    """What comes of going on in the folder, to be compared; lines said of damage go into the list."""
+    is_tried: Callable[[Path], bool] = lambda path: True
+    """Whether a file is damaged here; not what another kind of check is for."""
+
+
+# Own loops
+
+
+def own_loop(folder: Path, seed: int, say: Callable[[str], None], until: int | None = None) -> nn.Module:
+    """A user's own script: a small network, pruned by weight rewinding to 2.5x in its own loop."""
+    torch.manual_seed(seed)
+    x = torch.randn(32, 6)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2])
+    how = {"technique": "weight-rewinding", "retrain_epochs": 2, "rate": 0.3, "compression": 2.5}
+    run = rewound.epochs(3, model, optimizer, scheduler, checkpoint=folder, say=say, **how)  # type: ignore[arg-type]
+    for epoch in run:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+        if epoch == until:
+            break
+    return model
+
+
+def make_loop(folder: Path, seed: int) -> None:
+    """Leave a run in its second level, with a snapshot in the middle of it."""
+    own_loop(folder, seed, lambda text: None, until=6)
+    assert (folder / "latest.pt").exists()
+
+
+def go_on_with_loop(folder: Path, said: list[str]) -> object:
+    """The network at the run's end."""
+    lines: list[str] = []
+    model = own_loop(folder, 0, lines.append)
+    said += [line for line in lines if "damaged" in line or "checksum" in line]
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+KINDS = {"loop": Kept(make_loop, go_on_with_loop, lambda path: path.name != "lock")}
+
+
+# Damage, and what comes of it
+
+
+def files_in(folder: Path, kept: Kept) -> list[Path]:
+    """The files that are damaged, in an order that does not depend on the disk."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size and kept.is_tried(path))
+
+
+def damage(folder: Path, other: Path, kept: Kept, draw: random.Random) -> str:
+    """Flip a bit, or swap two files; in words."""
+    files = files_in(folder, kept)
+    if draw.random() < SWAPS:
+        alike = [(one, two) for one in files for two in files if one < two and one.suffix == two.suffix]
+        across = [(one, two) for one in files if (two := other / one.relative_to(folder)).exists()]
+        one, two = draw.choice(alike if alike and draw.random() < 0.5 else across)
+        held = one.read_bytes()
+        one.write_bytes(two.read_bytes())
+        if folder in two.parents:
+            two.write_bytes(held)
+        return f"{one.name} swapped with {two.name} of {'the same' if folder in two.parents else 'another'} run"
+    file = draw.choices(files, [path.stat().st_size for path in files])[0]
+    data = bytearray(file.read_bytes())
+    bit = draw.randrange(8 * len(data))
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    return f"bit {bit:,} of {8 * len(data):,} of {file.name}"
+
+
+def outcomes(kept: Kept, flips: int, seed: int) -> Iterator[tuple[str, str, str]]:
+    """For each try: what came of it, what was damaged, what was said."""
+    draw = random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        whole, other, copy = (Path(temporary) / name for name in ("whole", "other", "copy"))
+        kept.make(whole, 0)
+        kept.make(other, 1)
+        shutil.copytree(whole, copy)
+        expected = kept.go_on(copy, [])
+        for _ in range(flips):
+            shutil.rmtree(copy)
+            shutil.copytree(whole, copy)
+            where = damage(copy, other, kept, draw)
+            yield *outcome(kept, copy, expected), where
+
+
+def outcome(kept: Kept, folder: Path, expected: object) -> tuple[str, str]:
+    """What came of it, and what was said."""
+    said: list[str] = []
+    try:
+        result = kept.go_on(folder, said)
+    except (InputError, rewound.errors.Failed) as error:
+        return "refused", str(error)
+    except Exception as error:  # any other is a crash
+        return "CRASHED", f"{type(error).__name__}: {error}"
+    if result == expected:
+        return "identical, told" if said else "identical", " ".join(said)
+    return "different, told" if said else "DIFFERENT", " ".join(said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=KINDS, default="loop")
+    parser.add_argument("--flips", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true", help="print every try")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rewound.loops.iteration.SAVE_SECONDS = 0.0
+    counts: Counter[str] = Counter()
+    for came, said, where in outcomes(KINDS[options.of], options.flips, options.seed):
+        counts[came] += 1
+        if options.verbose or came in FAILURES:
+            print(f"{came}: {where}: {said}", flush=True)
+    print(f"{options.flips:,} tries on {options.of}, seed {options.seed}:")
+    for came, count in counts.most_common():
+        print(f"{count:6,}  {came}")
+    raise SystemExit(1 if any(counts[came] for came in FAILURES) else 0)
+
+
+if __name__ == "__main__":
+    main()
