@@ -195,7 +195,6 @@ WRONG = [
     (["progress", "reached"], [(1, 2)]),
     (["progress", "run"], 5),
     (["random"], [{"python": 1}]),
-    (["optimizer", "state"], {0: 5}),
 ]
 
 

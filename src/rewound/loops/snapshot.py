@@ -184,11 +184,7 @@ def checked_content(content: object) -> Content:
         for entry in _part(content, name, list):
             if not isinstance(entry, dict):
                 raise InputError(f"{name} holds a {type(entry).__name__}, not a dict")
-    optimizer = _part(content, "optimizer", dict)
-    for of, slots in _part(optimizer, "state", dict).items():
-        if isinstance(of, int) and not isinstance(slots, dict):
-            raise InputError(f"the optimizer's state of parameter {of} is a {type(slots).__name__}, not a dict")
-    for group in _part(optimizer, "param_groups", list):
+    for group in _part(_part(content, "optimizer", dict), "param_groups", list):  # the rest is each optimizer's own
         _part(group, "params", list)
     if not _part(content, "random", list):
         raise InputError("random is empty")
