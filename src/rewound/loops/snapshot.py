@@ -184,8 +184,10 @@ def checked_content(content: object) -> Content:
         for entry in _part(content, name, list):
             if not isinstance(entry, dict):
                 raise InputError(f"{name} holds a {type(entry).__name__}, not a dict")
-    for group in _part(_part(content, "optimizer", dict), "param_groups", list):  # the rest is each optimizer's own
-        _part(group, "params", list)
+    optimizer = _part(content, "optimizer", dict)
+    if "param_groups" in optimizer:  # the rest, and in some kinds all of it, is the optimizer's own
+        for group in _part(optimizer, "param_groups", list):
+            _part(group, "params", list)
     if not _part(content, "random", list):
         raise InputError("random is empty")
     return cast(Content, content)
