@@ -22,7 +22,7 @@ from rewound.schedule import total
 from rewound.training import State, evaluate, train
 
 CAPACITY = 12
-"""How many captured runs share a GPU with the memory: eight are 2% slower, sixteen no faster (`docs/performance.md`)."""
+"""How many captured runs share a GPU with the memory: eight are 2% slower, sixteen no faster (docs/performance.md)."""
 _RESERVE = 2 << 30  # bytes left free for evaluation, orders and whoever else is there
 _NAP = 2e-4  # seconds; the queues hold far more work than that
 
