@@ -91,7 +91,7 @@ def made_by_the_version_before(folder: Path) -> None:
         content = torch.load(path, weights_only=True)
         progress = content["progress"]
         progress["reached"] = [reached[:4] for reached in progress["reached"]]  # without the metric of each level
-        del progress["run"]
+        del progress["run"], progress["gradients"]
         torch.save(content, path)  # without a checksum
     arguments = json.loads((folder / "arguments.json").read_text())
     for name in ("run", "unchecked", "checksum"):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import rewound.plans.execution
+from rewound.errors import InputError
 from rewound.executors import local
 from rewound.executors.watch import Headway
 from rewound.plans.collection import collected
@@ -12,7 +13,7 @@ from rewound.plans.options import Options
 from rewound.plans.planning import Plan, plan
 from rewound.storage.records import Result
 from rewound.storage.store import Store
-from rewound.sweeps.sweep import Sweep
+from rewound.sweeps.sweep import Sweep, parse_sweep
 from rewound.tables.results import read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
@@ -112,3 +113,48 @@ def test_a_failed_node_leaves_no_draft(store: Store, monkeypatch: pytest.MonkeyP
     POISON[2, 0] = 12
     run(failing((2,)), store)
     assert list(store.root.glob("drafts/*")) == []
+
+
+# What does not train is not pruned (law 11)
+
+
+def spare(why: str, momentum: float = 0.9, recipe: str = "Spare", **experiment: object) -> Sweep:
+    table = {
+        "recipe": f"tiny:{recipe}",
+        "recipe-fields": {"why": why, "momentum": momentum, "nesterov": False},
+        "trials": [1],
+    }
+    return parse_sweep({**table, "experiment": [{**FINE_TUNING, **experiment}]}, "spare")
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+@pytest.mark.parametrize("why", ["uncalled", "frozen", "outside"])
+def test_a_dense_run_that_does_not_train_a_weight_to_prune_names_it(why: str, momentum: float, store: Store) -> None:
+    sweep = spare(why, momentum)
+    with pytest.raises(
+        InputError,
+        match=r"recipe tiny:Spare does not train spare: .* out of the recipe's prunable\(\), or .* skip",
+    ):
+        run(sweep, store)
+    assert all(result is None for result in results(plan(sweep.targets), store).values())
+    with pytest.raises(InputError, match="does not train"):  # nothing has been published, as it would be if it diverged
+        run(sweep, store)
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_a_gradient_of_zero_is_one(momentum: float, store: Store) -> None:
+    run(spare("zero", momentum), store)
+
+
+def test_what_nobody_prunes_need_not_train(store: Store) -> None:
+    run(spare("uncalled", recipe="SpareLeftOut"), store)
+    skipping = spare("uncalled", pruner={"skip": [["spare"]]})
+    run(skipping, store)
+    tables = collected(skipping.targets, store)
+    assert {(layer.kept, layer.total) for layer in tables.layers if layer.layer == "spare"} == {(64, 64)}
+
+
+def test_a_dense_run_without_pruning_is_told_too(store: Store) -> None:
+    dense = Plan((), tuple(n for n in plan(spare("uncalled").targets).nodes if not n.state.prunings), {})
+    with pytest.raises(InputError, match="does not train"):
+        local.run(dense, store, Options(), say=print)

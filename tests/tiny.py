@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -80,6 +80,36 @@ class Balanced(Tiny):
     """Judged by a metric with a name of its own."""
 
     metric: ClassVar[Metric] = Metric("F1")
+
+
+@dataclass(frozen=True)
+class Spare(Tiny):
+    """Has a weight that does not train, in one of several ways."""
+
+    why: str = "uncalled"
+    momentum: float = 0.9
+
+    def model(self, seed: int) -> torch.nn.Module:
+        network = super().model(seed)
+        network.spare = torch.nn.Parameter(torch.full((8, 8), 0.01), self.why != "frozen")
+        return network
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        called = model.spare.sum() if self.why != "uncalled" else 0  # type: ignore[union-attr, operator]
+        return super().loss(model, batch) + called * (0 if self.why == "zero" else 1)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        left_out = model.spare if self.why == "outside" else None
+        parameters = [parameter for parameter in model.parameters() if parameter is not left_out]
+        return torch.optim.SGD(parameters, lr=0.1, momentum=self.momentum)
+
+
+@dataclass(frozen=True)
+class SpareLeftOut(Spare):
+    """The same, with that weight outside what may be pruned."""
+
+    def prunable(self, model: torch.nn.Module) -> Mapping[str, torch.nn.Parameter]:
+        return {name: weight for name, weight in super().prunable(model).items() if name != "spare"}
 
 
 @dataclass(frozen=True)

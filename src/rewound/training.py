@@ -144,6 +144,32 @@ def scored(recipe: Recipe, model: nn.Module) -> Scores:
     return Scores(val, test)
 
 
+def untrained_weights(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> list[str]:
+    """The prunable weights that no gradient, or no optimizer, has reached on the way from W_0 to `state` (law 11).
+
+    An optimizer has slots for what had a gradient, be it zero; where it keeps none, what is as it was at the start may
+    have had none. A backward pass then decides.
+    """
+    touched = {name.split("/", 1)[1] for name in state.slots}
+    first = {} if touched else begin(recipe, state.seed).model
+    suspects = [
+        name
+        for name in recipe.shapes
+        if (name not in touched if touched else torch.equal(state.model[name].cpu(), first[name].cpu()))
+    ]
+    if not suspects:
+        return []
+    device = torch.device(device)
+    model, optimizer = restored(recipe, state, device)
+    model.train()
+    batch = next(recipe.batches(state.seed, state.position, device))
+    with own_draws(device, fold(state.seed, *state.position)):
+        recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    weights = recipe.prunable(model)
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [name for name in suspects if weights[name].grad is None or id(weights[name]) not in stepped]
+
+
 def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Module, Optimizer]:
     """The model and optimizer in that state, on that device."""
     check_recipe(recipe)

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, shown
 from rewound.loops.joint import optimizer_kind
+from rewound.pruning.mask import plain_parameters
 from rewound.pruning.prunable import prunable_weights
 from rewound.pruning.pruner import Pruner, check_memory
 from rewound.quantities import counted
@@ -143,5 +144,11 @@ class Course:
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
+    moved = stepped_parameters(model, optimizer)
+    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in moved}
+
+
+def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters of the model that the optimizer has, by plain name."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and id(w) in moved}
+    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in moved}

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from torch import nn
 from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 
@@ -28,13 +29,19 @@ Closure = Callable[[], object]
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
 Values = Sequence[Mapping[str, Value]]  # of hyperparameters, by group
+Named = Mapping[str, nn.Parameter]
 
 
 @contextmanager
-def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Scheduler] = ()) -> Iterator[None]:
-    """An epoch of the dense run: its steps go into the recording; in it `schedulers` must have been stepped."""
+def recorded(
+    optimizer: Optimizer, progress: Progress, unseen: Named, schedulers: Sequence[Scheduler] = ()
+) -> Iterator[None]:
+    """An epoch of the dense run: its steps go into the recording; in it `schedulers` must have been stepped.
+
+    Of the parameters that are `unseen`, those that a gradient reaches are noted.
+    """
     before = _positions(schedulers)
-    with counting_steps(schedulers) as steps, _Steps(optimizer, progress, progress.recording).followed():
+    with counting_steps(schedulers) as steps, _Steps(optimizer, progress, progress.recording, unseen).followed():
         yield
     for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
         if was is not None and was == now and not steps[id(scheduler)]:
@@ -46,11 +53,16 @@ def recorded(optimizer: Optimizer, progress: Progress, schedulers: Sequence[Sche
 
 @contextmanager
 def replayed(
-    optimizer: Optimizer, progress: Progress, recording: Recording, epoch: int, schedulers: Sequence[Scheduler] = ()
+    optimizer: Optimizer,
+    progress: Progress,
+    unseen: Named,
+    recording: Recording,
+    epoch: int,
+    schedulers: Sequence[Scheduler] = (),
 ) -> Iterator[None]:
     """An epoch of a level: its steps use what those of the recording's `epoch` did, while `schedulers` rest."""
     replay = _Replay(optimizer, islice(recording.replayed(epoch), progress.steps, None))
-    with followed(schedulers, replay.move), _Steps(optimizer, progress, replay).followed():
+    with followed(schedulers, replay.move), _Steps(optimizer, progress, replay, unseen).followed():
         yield
     taken = len(members(optimizer))  # steps with every batch
     if recording.steps(0) == taken < progress.steps <= replay.moves:
@@ -97,8 +109,9 @@ class _Replay:
 class _Steps:
     """The steps that the members of an optimizer take in an epoch: counted, and told to a follower."""
 
-    def __init__(self, optimizer: Optimizer, progress: Progress, follower: _Follower) -> None:
+    def __init__(self, optimizer: Optimizer, progress: Progress, follower: _Follower, unseen: Named) -> None:
         self.optimizer, self.progress, self.follower = optimizer, progress, follower
+        self.unseen = dict(unseen)
         self.idle = set(members(optimizer))
         self.found: Values = []
         """What the step under way has found in the groups."""
@@ -127,6 +140,7 @@ class _Steps:
             return None
         self.progress.steps += 1
         self.idle.discard(member)
+        self._look_for_gradients()
         self.follower.before_step(self.optimizer)
         self.found, self.used = self._values(), _rates(self.optimizer)
         return _with_closure(args, kwargs, self._close)
@@ -134,6 +148,7 @@ class _Steps:
     def _close(self, closure: Closure) -> object:
         before = self._values()
         loss = closure()
+        self._look_for_gradients()
         self._go_on(before)
         return loss
 
@@ -152,6 +167,7 @@ class _Steps:
                 "where it can be neither recorded nor rewound; move it in the loop, for example with a scheduler"
             )
         self.used = None  # what moves after the parent's part, if that was it, has not been used
+        self._look_for_gradients()  # of a closure that is not followed
         if steps_under_way(member) == 1:
             self.follower.after_step(self.optimizer)
 
@@ -162,6 +178,14 @@ class _Steps:
                 f"the loop does not call step() of the {kind} that was given: its steps are taken by the "
                 f"{type(held).__name__} inside it; give rewound.epochs that one, the {kind}'s .{name}"
             )
+
+    def _look_for_gradients(self) -> None:
+        """Note the parameters that have a gradient, be it zero; soon none is left to look at."""
+        if self.unseen and self.progress.gradients is not None:
+            seen = [name for name, parameter in self.unseen.items() if parameter.grad is not None]
+            self.progress.gradients.update(seen)
+            for name in seen:
+                del self.unseen[name]
 
     def _check_taken(self) -> None:
         if not self.progress.steps:

@@ -10,9 +10,10 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from rewound.algorithm import check_final
-from rewound.errors import Diverged, InputError, few
+from rewound.errors import Diverged, InputError, few, warn
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
+from rewound.loops.course import trained_weights
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording
@@ -81,6 +82,7 @@ class _Iteration:
         if not self.run.level:
             self._check_final()
             self._tell_of_frozen()
+            self._tell_of_gradients()
         begin_level(self.run, self._folder)
 
     # An epoch, a level and the run: how they begin and end
@@ -113,6 +115,27 @@ class _Iteration:
             why = "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be"
             self.run.say(f"{why}: {few(frozen)}")
 
+    def _tell_of_gradients(self) -> None:
+        """Name what no gradient has reached in the dense run: neither pruned nor counted (law 11)."""
+        if self.course.adopt or not (missed := self.run.without_gradient):
+            return
+        model, optimizer = self.subjects.model, self.subjects.optimizer
+        if set(missed) >= set(self.course.pruner.selected(trained_weights(model, optimizer), model)):
+            raise InputError(
+                f"no gradient has reached any of the weights to prune in the dense run ({few(missed)}); give the model "
+                "that the loop trains, or select the weights that it trains"
+            )
+        why = "not pruned and not counted, since no gradient has reached them in the dense run"
+        self.run.say(f"{why}: {few(missed)}")
+
+    def _warn_of_gradients(self) -> None:
+        """An adopted network has no dense run to look at: what its first level does not reach has been pruned."""
+        if missed := [name for name in self.run.without_gradient if name in (self.run.progress.mask or {})]:
+            warn(
+                f"no gradient has reached {few(missed)} in level 1: what is pruned there is no compression of what is "
+                f"trained; begin anew with Pruner(skip=({missed[0]!r}, ...))"
+            )
+
     def _begin_epoch(self) -> None:
         progress = self.run.progress
         if not self.run.level:
@@ -123,9 +146,9 @@ class _Iteration:
     def _epoch(self, recording: Recording, epoch: int) -> AbstractContextManager[None]:
         optimizer, schedulers, progress = self.subjects.optimizer, self.subjects.schedulers, self.run.progress
         if self.run.level:
-            return replayed(optimizer, progress, recording, epoch, schedulers)
+            return replayed(optimizer, progress, self.run.unseen, recording, epoch, schedulers)
         checks = self.run.resumes and not progress.epoch  # a trainer steps its schedulers when it likes
-        return recorded(optimizer, progress, schedulers if checks else ())
+        return recorded(optimizer, progress, self.run.unseen, schedulers if checks else ())
 
     def _end_epoch(self) -> None:
         run, progress = self.run, self.run.progress
@@ -149,7 +172,10 @@ class _Iteration:
         self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
         run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs))
-        progress.check_reports(max_drop, run.path)  # by now the level is in the folder
+        # By now the level is in the folder.
+        progress.check_reports(max_drop, run.path)
+        if self.course.adopt and run.level == 1:
+            self._warn_of_gradients()
 
     def _keep_level(self, returned: int) -> None:
         """Write the end of the level, for whoever may come back to it, and remove what nobody will."""

@@ -64,6 +64,7 @@ class ProgressState(TypedDict):
     higher_is_better: bool
     metric: NotRequired[str]
     run: NotRequired[str]
+    gradients: NotRequired[list[str] | None]
 
 
 @dataclass
@@ -83,6 +84,8 @@ class Progress:
     """What was pruned to, level by level."""
     facts: Facts | None = None
     """What a learning-rate rule may know of the present level's pruning, where there is a rule."""
+    gradients: set[str] | None = field(default_factory=set)
+    """The parameters that a gradient has reached in the dense run; None where nobody looked, as in earlier versions."""
     value: float | None = None
     """What was last reported in the present level."""
     higher_is_better: bool = True
@@ -101,9 +104,14 @@ class Progress:
         self.value, self.higher_is_better, self.metric = value, higher_is_better, metric
 
     def agree(self) -> None:
-        """What rank 0 reported counts on every rank; others may have seen other data, or not have looked."""
+        """What rank 0 reported counts on every rank; others may have seen other data, or not have looked.
+
+        A parameter that a gradient has reached on one rank has been reached.
+        """
         reported = (self.value, self.higher_is_better, self.metric)
         self.value, self.higher_is_better, self.metric = ranks.from_first(reported)
+        if self.gradients is not None:
+            self.gradients = set().union(*ranks.gathered(self.gradients))
 
     def reached_at(self, density: float, epochs: int) -> Reached:
         """The present level, if it ends after so many epochs."""
@@ -174,6 +182,7 @@ class Progress:
             "higher_is_better": self.higher_is_better,
             "metric": self.metric,
             "run": self.run,
+            "gradients": None if self.gradients is None else sorted(self.gradients),
         }
 
     @classmethod
@@ -192,6 +201,7 @@ class Progress:
             densities=state["densities"][:],
             facts=facts and Facts(*facts),
             value=state["accuracy"],
+            gradients=None if (names := state.get("gradients")) is None else set(names),
             metric=named[0],
             higher_is_better=named[1],
             run=state.get("run", ""),
@@ -255,7 +265,7 @@ def _check(progress: Progress) -> None:
         for track in group.values():
             if not all(isinstance(steps, int) for runs in track for _, steps in runs):
                 raise ValueError("the recording counts no steps")
-    if not isinstance(progress.run, str) or not isinstance(progress.metric, str):
+    if not all(isinstance(name, str) for name in (progress.run, progress.metric, *(progress.gradients or ()))):
         raise ValueError("its names are no text")
 
 

@@ -38,6 +38,9 @@ def _pruned(run: Run, density: float) -> tuple[Mask, Facts | None]:
     """The mask of the next level, the same on every rank, and what a rule may know of it."""
     course, model, mask = run.course, run.subjects.model, run.progress.mask
     weights, trained = prunable_weights(model), trained_weights(model, run.subjects.optimizer)
+    if not course.adopt:  # else nobody has seen the dense run
+        for name in run.without_gradient:
+            del trained[name]
     chosen = {name: weights[name] for name in (trained if mask is None else mask)}
     pruned = course.pruner.prune(chosen, density, mask, seed=torch.initial_seed(), model=model)
     made = ranks.agreed(pruned, model)

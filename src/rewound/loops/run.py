@@ -7,11 +7,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NotRequired
 
+from torch import nn
+
 from rewound.algorithm import Level
 from rewound.errors import Diverged, InputError, few
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
-from rewound.loops.course import Course
+from rewound.loops.course import Course, stepped_parameters, trained_weights
 from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
 from rewound.loops.recording import Recording
 from rewound.loops.snapshot import StateDict, Subjects
@@ -126,6 +128,27 @@ class Run:
             )
         elif not self.ends_when_diverged:  # else the end of the level says so
             raise self._diverged(names)
+
+    @property
+    def unseen(self) -> dict[str, nn.Parameter]:
+        """The parameters that the optimizer has and that no gradient has reached, where somebody looks for them.
+
+        That is the dense run, and the first level of an adopted network.
+        """
+        if self.progress.gradients is None or self.level > (1 if self.course.adopt else 0):
+            return {}
+        stepped = stepped_parameters(self.subjects.model, self.subjects.optimizer)
+        return {name: p for name, p in stepped.items() if name not in self.progress.gradients}
+
+    @property
+    def without_gradient(self) -> list[str]:
+        """The weights that would be pruned if a gradient had reached them (law 11).
+
+        None where no parameter at all had one: the optimizer then works without.
+        """
+        model, seen = self.subjects.model, self.progress.gradients
+        selected = self.course.pruner.selected(trained_weights(model, self.subjects.optimizer), model)
+        return [name for name in selected if name not in seen] if seen else []
 
     def begin(self) -> None:
         """A run is iterated over once."""

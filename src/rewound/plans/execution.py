@@ -13,22 +13,23 @@ from dataclasses import dataclass
 import torch
 
 from rewound.devices import device_named
-from rewound.errors import Diverged
+from rewound.errors import Diverged, InputError, few
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Run
-from rewound.history import described, own_functions
+from rewound.history import Pruned, described, own_functions
 from rewound.names import source_digest
 from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
 from rewound.plans.realisation import rates, realised
 from rewound.plans.remaining import answers, release
 from rewound.pruning.mask import Mask
+from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe, Scores
 from rewound.schedule import sliced
 from rewound.storage.claims import HEARTBEAT
 from rewound.storage.records import CurvePoint, Failure, LayerCount, Notes, Result
 from rewound.storage.store import Say, Store
-from rewound.training import State
+from rewound.training import State, untrained_weights
 
 SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
@@ -108,6 +109,9 @@ class Job:
         self.begin = node.after.steps if node.after else 0
         self.after = node.after.key if node.after else None
         self.curve, self.seconds = list[CurvePoint](), 0.0
+        recipe = node.recipe
+        # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
+        self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
         draft = worker.store.load(node.key, draft=True)
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
@@ -135,11 +139,27 @@ class Job:
         """Note where training is; now and then say so, and keep a draft."""
         store, key, now, step = self.worker.store, self.node.key, time.perf_counter(), state.position.steps
         self.curve.append(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
+        if step >= self.trains_by:
+            self._check_trains(state)
         if now - self.beaten > HEARTBEAT:
             store.beat(key, step - (self.node.after.steps if self.node.after else 0))
             self.beaten = now
         if now - self.saved > SNAPSHOT and step < self.node.state.steps:
             self.keep_draft(state)
+
+    def _check_trains(self, state: State) -> None:
+        """Law 11, once in a dense node: an error for weights that are not trained and would be pruned."""
+        recipe, self.trains_by = self.node.recipe, math.inf
+        parents = [node.state.parent for node in self.plan.nodes if node.recipe == recipe]
+        pruners = [parent.pruner for parent in parents if isinstance(parent, Pruned)] or [Pruner()]
+        untrained = untrained_weights(recipe, state, self.worker.device)
+        selected = {name for pruner in pruners for name in pruner.selected(untrained, recipe.skeleton)}
+        if missed := [name for name in untrained if name in selected]:
+            raise InputError(
+                f"recipe {recipe.label()} does not train {few(missed)}: in {state.position.steps:,} steps no gradient "
+                "has arrived there, or the optimizer does not have it, so it must not be pruned; leave it out of the "
+                "recipe's prunable(), or name it in the pruner's skip"
+            )
 
     def keep_draft(self, state: State) -> None:
         """Keep where training is, to be resumed from."""
