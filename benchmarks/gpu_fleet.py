@@ -1,11 +1,13 @@
-"""How fast CIFAR-10 networks train on one GPU: the eager loop, one captured step, fleets of K; and whether it is right.
+"""How fast networks train on one GPU: the eager loop, one captured step, fleets of K; and whether it is right.
 
-    PYTHONPATH=src python benchmarks/gpu_fleet.py                              the table for cifar10-resnet20
+    PYTHONPATH=src python benchmarks/gpu_fleet.py                                       the table for cifar10-resnet20
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56
-    PYTHONPATH=src python benchmarks/gpu_fleet.py --check                      captured = eager, fleet = alone
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe transformer:Transformer      a recipe of a user's
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --check                               captured = eager, fleet = alone
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --parts                               where a cold start's time goes
 
-Seconds per epoch and model are wall-clock seconds of one epoch (391 steps of 128), everything included: data order,
-augmentation, update, mask, the stop at its end. Medians of the repeats, with the least and the largest.
+Seconds per epoch and model are wall-clock seconds of one epoch, everything included: data order, augmentation, update,
+mask, the stop at its end. Medians of the repeats, with the least and the largest.
 """
 
 import time
@@ -17,9 +19,10 @@ import os  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterable, Sequence  # noqa: E402
-from dataclasses import dataclass, replace  # noqa: E402
+from dataclasses import dataclass, fields, replace  # noqa: E402
 from functools import lru_cache  # noqa: E402
 from itertools import pairwise  # noqa: E402
+from typing import Any  # noqa: E402
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is reproducible only with a fixed workspace
 
@@ -32,7 +35,8 @@ from rewound.fleets.fleet import Fleet  # noqa: E402
 from rewound.fleets.place import Run  # noqa: E402
 from rewound.pruning.mask import Mask  # noqa: E402
 from rewound.randomness import fold, permutation  # noqa: E402
-from rewound.recipe import Position  # noqa: E402
+from rewound.recipe import Position, Recipe  # noqa: E402
+from rewound.recipes import recipe_named  # noqa: E402
 from rewound.recipes.cifar10 import CIFAR10, ResNet20, ResNet56, ResNet110  # noqa: E402
 from rewound.recipes.images import Images  # noqa: E402
 from rewound.schedule import Segment  # noqa: E402
@@ -40,6 +44,7 @@ from rewound.training import State, begin, evaluate, train  # noqa: E402
 
 CUDA = torch.device("cuda")
 KINDS: dict[str, type[CIFAR10]] = {kind.name: kind for kind in (ResNet20, ResNet56, ResNet110)}
+sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120  # for recipes beside this file
 
 
 class Synthetic:
@@ -65,8 +70,10 @@ def synthetic(device: torch.device) -> Images:
     return Images(images[0], labels[0], images[1], labels[1], images[2], labels[2]).to(device)
 
 
-def chosen(name: str) -> tuple[type[CIFAR10], str]:
-    """The recipe on the real data if they are prepared, else on noise."""
+def chosen(name: str) -> tuple[type[Any], str]:
+    """The recipe on its data, CIFAR-10's on noise where they are not prepared."""
+    if name not in KINDS:
+        return recipe_named(name), "its own data"
     kind = KINDS[name]
     try:
         kind().images(torch.device("cpu"))
@@ -80,7 +87,7 @@ def mixed(trait: type, kind: type[CIFAR10]) -> type[CIFAR10]:
     return made
 
 
-def sparse(recipe: CIFAR10, density: float = 0.2) -> Mask:
+def sparse(recipe: Recipe, density: float = 0.2) -> Mask:
     draw = torch.Generator().manual_seed(1)
     return Mask({name: torch.rand(shape, generator=draw) < density for name, shape in recipe.shapes.items()})
 
@@ -100,7 +107,7 @@ def finished(fleet: Fleet, runs: Iterable[Run]) -> list[State]:
 # The table
 
 
-def eager_seconds(recipe: CIFAR10, steps: int, repeats: int) -> list[float]:
+def eager_seconds(recipe: Recipe, steps: int, repeats: int) -> list[float]:
     marks = [20 + steps * i for i in range(repeats + 1)]
     times = []
     for _ in train(recipe, begin(recipe, 1), None, lr=[Segment(0.1, marks[-1])], stops=marks, device=CUDA):
@@ -124,7 +131,7 @@ def fleet_seconds(fleet: Fleet, state: State, mask: Mask, size: int, steps: int,
     return times[1:]  # the first round makes the places
 
 
-def table(kind: type[CIFAR10], options: argparse.Namespace) -> None:
+def table(kind: type[Any], options: argparse.Namespace) -> None:
     plain, fast = kind(), kind(precision="bfloat16")
     scale = plain.steps_per_epoch / options.steps
     reference = 0.0
@@ -140,11 +147,14 @@ def table(kind: type[CIFAR10], options: argparse.Namespace) -> None:
         spread = f"{min(times):.3f}-{max(times):.3f}"
         print(f"{name:34} {middle:8.3f}  {spread:>13} {reference / middle:8.2f}x", flush=True)
 
+    print(f"an epoch: {plain.steps_per_epoch:.1f} steps")
     print(f"{'':34} {'s/epoch':>8}  {'least-most':>13} {'speed':>9}   (per model; {options.repeats} repeats)")
     row("eager loop, float32", lambda: eager_seconds(plain, options.steps, options.repeats))
     row("eager loop, bfloat16", lambda: eager_seconds(fast, options.steps, options.repeats))
     begun = time.perf_counter()
     fleet = Fleet(fast, CUDA, capacity=max(options.fleets))
+    if options.torch_optimizer and fleet._program is not None:
+        fleet._program.momentum = None
     state, mask = begin(fast, 1), sparse(fast)
     finished(fleet, [Run(state, mask, [Segment(0.1, 1)])])
     print(f"first captured step: {time.perf_counter() - begun:.1f} s after the fleet was asked for", flush=True)
@@ -186,13 +196,19 @@ def difference(one: State, other: State, part: str) -> float:
     return found
 
 
-def check(kind: type[CIFAR10]) -> int:
+def check(kind: type[Any]) -> int:
     report = Report()
     torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)  # gradients of embeddings are added in any order otherwise
     torch.backends.cudnn.deterministic = True
-    check_batches(mixed(Bytes, kind)(), report)
+    if issubclass(kind, CIFAR10):
+        check_batches(mixed(Bytes, kind)(), report)
     for precision in ("float32", "bfloat16"):
-        check_steps(kind(precision=precision), report)
+        if "dropout" in {field.name for field in fields(kind)}:  # compiled, it draws otherwise than eagerly
+            check_steps(kind(precision=precision, dropout=0.0), report)
+            check_steps(kind(precision=precision), report, like_eager=False)
+        else:
+            check_steps(kind(precision=precision), report)
     print("all checks hold" if not report.failed else f"{report.failed} checks FAILED")
     return int(report.failed > 0)
 
@@ -209,13 +225,14 @@ def check_batches(recipe: CIFAR10, report: Report) -> None:
         theirs = recipe.batches(seed, Position(prunings, first), cpu)
         for step in range(first, first + count):
             images, labels = next(theirs)
-            mine, answers = program.batch(orders, torch.tensor(step, device=CUDA), key)
+            mine, answers = program.batch(0, orders, torch.tensor(step, device=CUDA), key)
             wrong = int((mine.cpu() != images).sum() + (answers.cpu() != labels).sum())
             report(f"batch {step}: values unlike the CPU's", wrong, 0)
 
 
-def check_steps(recipe: CIFAR10, report: Report) -> None:
+def check_steps(recipe: Any, report: Report, *, like_eager: bool = True) -> None:
     name, exact = recipe.precision, recipe.precision == "float32"
+    name += "" if like_eager else ", with dropout"
     mask, state = sparse(recipe), begin(recipe, 1)
     run = Run(state, mask, [Segment(0.01, 30), Segment(0.001, 20)])
     begun = time.perf_counter()
@@ -224,19 +241,23 @@ def check_steps(recipe: CIFAR10, report: Report) -> None:
     print(f"{name}: first captured step after {time.perf_counter() - begun:.1f} s", flush=True)
     graphs = compilations()
 
-    *_, eager = train(recipe, state, mask, lr=[Segment(0.01, 1)], device=CUDA)
-    report(f"{name}: 1 step, captured - eager, momenta", difference(first, eager, "slots"), 1e-3 if exact else 0.1)
-    report(f"{name}: 1 step, captured - eager, weights", difference(first, eager, "model"), 1e-5 if exact else 1e-2)
     (alone,) = finished(fleet, [run])
-    *_, eager = train(recipe, state, mask, lr=run.lr, device=CUDA)
-    report(f"{name}: 50 steps, captured - eager, weights", difference(alone, eager, "model"), 1e-2 if exact else 0.2)
-    report(f"{name}: 50 steps, captured - eager, mean loss", abs(alone.loss / eager.loss - 1), 1e-3 if exact else 2e-2)
+    if like_eager:
+        *_, eager = train(recipe, state, mask, lr=[Segment(0.01, 1)], device=CUDA)
+        report(f"{name}: 1 step, captured - eager, slots", difference(first, eager, "slots"), 1e-3 if exact else 0.1)
+        # Adam's first step is the rate times the sign of a gradient, which rounding decides where there is hardly one.
+        limit = 0.021 if any("exp_avg" in slot for slot in first.slots) else 1e-5 if exact else 1e-2
+        report(f"{name}: 1 step, captured - eager, weights", difference(first, eager, "model"), limit)
+        *_, eager = train(recipe, state, mask, lr=run.lr, device=CUDA)
+        report(
+            f"{name}: 50 steps, captured - eager, weights", difference(alone, eager, "model"), 0.01 if exact else 0.2
+        )
+        gap = abs(alone.loss / eager.loss - 1)
+        report(f"{name}: 50 steps, captured - eager, mean loss", gap, 1e-3 if exact else 2e-2)
     off = {name: ~kept.to(CUDA) for name, kept in mask.items()}
-    alive = sum(
-        int(alone.model[n][o].count_nonzero() + alone.slots[f"momentum_buffer/{n}"][o].count_nonzero())
-        for n, o in off.items()
-    )
-    report(f"{name}: pruned weights and momenta that are not 0", alive, 0)
+    slots = [(slot, off[n]) for name, slot in alone.slots.items() if (n := name.split("/", 1)[1]) in off and slot.ndim]
+    pruned = [(alone.model[n], o) for n, o in off.items()] + slots
+    report(f"{name}: pruned weights and slots that are not 0", sum(int(t[o].count_nonzero()) for t, o in pruned), 0)
 
     others = [Run(begin(recipe, seed), None, [Segment(0.1, 20 * seed)]) for seed in (2, 3, 4)]
     together = finished(fleet, [others[0], run, *others[1:]])[1]
@@ -266,6 +287,24 @@ def check_steps(recipe: CIFAR10, report: Report) -> None:
     report(f"{name}: beside a diverging run - alone, weights", difference(beside, alone, "model"), 0)
 
 
+def cold_start(kind: type[Any]) -> int:
+    """Where the seconds until the first captured step go: torch's own account of compiling, and the rest."""
+    from torch._dynamo.utils import compile_times
+
+    print(f"imported after {time.perf_counter() - STARTED:.1f} s", flush=True)
+    fast = kind(precision="bfloat16")
+    fast.resident(CUDA)
+    print(f"data on the GPU after {time.perf_counter() - STARTED:.1f} s", flush=True)
+    fleet = Fleet(fast, CUDA, capacity=1)
+    print(f"program made after {time.perf_counter() - STARTED:.1f} s", flush=True)
+    finished(fleet, [Run(begin(fast, 1), None, [Segment(0.1, 1)])])
+    print(f"first captured step after {time.perf_counter() - STARTED:.1f} s; of this, by torch's account:", flush=True)
+    names, seconds = compile_times(repr="csv", aggregate=True)
+    for name, spent in sorted(zip(names, map(float, seconds), strict=True), key=lambda row: -row[1])[:25]:
+        print(f"{spent:8.2f} s  {name}")
+    return 0
+
+
 def compilations() -> int:
     from torch._dynamo.utils import counters
 
@@ -277,8 +316,10 @@ def compilations() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", choices=KINDS, default="cifar10-resnet20")
+    parser.add_argument("--recipe", default="cifar10-resnet20", help=f"{', '.join(KINDS)}, or module:Class")
     parser.add_argument("--check", action="store_true", help="check instead of measuring")
+    parser.add_argument("--parts", action="store_true", help="time the parts of a cold start instead")
+    parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")
     parser.add_argument("--steps", type=int, default=391, help="steps per repeat")
     parser.add_argument("--repeats", type=int, default=3)
@@ -288,9 +329,12 @@ def main() -> int:
         print(f"this needs a CUDA GPU; torch {torch.__version__} sees none", file=sys.stderr)
         return 2
     kind, data = chosen(options.recipe)
-    print(f"{options.recipe}, batch 128, {data}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    what = f"{options.recipe}, batch {kind().batch_size}, {data}"
+    print(f"{what}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     if options.check:
         return check(kind)
+    if options.parts:
+        return cold_start(kind)
     table(kind, options)
     print(f"{time.perf_counter() - STARTED:.0f} s in all")
     return 0

@@ -4,18 +4,17 @@ The task is scikit-learn's breast cancer data: 30 measurements of 569 tumours, m
 the command line, this recipe is `own_recipe:Tumours`, in the folder of this file or with that on Python's path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import count
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import rewound
-from rewound import Batch, InputError, Position, Recipe, Schedule, Scores
+from rewound import Batch, InputError, Part, ResidentRecipe, Schedule, Scores
 from rewound.randomness import fold, permutation
 
 TRAIN, VAL, TEST = 269, 100, 200
@@ -34,7 +33,7 @@ def data(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Tumours(Recipe):
+class Tumours(ResidentRecipe):
     """Two hidden layers. The fields are hyperparameters: part of every result's address, and keys of a sweep."""
 
     name: ClassVar[str] = "tumours"
@@ -70,20 +69,15 @@ class Tumours(Recipe):
         return Schedule.piecewise(steps, rates, drops=[steps / 2, steps * 3 / 4])
 
     @property
-    def steps_per_epoch(self) -> float:
-        return float(TRAIN // self.batch_size)
-
-    @property
     def training_epochs(self) -> float:  # T
         return self.epochs
 
-    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
-        x, y = data(device)
-        for step in count(position.steps):
-            epoch, batch = divmod(step, TRAIN // self.batch_size)
-            order = permutation(fold(seed, position.prunings, "order", epoch), TRAIN, device)
-            chosen = order[batch * self.batch_size :][: self.batch_size]
-            yield x[chosen], y[chosen]
+    @property
+    def parts(self) -> tuple[Part, ...]:  # one, as all examples have the same shape
+        return (Part(examples=TRAIN, batch_size=self.batch_size),)
+
+    def resident(self, device: torch.device) -> Sequence[Tensor]:  # what batches are chosen from
+        return [part[:TRAIN] for part in data(device)]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         x, y = batch

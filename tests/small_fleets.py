@@ -1,9 +1,11 @@
 """Small recipes for fleets, runs of them alone and together, and how far apart they end."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -112,6 +114,10 @@ class Strange(nn.Sequential):
         x = self[0](x)
         if self.what == "buffer":
             self.seen = self.seen + 1
+        if self.what == "python":
+            return x * (1 + random.random())
+        if self.what == "numpy":
+            return x * (1 + np.random.rand())  # noqa: NPY002
         if self.what == "noise":
             return x + torch.randn_like(x)
         return F.dropout(x, 0.5, self.training) if self.what == "dropout" else x
@@ -125,6 +131,11 @@ class Strangers(Digits):
 
     def model(self, seed: int) -> nn.Module:
         return Strange(super().model(seed), self.what)
+
+
+@dataclass(frozen=True)
+class Strangers64(_Float64, Strangers):
+    """The same in float64."""
 
 
 def sparse(recipe: Recipe) -> Mask:

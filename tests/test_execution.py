@@ -99,9 +99,9 @@ def test_a_result_says_what_made_it_and_a_changed_source_is_told(whole: Store, m
         assert result["history"][0] == "start tiny:Tiny seed 1"
         assert result["steps"] == node.steps
         assert ("val" in result) == node.asked, "what nobody asks for is not evaluated"
-    assert outdated(work, whole, "cpu") == []
+    assert outdated(work, whole, Options()) == []
     monkeypatch.setattr(Tiny, "source_digest", lambda self: "another")
-    (line,) = outdated(work, whole, "cpu")
+    (line,) = outdated(work, whole, Options())
     assert "another source" in line
     assert str(len(work.nodes)) in line
 

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from resident_recipes import CAPTURED, Recurrent, Sentences, Vectors
 from rewound.errors import Diverged, Failed, InputError
 from rewound.fleets.captured import Program, program
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Place, Run
+from rewound.recipe import changed_fields
 from rewound.recipes.images import ImageClassification
+from rewound.recipes.resident import ResidentRecipe
 from rewound.schedule import Segment
 from rewound.training import State, begin, evaluate
 from small_fleets import (
@@ -230,6 +233,30 @@ class TestOnTheGPU:
             captured = stopped(place).outcome
             assert isinstance(captured, State)
             assert furthest(captured, expected) < ROUNDING
+
+    @pytest.mark.parametrize(
+        "recipe",
+        [*(Vectors(kind=kind, clip_norm=0.5) for kind in CAPTURED), Vectors(accumulation=2), Sentences(), Recurrent()],
+        ids=lambda recipe: " ".join([type(recipe).__name__, *changed_fields(recipe)]),
+    )
+    def test_captured_draws_and_updates_are_those_of_train(self, recipe: ResidentRecipe) -> None:
+        cuda = torch.device("cuda")
+        run = Run(begin(recipe, 1), sparse(recipe), [Segment(1e-2, 9), Segment(1e-3, 5)], [4])
+        place = Place(Program(recipe, cuda, None))  # not compiled: compiled dropout draws other numbers
+        for again in range(2):
+            place.start(run)
+            for eager in alone(recipe, run, cuda):
+                captured = stopped(place).outcome
+                assert isinstance(captured, State)
+                # 14 steps of about a hundred roundings (6e-8) each; a wrong dropout mask changes weights by 1e-3.
+                assert furthest(captured, eager, ["model"]) < 14 * 100 * 6e-8, again
+
+    def test_places_side_by_side_draw_each_its_own(self) -> None:
+        recipe = Vectors(kind="adamw")
+        runs = [Run(begin(recipe, seed), sparse(recipe), RATES, [5 * seed]) for seed in (1, 2, 3, 4)]
+        outcomes = together(Fleet(recipe, "cuda", capacity=4), runs)
+        for member, run in enumerate(runs):
+            assert same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
 
     def test_plain_runs_are_those_of_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -5,13 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 
+from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Vectors
 from rewound.errors import Diverged
 from rewound.fleets.captured import Program, capturable
 from rewound.fleets.place import Place, Run
-from rewound.recipe import Position, Recipe
-from rewound.recipes.cifar10 import ResNet56
+from rewound.fleets.updates import FlatMomentum, TorchOptimizer
+from rewound.recipe import Position, Recipe, changed_fields
 from rewound.recipes.digits import Digits
 from rewound.recipes.images import ImageClassification
+from rewound.recipes.resident import ResidentRecipe
 from rewound.schedule import Segment
 from rewound.training import State, begin, evaluate
 from small_fleets import (
@@ -25,6 +27,7 @@ from small_fleets import (
     Noise64,
     OwnBatches,
     Strangers,
+    Strangers64,
     alone,
     furthest,
     same,
@@ -38,13 +41,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("recipe", "can"),
     [
-        *((Digits(), True), (Noise(), True), (ResNet56(precision="bfloat16"), True), (Strangers(), True)),
-        *((Noise(batch_size=61), False), (OwnBatches(), False), (HeadAlone(), False)),
-        *((Strangers(what=what), False) for what in ("dropout", "noise", "unused", "frozen", "buffer")),
+        *((Digits(), True), (Noise(), True), (Noise(precision="bfloat16"), True), (HeadAlone(), True)),
+        *((Noise(batch_size=61), False), (OwnBatches(), False), (Noise(batch_size=31, accumulation=2), False)),
+        *((Strangers(what=what), True) for what in ("", "dropout", "noise", "unused", "frozen")),
+        *((Strangers(what=what), False) for what in ("buffer", "python", "numpy")),
+        *((Vectors(kind=kind), True) for kind in CAPTURED),
+        *((Vectors(kind=kind), False) for kind in ("adagrad", "asgd", "rprop", "dampening", "own")),
+        *((Sentences(), True), (Sentences(accumulation=2), False), (Recurrent(), True)),
     ],
 )
 def test_a_step_is_captured_unless_it_needs_what_a_graph_cannot_do(recipe: Recipe, can: bool) -> None:
-    assert capturable(recipe) is can
+    assert capturable(recipe, CPU) is can
 
 
 @pytest.mark.parametrize(
@@ -71,19 +78,62 @@ def test_the_step_that_is_captured_is_a_step_of_train(recipe: ImageClassificatio
     assert place.evaluate() == pytest.approx(evaluate(recipe, state))
 
 
-def test_places_see_the_batches_of_the_recipe() -> None:
-    recipe, place = DIGITS, Place(Program(DIGITS, CPU, None))
+@pytest.mark.parametrize("recipe", [DIGITS, Sentences()])
+def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
+    place = Place(Program(recipe, CPU, None))
     start = Position(2, 7)  # 897 images are 9.34 batches: the third of these straddles two epochs
     batches = recipe.batches(4, start, CPU)
     place.start(Run(State(begin(recipe, 4).model, {}, 4, start), None, [Segment(0.1, 15)]))
     for _ in range(15):
-        place._feed()
-        for mine, theirs in zip(
-            place.program.batch(place.orders, place.position, place.key), next(batches), strict=True
-        ):
-            assert torch.equal(mine, theirs)
-        place.position += 1
+        part = place._feed()
+        mine = place.program.batch(part, place.orders[part], place.positions[part], place.keys[part])
+        assert all(torch.equal(*pair) for pair in zip(mine, next(batches), strict=True))
+        place.positions[part] += 1
         place._done += 1
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(Vectors(kind=kind) for kind in CAPTURED),
+        Vectors(kind="adamw", clip_norm=0.05, accumulation=2),
+        Vectors(kind="sgd", clip_norm=0.05, accumulation=3),
+        *(Strangers64(what=what) for what in ("dropout", "noise", "unused", "frozen")),
+        *(Sentences(clip_norm=0.05), Recurrent(), Averaged()),
+    ],
+    ids=lambda recipe: " ".join([type(recipe).__name__, *changed_fields(recipe)]),
+)
+@pytest.mark.usefixtures("float64")
+def test_whatever_a_recipe_does_in_a_step_a_place_does(recipe: ResidentRecipe) -> None:
+    mask = sparse(recipe)
+    (middle,) = alone(recipe, Run(begin(recipe, 3), None, [Segment(0.01, 3)]))
+    place = Place(Program(recipe, CPU, None))
+    for state in (middle, begin(recipe, 5)):  # the second must not find slots of the first
+        run = Run(state, mask, [Segment(0.01, 4), Segment(0.001, 3)], [2])
+        place.start(run)
+        for expected in alone(recipe, run):
+            outcome = stopped(place).outcome
+            assert isinstance(outcome, State)
+            assert furthest(outcome, expected) < ROUNDING
+            assert outcome.loss == pytest.approx(expected.loss, rel=ROUNDING)
+            assert all((outcome.model[name][~kept] == 0).all() for name, kept in mask.items())
+
+
+def test_torchs_sgd_and_the_flat_one_are_the_same_update() -> None:
+    program = Program(Vectors(kind="sgd"), CPU, None)
+    assert program.momentum is not None
+    assert Program(Vectors(kind="groups"), CPU, None).momentum is None
+    flat = Place(program)
+    program.momentum = None  # the same recipe by torch's own
+    ends = []
+    for place in (flat, Place(program)):
+        place.start(Run(begin(program.recipe, 1), sparse(program.recipe), RATES))
+        ends.append(stopped(place).outcome)
+        assert isinstance(ends[-1], State)
+    assert [type(place.update) for place in (flat, place)] == [FlatMomentum, TorchOptimizer]
+    one, other = ends
+    # 17 steps of a few operations each, in units of the last place of float32 (6e-8), for values below 4.
+    assert furthest(one, other) < 17 * 10 * 4 * 6e-8
 
 
 def test_a_place_does_not_remember_a_run_that_diverged() -> None:

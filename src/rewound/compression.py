@@ -123,7 +123,7 @@ def prune(
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
-    for line in outdated(search.plan, search.store, device):
+    for line in outdated(search.plan, search.store, Options(device=device)):
         say(line)
     present = search.present()
     levels: list[LevelReport] = []

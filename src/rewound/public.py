@@ -11,6 +11,7 @@ from rewound.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Batch, Metric, Position, Recipe, Scores
+from rewound.recipes.resident import Part, ResidentRecipe
 from rewound.schedule import Schedule, Segment
 from rewound.sweeps.sweep import Sweep, load_sweep
 from rewound.technique import TECHNIQUES, Facts, Technique
@@ -28,12 +29,14 @@ __all__ = [
     "LevelReport",
     "Mask",
     "Metric",
+    "Part",
     "Position",
     "Profile",
     "PrunedNetwork",
     "Pruner",
     "Reached",
     "Recipe",
+    "ResidentRecipe",
     "Schedule",
     "Scores",
     "Segment",

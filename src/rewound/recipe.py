@@ -9,7 +9,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -69,13 +69,25 @@ class Recipe(ABC):
     epoch_seconds: ClassVar[Mapping[str, float]] = {}
     """Measured seconds of one epoch by device type, for estimates before anything has run."""
 
+    clip_norm: float = field(default=math.inf, kw_only=True)
+    """The largest norm that the gradient of all weights may have in a step; a larger gradient is scaled down to it."""
+    accumulation: int = field(default=1, kw_only=True)
+    """How many batches make a step: it follows the mean of their gradients."""
+
+    def __post_init__(self) -> None:
+        if not self.clip_norm > 0:
+            raise InputError(f"clip-norm must be above 0, not {self.clip_norm:g}; leave it out to clip nothing")
+        if self.accumulation < 1:
+            raise InputError(f"accumulation must be at least 1 batch a step, not {self.accumulation}")
+
     @abstractmethod
     def model(self, seed: int) -> nn.Module:
         """The network with its initial weights, a function of the seed alone."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer; `train` sets the learning rate of its groups at every step."""
+        """The optimizer. At every step `train` sets the learning rate of each group: the schedule's value, times the
+        ratio of the group's own `lr` to the optimizer's default `lr` (law 9)."""
 
     @property
     @abstractmethod
@@ -94,11 +106,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
-        """The endless stream of training batches from `position` on, augmented, on `device`."""
+        """The endless stream of training batches, augmented, on `device`; `position.steps` batches came before it."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The scalar to minimise."""
+        """The scalar to minimise, with all that belongs to it: a penalty on weights, an auxiliary loss."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Scores:
@@ -146,6 +158,19 @@ class Recipe(ABC):
             reason = str(error).strip().partition("\n")[0]
             raise InputError(f"the model of recipe {self.label()} does not take its example(): {reason}") from error
 
+    @cached_property
+    def rate_factors(self) -> tuple[float, ...]:
+        """Each group's own learning rate as a multiple of the optimizer's default one, which follows the schedule."""
+        optimizer = self.optimizer(self.skeleton)
+        base = float(optimizer.defaults.get("lr", 1.0))
+        rates = [float(group.get("lr", base)) for group in optimizer.param_groups]
+        if base == 0 and any(rates):
+            raise InputError(
+                f"the optimizer of recipe {self.label()} has a default lr of 0 and groups with other rates, "
+                "whose ratio to it cannot be told; give the optimizer the schedule's first rate as its lr"
+            )
+        return tuple(rate / base if base else 1.0 for rate in rates)
+
     def __getstate__(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # workers get the fields, not what was cached
 
@@ -155,13 +180,14 @@ class Recipe(ABC):
         return str(vars(cls).get("name", "")) or path_of(cls)
 
     def identity(self) -> dict[str, object]:
-        """What is hashed: name, version, and the fields that differ from their defaults.
+        """What is hashed: name, version, the fields that differ from their defaults, rate factors that are not all 1.
 
         A new field whose default changes nothing therefore leaves every earlier address valid.
         """
         given = {f.name: widened(getattr(self, f.name), f.default) for f in fields(self)}
         changed = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
-        return {"recipe": self.label(), "version": self.version, "fields": changed}
+        factors = {"rates": self.rate_factors} if set(self.rate_factors) - {1.0} else {}
+        return {"recipe": self.label(), "version": self.version, "fields": changed, **factors}
 
     def source_digest(self) -> str:
         """A digest of the file that defines the recipe; kept with results, not hashed into addresses."""
@@ -177,7 +203,7 @@ class Recipe(ABC):
             if name not in defaults:
                 raise InputError(unknown(f"field of {cls.label()}", key, (n.replace("_", "-") for n in defaults)))
             chosen[name] = coerced(f"{cls.label()}.{key}", value, defaults[name])
-        return cls(**chosen)
+        return cls(**chosen)  # type: ignore[arg-type]  # each of its default's type, as checked
 
 
 def changed_fields(recipe: Recipe) -> list[str]:
@@ -195,7 +221,9 @@ def changed_fields(recipe: Recipe) -> list[str]:
 def check_recipe(given: object) -> None:
     """An error for what is no recipe: its name, its class, a model."""
     check_kind("recipe", given, Recipe, "give one, as Digits(), or a model of your own to rewound.epochs")
-    check_class(type(given))  # type: ignore[arg-type]  # a recipe, as checked just above
+    assert isinstance(given, Recipe)  # as checked just above
+    check_class(type(given))
+    Recipe.__post_init__(given)  # a subclass may have one of its own
 
 
 def check_class(task: type[Recipe]) -> None:

@@ -93,26 +93,30 @@ def train(
     model, optimizer = restored(recipe, state, device)
     model.train()
     seed, (prunings, start) = state.seed, state.position
-    batches = recipe.batches(seed, state.position, device)
+    batches = recipe.batches(seed, Position(prunings, start * recipe.accumulation), device)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
     done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
     with (mask or Mask({})).attached(model, optimizer):
         for rate, steps in lr:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            for group, factor in zip(optimizer.param_groups, recipe.rate_factors, strict=True):
+                group["lr"] = rate * factor  # law 9
             for _ in range(steps):
                 # Dropout and its like draw the same, whatever came before.
                 with own_draws(device, fold(seed, prunings, start + done)):
                     optimizer.zero_grad()
-                    if (batch := next(batches, None)) is None:
-                        raise InputError(
-                            f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are "
-                            "endless: begin another pass over the data"
-                        )
-                    loss = recipe.loss(model, batch)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    for _ in range(recipe.accumulation):
+                        if (batch := next(batches, None)) is None:
+                            raise InputError(
+                                f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are "
+                                "endless: begin another pass over the data"
+                            )
+                        loss = recipe.loss(model, batch) / recipe.accumulation
+                        loss.backward()  # type: ignore[no-untyped-call]
+                        losses += loss.detach()
+                    if math.isfinite(recipe.clip_norm):
+                        nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
                     optimizer.step()
-                losses += loss.detach()
                 done += 1
                 if done in marks:
                     mean = losses.item() / (done - since)

@@ -45,7 +45,7 @@ def run_sweep(
         for node in plan.nodes:
             if (result := store.result(node.key)) and ("failed" in result or not is_measured(result)):
                 store.forget(node.key)
-    for line in outdated(plan, store, options.device):
+    for line in outdated(plan, store, options):
         say(line)
     steps = sum(node.steps for node in plan.nodes)
     with progress_of(sweep.name) as show:

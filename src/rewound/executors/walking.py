@@ -21,7 +21,7 @@ def walk(plan: Plan, worker: Worker) -> None:
     """Take ready nodes until none is left; `Paused` when the worker's time is up."""
     watch = Watch(plan, worker.store)
     for opened in watch.open:
-        made_by(opened, worker.device)  # looks at the sources now: they may be edited while their code runs
+        made_by(opened, worker.options)  # looks at the sources now: they may be edited while their code runs
     watch.look()
     fleet: Fleet | None = None
     while len(watch.status) < len(plan.nodes):

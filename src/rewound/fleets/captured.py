@@ -1,80 +1,83 @@
 """One training step as functions of tensors, compiled once for all runs of a recipe on a device.
 
-    batch    data positions -> augmented images      counter-based draws (`randomness`): those of `recipe.batches`
-    loss     weights, buffers, images -> loss        the backward pass is compiled with it
-    update   g = m (.) dL/dW + decay W;  v = momentum v + g;  W -= lr v
+    batch    data positions -> a batch               counter-based draws (`randomness`): those of `recipe.batches`
+    loss     weights, buffers, batch -> loss         the backward pass is compiled with it
+    update   gradients -> new weights and slots      the recipe's optimizer (`updates`)
 
-Weights, momenta, gradients and mask are flat buffers, of which the parameters are views: the update is one kernel.
+Any recipe whose data stays on the device (`ResidentRecipe`) has such a step, with one of torch's own optimizers. Draws
+inside the loss, such as dropout, come from a generator that is seeded for each step (law 1).
 """
 
-import copy
 import gc
-import math
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
+from rewound.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.recipe import Batch, Recipe
-from rewound.recipes.images import ImageClassification
-
-_ALIGN = 4  # floats, 16 bytes: inductor copies an input that is aligned less
+from rewound.recipes.resident import ResidentRecipe
 
 
-def capturable(recipe: Recipe) -> TypeGuard[ImageClassification]:
-    """Whether a step of the recipe is what `Place` does: resident images, momentum SGD of all weights, no own draws."""
-    if not isinstance(recipe, ImageClassification) or type(recipe).batches is not ImageClassification.batches:
+def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe]:
+    """Whether a step of the recipe is what `Place` does; decided by its kind, its optimizer and one loss."""
+    if not isinstance(recipe, ResidentRecipe) or type(recipe).batches is not ResidentRecipe.batches:
         return False
-    parameters = list(recipe.skeleton.parameters())
-    sgd = recipe.optimizer(recipe.skeleton)
     return (
-        type(sgd) is torch.optim.SGD
-        and len(sgd.param_groups) == 1
-        and {id(parameter) for parameter in sgd.param_groups[0]["params"]}
-        == {id(parameter) for parameter in parameters}
-        and not sgd.param_groups[0]["dampening"]
-        and not sgd.param_groups[0]["maximize"]
-        and recipe.batch_size <= recipe.train_size
-        and all(parameter.dtype == torch.float32 for parameter in parameters)
-        and not any(isinstance(module, _DropoutNd) for module in recipe.skeleton.modules())
-        and _repeats(recipe)
+        all(part.batch_size * recipe.accumulation <= part.examples for part in recipe.parts)
+        and (recipe.accumulation == 1 or len(recipe.parts) == 1)
+        and captures(recipe.optimizer(recipe.skeleton))
+        and _trial(recipe, device).repeats
     )
 
 
-def _repeats(recipe: ImageClassification) -> bool:
-    """Whether a loss draws nothing, reaches every weight and keeps its buffers where they are: tried on two images."""
-    model = copy.deepcopy(recipe.skeleton).train()
-    buffers = dict(model.named_buffers())
-    with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        loss = recipe.loss(model, (torch.cat(recipe.example() * 2), torch.zeros(2, dtype=torch.int64)))
-        drew = not torch.equal(before, torch.get_rng_state())
+class Trial(NamedTuple):
+    """What was seen when one loss was computed and differentiated."""
+
+    draws: bool
+    """Whether it draws from torch's generator of the device."""
+    repeats: bool
+    """Whether a graph can repeat it: it draws nothing on the host, and keeps its buffers where they are."""
+    reached: frozenset[str]
+    """The parameters that got a gradient."""
+
+
+@lru_cache(maxsize=8)
+def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
+    """One loss of two examples."""
+    model = recipe.model(0).to(device).train()
+    buffers, first = dict(model.named_buffers()), torch.arange(2, device=device)
+    batch = recipe.assembled(recipe.resident(device), 0, first, 0, first)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        before = _host_draws(), _drawn(device)
+        loss = recipe.loss(model, batch)
+        after = _host_draws(), _drawn(device)
     loss.backward()  # type: ignore[no-untyped-call]
-    reached = all(parameter.grad is not None for parameter in model.parameters())
-    return not drew and reached and all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    on_host = device.type == "cuda" and before[0] != after[0]
+    kept = all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    reached = frozenset(name for name, parameter in model.named_parameters() if parameter.grad is not None)
+    python = before[0][1:] != after[0][1:]
+    return Trial(before[1] != after[1], kept and not on_host and not python, reached)
 
 
-class Span(NamedTuple):
-    """Where a parameter lies in the flat buffers; `order` sorts its dimensions by their strides."""
-
-    name: str
-    shape: torch.Size
-    order: tuple[int, ...]
-    offset: int
-
-    def of(self, flat: Tensor) -> Tensor:
-        stored = [self.shape[dim] for dim in self.order]
-        return flat[self.offset : self.offset + math.prod(stored)].view(stored).permute(_inverse(self.order))
+def _host_draws() -> tuple[bytes, object, object]:
+    """Where the generators of the host stand: torch's, Python's and numpy's."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
 
 
-def _inverse(order: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _drawn(device: torch.device) -> bytes:
+    """Where torch's generator of the device stands."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return state.numpy().tobytes()
 
 
 class _Objective(nn.Module):
@@ -84,77 +87,77 @@ class _Objective(nn.Module):
         super().__init__()
         self.recipe, self.network = recipe, network
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.recipe.loss(self.network, (images, labels))
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.recipe.loss(self.network, batch)
 
 
 class Program:
-    """What all runs of a recipe on a device share: the data, the layout of the weights, the compiled functions."""
+    """What all runs of a recipe on a device share: the data, the names of its tensors, the compiled functions."""
 
-    def __init__(self, recipe: ImageClassification, device: torch.device, backend: str | None) -> None:
+    def __init__(self, recipe: ResidentRecipe, device: torch.device, backend: str | None) -> None:
         self.recipe, self.device = recipe, device
-        self.images = recipe.images(device)
-        self.offsets = torch.arange(recipe.batch_size, device=device)
+        self.data, self.parts = recipe.resident(device), recipe.parts
+        self.offsets = [torch.arange(part.batch_size, device=device) for part in self.parts]
         template = self.model()
-        self.spans: list[Span] = []
-        self.size = 0
-        for name, parameter in template.named_parameters():
-            order = tuple(sorted(range(parameter.ndim), key=lambda dim, p=parameter: -p.stride(dim)))  # type: ignore[misc]
-            self.spans.append(Span(name, parameter.shape, order, self.size))
-            self.size += -(-parameter.numel() // _ALIGN) * _ALIGN
-        self.padding = torch.zeros(_ALIGN, device=device)
         # Batch normalisation counts its batches one kernel per layer; the count is not read, so `Place` counts.
         for module in template.modules():
             if counts(module):
                 module.num_batches_tracked = None  # type: ignore[assignment]  # as track_running_stats=False has it
+        self.parameters = [name for name, _ in template.named_parameters()]
         self.buffers = [name for name, _ in template.named_buffers()]
         self.objective = _Objective(recipe, template)
-        group = recipe.optimizer(template).param_groups[0]
-        self.momentum, self.decay = float(group["momentum"]), float(group["weight_decay"])
-        self.nesterov = bool(group["nesterov"])
+        self.trial = _trial(recipe, device)
+
         # Functions of tensors alone, so that one compilation serves every place.
-        compiled = (lambda f: f) if backend is None else (lambda f: torch.compile(f, backend=backend, dynamic=False))
-        self.batch: Callable[[Tensor, Tensor, Tensor], Batch] = compiled(self._batch)
-        self.loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor], Tensor] = compiled(self._loss)
-        self.update: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = compiled(self._update)
+        def compiled(function: Callable[..., None]) -> Callable[..., None]:
+            return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
+
+        optimizer, clip = recipe.optimizer(template), recipe.clip_norm
+        flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters)
+        self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
+        self.batch: Callable[[int, Tensor, Tensor, Tensor], Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
+        self.loss: Callable[..., Tensor] = compiled(self._loss)  # type: ignore[assignment, arg-type]
 
     def model(self) -> nn.Module:
         model = self.recipe.model(0).to(self.device)
         return model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload, no-any-return]
 
-    def flattened(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients as pieces of a flat buffer, in the order of the weights in memory, whatever their own is."""
-        pieces = []
-        for span, gradient in zip(self.spans, gradients, strict=True):
-            pieces.append(gradient.permute(span.order).reshape(-1))
-            if rest := -gradient.numel() % _ALIGN:
-                pieces.append(self.padding[:rest])
-        return pieces
+    def update(self, model: nn.Module) -> Update:
+        """What moves the weights of a model of the recipe."""
+        if self.momentum is not None:
+            return FlatMomentum(model, self.momentum)
+        recipe = self.recipe
+        return TorchOptimizer(
+            model,
+            recipe.optimizer(model),
+            factors=recipe.rate_factors,
+            clip_norm=recipe.clip_norm,
+            prunable=recipe.shapes,
+            reached=self.trial.reached,
+        )
 
-    def _batch(self, orders: Tensor, position: Tensor, key: Tensor) -> Batch:
-        recipe, images = self.recipe, self.images
-        counters = position * recipe.batch_size + self.offsets
-        chosen = orders[counters % (2 * recipe.train_size)]
-        inputs = recipe.augmented(images.train[chosen], key, counters)
-        return inputs.contiguous(memory_format=torch.channels_last), images.train_labels[chosen]
+    def _batch(self, part: int, orders: Tensor, position: Tensor, key: Tensor) -> Batch:
+        examples, size = self.parts[part]
+        counters = position * size + self.offsets[part]
+        batch = self.recipe.assembled(self.data, part, orders[counters % (2 * examples)], key, counters)
+        return tuple(_channels_last(tensor) for tensor in batch)
 
-    def _loss(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], images: Tensor, labels: Tensor) -> Tensor:
-        names = [f"network.{name}" for name in (*(span.name for span in self.spans), *self.buffers)]
-        tensors = dict(zip(names, [*weights, *buffers], strict=True))
-        loss: Tensor = functional_call(self.objective, tensors, (images, labels))
-        return loss
+    def _loss(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], *batch: Tensor) -> Tensor:
+        names = [f"network.{name}" for name in (*self.parameters, *self.buffers)]
+        loss: Tensor = functional_call(self.objective, dict(zip(names, [*weights, *buffers], strict=True)), batch)
+        return loss / self.recipe.accumulation
 
-    def _update(self, weights: Tensor, momenta: Tensor, mask: Tensor, gradient: Tensor, lr: Tensor) -> None:
-        # The mask first: decay of a weight that is zero is zero, so weight and momentum stay so (law 3).
-        gradient = gradient.masked_fill(mask == 0, 0) + self.decay * weights
-        momenta.mul_(self.momentum).add_(gradient)  # from zero this is the gradient, as SGD's first step has it
-        weights.sub_(lr * (gradient + self.momentum * momenta if self.nesterov else momenta))
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Images as convolutions take them fastest."""
+    images = tensor.ndim == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
 
 _made: dict[tuple[Recipe, torch.device], Program] = {}
 
 
-def program(recipe: ImageClassification, device: torch.device) -> Program:
+def program(recipe: ResidentRecipe, device: torch.device) -> Program:
     """The program of a recipe, compiled once and kept until another is asked for: what it holds is device memory."""
     if (recipe, device) not in _made:
         _made.clear()

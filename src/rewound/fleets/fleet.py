@@ -65,7 +65,7 @@ class Fleet:
     ) -> None:
         self.recipe, self.device = recipe, torch.device(device)
         self._program: Program | None = None
-        if self.device.type == "cuda" and not plain and capturable(recipe):
+        if self.device.type == "cuda" and not plain and capturable(recipe, self.device):
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
             self._program = program(recipe, self.device)

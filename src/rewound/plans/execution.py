@@ -14,6 +14,7 @@ import torch
 
 from rewound.devices import device_named
 from rewound.errors import Diverged, InputError, few
+from rewound.fleets.captured import capturable
 from rewound.fleets.fleet import Fleet
 from rewound.fleets.place import Run
 from rewound.history import Pruned, described, own_functions
@@ -129,7 +130,7 @@ class Job:
         if "begin" in notes:
             self.begin, self.after = notes["begin"], notes.get("after")
         self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], notes["seconds"]
-        today, made = made_by(self.node, self.worker.device), notes.get("made", {})
+        today, made = made_by(self.node, self.worker.options), notes.get("made", {})
         if differing := [name for name in made if today.get(name) != made[name]]:
             self.worker.say(
                 f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
@@ -168,7 +169,7 @@ class Job:
             seconds=self.seconds,
             begin=self.begin,
             after=self.after,
-            made=made_by(self.node, self.worker.device),
+            made=made_by(self.node, self.worker.options),
         )
         self.worker.store.save(self.node.key, state, self.mask, draft=notes)
         self.saved = time.perf_counter()
@@ -204,7 +205,7 @@ class Job:
             "steps": self.node.state.steps - self.begin,
             "seconds": self.seconds,
             "curve": self.curve,
-            "made": made_by(self.node, self.worker.device),
+            "made": made_by(self.node, self.worker.options),
         }
 
 
@@ -235,8 +236,9 @@ def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
         result["layers"][name] = LayerCount(kept=kept, total=total, flops=flops.get(name, 0))
 
 
-def made_by(node: Node, device: torch.device) -> dict[str, str]:
+def made_by(node: Node, options: Options) -> dict[str, str]:
     """What a result depends on beside its address; told when a stored one differs from today's."""
+    device = device_named(options.device)
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "source": node.recipe.source_digest(),
@@ -244,4 +246,10 @@ def made_by(node: Node, device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": kind,
+        **({"step": _kind_of_step(node.recipe, device, options)} if device.type == "cuda" else {}),
     }
+
+
+def _kind_of_step(recipe: Recipe, device: torch.device, options: Options) -> str:
+    """Captured and compiled steps round otherwise than plain ones, and draw other dropout."""
+    return "captured" if not options.plain and capturable(recipe, device) else "plain"

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from rewound.devices import device_kind, device_named
+from rewound.devices import device_kind
 from rewound.plans.execution import made_by
+from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
 from rewound.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.quantities import counted, sized, spoken
@@ -83,12 +84,12 @@ def _bytes(recipe: Recipe) -> int:
     return 2 * parameters + parameters // 32  # weights, one slot each, a bit of mask per weight
 
 
-def outdated(plan: Plan, store: Store, device: str) -> list[str]:
+def outdated(plan: Plan, store: Store, options: Options) -> list[str]:
     """One line where stored results were made by another source, library or device than today's."""
     differing: Counter[str] = Counter()
     for node in plan.nodes:
         if (result := store.result(node.key)) is not None:
-            today, made = made_by(node, device_named(device)), result["made"]
+            today, made = made_by(node, options), result["made"]
             differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []

@@ -1,12 +1,12 @@
 """What the image classification recipes share: resident data, random shifts, momentum SGD, accuracy.
 
-The data lives on the training device as bytes. The order of an epoch and every shift are counter-based draws
-(`randomness`), so a batch is a function of (seed, prunings, step) and the stream can be entered anywhere.
+The data lives on the training device as bytes (`resident`). The order of an epoch and every shift are counter-based
+draws (`randomness`), so a batch is a function of (seed, prunings, step) and the stream can be entered anywhere.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from rewound.errors import InputError
 from rewound.randomness import fold, integers, permutation
-from rewound.recipe import Batch, Position, Recipe, Scores
+from rewound.recipe import Batch, Scores
+from rewound.recipes.resident import Part, ResidentRecipe
 from rewound.schedule import Schedule
 
 _EVALUATION_BATCH = 1000
@@ -46,7 +47,7 @@ def split(held: Tensor, labels: Tensor, split_seed: int) -> tuple[Tensor, Tensor
 
 
 @dataclass(frozen=True)
-class ImageClassification(Recipe):
+class ImageClassification(ResidentRecipe):
     """A classifier trained by momentum SGD along a step schedule on shifted images."""
 
     epochs: float = 1.0
@@ -59,6 +60,7 @@ class ImageClassification(Recipe):
     split_seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("epochs", "batch_size", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
@@ -90,10 +92,6 @@ class ImageClassification(Recipe):
         return self.standardised(shifted(images, self.shift, key, counters))
 
     @property
-    def steps_per_epoch(self) -> float:
-        return self.train_size / self.batch_size
-
-    @property
     def training_epochs(self) -> float:
         return self.epochs
 
@@ -113,27 +111,18 @@ class ImageClassification(Recipe):
             weight_decay=self.weight_decay,
         )
 
-    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
-        images = self.images(device)
-        key = fold(seed, position.prunings, "augmentation")
-        offsets = torch.arange(self.batch_size, device=device)
-        epoch, order = -1, torch.empty(0)
-        step = position.steps
-        while True:
-            counters = step * self.batch_size + offsets  # batches straddle the ends of epochs
-            first, last = (n // self.train_size for n in (step * self.batch_size, (step + 1) * self.batch_size - 1))
-            if first != epoch:
-                epoch, order = first, self._order(seed, position.prunings, first, device)
-            chosen = order[counters % self.train_size]
-            if last != first:
-                following = self._order(seed, position.prunings, last, device)
-                chosen = torch.where(counters < last * self.train_size, chosen, following[counters % self.train_size])
-                epoch, order = last, following
-            yield self.augmented(images.train[chosen], key, counters), images.train_labels[chosen]
-            step += 1
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(self.train_size, self.batch_size),)
 
-    def _order(self, seed: int, prunings: int, epoch: int, device: torch.device) -> Tensor:
-        return permutation(fold(seed, prunings, "order", epoch), self.train_size, device)
+    def resident(self, device: torch.device) -> Images:
+        return self.images(device)
+
+    def assembled(
+        self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
+    ) -> Batch:
+        images, labels = data[:2]
+        return self.augmented(images[chosen], key, counters), labels[chosen]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
