@@ -107,6 +107,7 @@ def test_gradients_of_checkpointed_layers_are_masked_before_clipping(reentrant: 
             assert all_zero(gradient[~kept])
 
 
+@pytest.mark.numeric
 def test_channels_last_is_the_product_as_well() -> None:
     make = OPTIMIZERS["sgd-momentum-decay"]
     model = network(torch.channels_last)
@@ -134,6 +135,7 @@ def test_a_low_precision_weight_is_masked_in_its_own_precision() -> None:
         assert all_zero(pruned_values(model, mask))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.usefixtures("float64")  # compiled sums may be rounded otherwise, and a ReLU must not see it
 def test_a_compiled_model_trains_as_the_plain_one_does(backend: str) -> None:

@@ -46,6 +46,7 @@ def test_training_in_any_pieces_is_training_in_one(cuts: set[int], kind: str, ma
     assert same_under(mask, in_pieces(recipe, start, mask, whole(recipe), sorted(cuts)), expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("cut", [1, 9, 10, 18])
 def test_composition_holds_for_digits(cut: int) -> None:
     """A residual network with augmentation; batches 9 and 18 straddle the ends of epochs."""

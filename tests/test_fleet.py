@@ -131,6 +131,7 @@ def placed(
     return fleet
 
 
+@pytest.mark.numeric
 @pytest.mark.usefixtures("float64")
 def test_a_fleet_of_places_ends_branches_and_fails_like_one_of_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Digits64(blocks=(1,), widths=(8,))

@@ -75,6 +75,7 @@ def standardised_by_hand(image: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / max(values.std(), 1 / np.sqrt(3072))
 
 
+@pytest.mark.numeric
 def test_cifar_images_are_standardised_one_by_one() -> None:
     images = bytes_like_cifar(5)
     images[1] = 200  # constant
@@ -85,6 +86,7 @@ def test_cifar_images_are_standardised_one_by_one() -> None:
     assert bool((ResNet20().standardised(images)[1] == 0).all())
 
 
+@pytest.mark.numeric
 def test_cifar_images_are_padded_cropped_flipped_and_then_standardised() -> None:
     images, key, counters = bytes_like_cifar(40), 11, torch.arange(1000, 1040)
     down, right = (integers(key, 2 * counters + n, 9).tolist() for n in (0, 1))
@@ -101,6 +103,7 @@ def test_cifar_images_are_padded_cropped_flipped_and_then_standardised() -> None
     assert len(set(down)) == len(set(right)) == 9
 
 
+@pytest.mark.numeric
 def test_bfloat16_computes_in_bfloat16_and_its_loss_in_float32() -> None:
     images, labels = ResNet20().standardised(bytes_like_cifar(4)), torch.arange(4)
     recipe, model = ResNet20(precision="bfloat16"), ResNet20().model(1)

@@ -91,6 +91,7 @@ def test_large_truncated_normal_has_its_moments() -> None:
     assert (weight.abs() < 1 / 0.8796).double().mean().item() == pytest.approx(0.7152, abs=0.005)
 
 
+@pytest.mark.numeric
 def test_weights_come_from_the_generator_alone() -> None:
     random = torch.random.get_rng_state()
     first, again, other = resnet(seed=1).state_dict(), resnet(seed=1).state_dict(), resnet(seed=2).state_dict()
@@ -110,6 +111,7 @@ def test_the_momentum_of_the_normalisation_reaches_every_layer() -> None:
 # Ways of running it
 
 
+@pytest.mark.numeric
 def test_channels_last_gives_the_same() -> None:
     net, x = resnet().double().eval(), torch.rand(2, 3, 32, 32, dtype=torch.float64)
     expected = net(x)
@@ -118,6 +120,7 @@ def test_channels_last_gives_the_same() -> None:
     assert torch.allclose(net(x.contiguous(memory_format=torch.channels_last)), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.numeric
 def test_compiles_to_one_graph() -> None:
     net, x = resnet(8).eval(), torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(net, backend="eager", fullgraph=True)
@@ -135,6 +138,7 @@ def unpack(bits: Tensor, weight: Tensor) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=weight.numel())).reshape(weight.shape).bool()
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 def test_six_golden_steps(paper: Path) -> None:
     """Network, pruning, optimizer and masked steps are those that everything else uses."""

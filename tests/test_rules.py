@@ -41,6 +41,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("technique", ["ADAPTIVE", "REWOUND"])
 def test_a_rule_draws_the_rates_of_every_level(technique: str) -> None:
     loop = Loop()

@@ -46,6 +46,7 @@ def test_what_is_yielded_is_live_and_a_clone_is_not() -> None:
     assert live.slots["step/0.weight"].item() == 12
 
 
+@pytest.mark.numeric
 def test_the_loss_is_the_mean_since_the_stop_before() -> None:
     recipe = Dropped()
     each = [state.loss for state in train(recipe, begin(recipe, 3), lr=whole(recipe), stops=range(1, STEPS))]

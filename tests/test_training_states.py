@@ -81,6 +81,7 @@ def test_training_does_not_touch_the_state_it_starts_from() -> None:
     assert same(state, before)
 
 
+@pytest.mark.numeric
 def test_lr_rewinding_keeps_the_slots_and_moves_only_the_schedule() -> None:
     recipe = Dropped("sgd")
     end = last(train(recipe, begin(recipe, 3), lr=whole(recipe)))
