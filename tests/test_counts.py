@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rewound import Pruner, epochs
 from rewound.pruning.counts import Counts, counts_of
+from rewound.pruning.cutting import kept_count
 from rewound.pruning.mask import Mask
 
 
@@ -26,6 +28,37 @@ def test_a_tied_weight_counts_once_even_if_it_is_masked_under_two_names() -> Non
 
 
 def test_a_small_part_is_said_loudly() -> None:
-    Counts(kept=10, selected=50, network=100).warn_of_small_part()
+    Counts(kept=10, selected=25, network=100).warn_of_small_part()
     with pytest.warns(UserWarning, match=r"only 5\.0% of the network's 2,000 parameters .* at most 1\.05x smaller"):
         Counts(kept=100, selected=100, network=2000).warn_of_small_part()
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a small one beside it that trains, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(40, 40).requires_grad_(False)
+        self.down, self.up = nn.Linear(40, 2, bias=False), nn.Linear(2, 40, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_an_own_loop_says_what_its_compression_is_of_the_whole_network() -> None:
+    model, said = Adapted(), list[str]()
+    sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    with pytest.warns(
+        UserWarning, match=r"^only 8\.9% of the network's 1,800 parameters .* at most 1\.10x smaller"
+    ) as told:
+        run = epochs(1, model, sgd, compression=4, one_shot=True, pruner=Pruner(floor=0.1), say=said.append)
+    assert [each.filename for each in told] == [__file__]
+    for _ in run:
+        sgd.zero_grad()
+        model(torch.randn(8, 40)).square().mean().backward()
+        sgd.step()
+    # 160 weights of 1,800 are pruned to 40: 1,800 / 1,680 = 1.07.
+    assert said[0].endswith("by lr-rewinding to 4x (1.07x of the whole network): 2 epochs")
+    assert said[-1] == "level 1 of 1: 4.00x (density 0.25), 1.07x of the whole network, epoch 2 of 2"
+    assert run.levels[0].network_compression == 1
+    assert run.levels[1].network_compression == 1800 / (1800 - 160 + kept_count(160, 0.25))

@@ -81,7 +81,7 @@ def test_epochs_are_counted_on_and_the_rest_is_told(technique: str) -> None:
     assert loop.seen == [(epoch, *rest) for epoch, rest in enumerate(expected)]
     assert len(run) == len(loop.seen)
     assert [reached.density for reached in run.levels] == [1.0, 0.8, pytest.approx(1 / 1.5)]
-    assert loop.said[0].endswith(f"by {technique} to 1.5x: {len(run)} epochs")
+    assert loop.said[0].endswith(f"by {technique} to 1.5x (1.33x of the whole network): {len(run)} epochs")
 
 
 def test_rewinding_repeats_the_dense_rates_and_fine_tuning_holds_the_last() -> None:
@@ -187,6 +187,7 @@ def test_tied_weights_are_pruned_once_and_stay_tied() -> None:
 FROZEN = "not trained by this optimizer, and so not pruned unless that changes before the first pruning: 0.weight"
 
 
+@pytest.mark.filterwarnings("ignore:only 24.6% of the network")
 @pytest.mark.parametrize("adopt", [False, True])
 @pytest.mark.parametrize("how", ["frozen", "not in the optimizer"])
 def test_weights_that_are_not_trained_are_not_pruned_and_not_counted(how: str, adopt: bool, tmp_path: Path) -> None:
@@ -208,6 +209,7 @@ def test_weights_that_are_not_trained_are_not_pruned_and_not_counted(how: str, a
     assert run.mask.kept == Pruner().kept({"3.weight": (3, 16)}, 0.5)
 
 
+@pytest.mark.filterwarnings("ignore:only 24.6% of the network")
 def test_what_is_unfrozen_in_the_dense_run_is_pruned() -> None:
     loop = Loop()
     loop.model[0].requires_grad_(False)  # type: ignore[index]
@@ -233,6 +235,7 @@ def test_what_is_frozen_when_the_dense_run_ends_is_named_then() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:only 24.6% of the network")
 def test_what_is_skipped_anyway_needs_no_word() -> None:
     loop = Loop()
     loop.model[0].requires_grad_(False)  # type: ignore[index]

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import Level, goals, levels
 from rewound.errors import InputError, as_number, as_whole, check_kind, shown
 from rewound.loops.joint import optimizer_kind
+from rewound.pruning.counts import Counts, parameter_count
 from rewound.pruning.mask import plain_parameters
 from rewound.pruning.prunable import prunable_weights
 from rewound.pruning.pruner import Pruner, check_memory
@@ -95,12 +96,13 @@ class Course:
         source = self.levels[0].weights_from
         return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
 
-    def told(self, done: int) -> str:
+    def told(self, done: int, network_compression: float) -> str:
         """One line for a person, when so many epochs are done."""
         dense = f"{counted(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
         levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, 'epoch')}"
         whole = counted(self.epochs, "epoch") + (f", {done:,} of them done" if done else "")
-        return f"rewound: {dense}{levels} by {self.technique} to {self.compression:g}x: {whole}"
+        goal = f"{self.compression:g}x ({network_compression:.2f}x of the whole network)"
+        return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """What must stay the same for a run to be continued, as plain data."""
@@ -135,6 +137,12 @@ class Course:
             )
         shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
         self.pruner.kept(shapes, self.levels[-1].density, model=model)
+
+    def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
+        """How many weights would be pruned as things stand, all of them kept so far."""
+        trained = trained_weights(model, optimizer)
+        selected = sum(trained[name].numel() for name in self.pruner.selected(trained, model))
+        return Counts(selected, selected, parameter_count(model))
 
     def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
         """The weights that would be pruned if they were trained."""

@@ -22,6 +22,8 @@ from rewound.loops.rewinding import begin_level
 from rewound.loops.rules import recording_of
 from rewound.loops.run import Run
 from rewound.loops.schedulers import resting
+from rewound.pruning.counts import counts_of
+from rewound.pruning.mask import Mask
 
 SAVE_SECONDS = 60.0
 """How much work a killed process loses, at most, beside the epoch it was in."""
@@ -91,7 +93,9 @@ class _Iteration:
         run, course, subjects = self.run, self.course, self.subjects
         resume_or_begin(run, self._folder)
         run.progress.check_reports(course.max_drop, run.path)
-        run.say(course.told(run.progress.epoch))
+        mask = run.progress.mask
+        counts = course.counts(subjects.model, subjects.optimizer) if mask is None else counts_of(subjects.model, mask)
+        run.say(course.told(run.progress.epoch, counts.at(course.levels[-1].density).network_compression))
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
             run.say(f"{why}: {few(self._untrained)}")
@@ -168,7 +172,10 @@ class _Iteration:
                 "max_drop needs run.report(accuracy=...) of the adopted network, before the loop; report it, on rank 0 "
                 "at least"
             )
-        progress.reached.append(progress.reached_at(run.present.density, progress.epoch))
+        reached = progress.reached_at(run.present.density, progress.epoch)
+        mask = progress.mask if progress.mask is not None else Mask({})
+        whole = counts_of(self.subjects.model, mask).network_compression
+        progress.reached.append(reached._replace(network_compression=whole))
         self._keep_level(progress.returned(max_drop))
         self._saved_at = time.monotonic()
         run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs))

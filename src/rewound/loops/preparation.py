@@ -86,10 +86,10 @@ def epochs(
     >>> for epoch in run:
     ...     model(torch.randn(16, 8)).square().mean().backward()
     ...     sgd.step()
-    rewound: 2 dense epochs, then 2 levels of 2 epochs by lr-rewinding to 1.5x: 6 epochs
+    rewound: 2 dense epochs, then 2 levels of 2 epochs by lr-rewinding to 1.5x (1.44x of the whole network): 6 epochs
     dense, epoch 2 of 6
-    level 1 of 2: 1.25x (density 0.8), epoch 4 of 6
-    level 2 of 2: 1.50x (density 0.6667), epoch 6 of 6
+    level 1 of 2: 1.25x (density 0.8), 1.24x of the whole network, epoch 4 of 6
+    level 2 of 2: 1.50x (density 0.6667), 1.44x of the whole network, epoch 6 of 6
     >>> run.mask
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
@@ -159,6 +159,7 @@ def _check_subjects(course: Course, subjects: Subjects) -> None:
     if not course.adopt:
         check_given(subjects.schedulers, subjects.optimizer)
     course.check(subjects.model, subjects.optimizer)
+    course.counts(subjects.model, subjects.optimizer).warn_of_small_part()
     subjects.check()
     check_beside(subjects)
     trained = trained_weights(subjects.model, subjects.optimizer)

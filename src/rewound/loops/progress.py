@@ -28,14 +28,18 @@ class Reached(NamedTuple):
     metric: str = "accuracy"
     """What the value is called."""
     higher_is_better: bool = True
+    network_compression: float | None = None
+    """Of all parameters of the network, where `1 / density` is of the pruned ones; None in earlier checkpoints."""
 
     def told(self, levels: int, epochs: int) -> str:
         """One line for a person.
 
-        >>> Reached(3, 0.512, 360, 0.912).told(levels=11, epochs=1080)
-        'level 3 of 11: 1.95x (density 0.512), epoch 360 of 1,080, accuracy 0.912'
+        >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).told(levels=11, epochs=1080)
+        'level 3 of 11: 1.95x (density 0.512), 1.90x of the whole network, epoch 360 of 1,080, accuracy 0.912'
         """
         which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
+        if self.network_compression is not None:
+            which += f", {self.network_compression:.2f}x of the whole network"
         told = "" if self.value is None else f", {self.metric} {self.value:g}"
         return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
 
@@ -56,8 +60,12 @@ class ProgressState(TypedDict):
     steps: int
     mask: MaskState | None
     recording: RecordingState
-    reached: list[tuple[int, float, int, float | None] | tuple[int, float, int, float | None, str, bool]]
-    """Earlier files have neither the metric's name nor its direction in each."""
+    reached: list[
+        tuple[int, float, int, float | None]
+        | tuple[int, float, int, float | None, str, bool]
+        | tuple[int, float, int, float | None, str, bool, float | None]
+    ]
+    """Earlier files have neither the metric's name nor its direction in each, nor what the whole network is."""
     densities: list[float]
     facts: NotRequired[tuple[float, float] | None]
     accuracy: float | None

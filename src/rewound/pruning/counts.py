@@ -49,8 +49,8 @@ class Counts(NamedTuple):
         return f"{self.compression:.2f}x of the pruned weights, {self.network_compression:.2f}x of the whole network"
 
     def warn_of_small_part(self) -> None:
-        """Warn if less than half of the network is pruned: no compression of it then makes the network 2x smaller."""
-        if 2 * self.selected < self.network:
+        """Warn if less than a quarter of the network is pruned: whatever its compression, the network loses no more."""
+        if 4 * self.selected < self.network:
             most, part = _ratio(self.network, self.network - self.selected), self.selected / self.network
             warn(
                 f"only {part:.1%} of the network's {self.network:,} parameters are selected for pruning: however far "
