@@ -34,7 +34,7 @@ def test_then_the_import_path() -> None:
 
 def test_an_imported_thing_may_have_to_be_of_a_kind() -> None:
     assert lookup("thing", "math:pi", TABLE, float) == pytest.approx(3.14159265)
-    with pytest.raises(InputError, match=r"^thing 'math:pi' is a float, not a str$"):
+    with pytest.raises(InputError, match=r"^thing 'math:pi' is a float, not a str; name one that is$"):
         lookup("thing", "math:pi", TABLE, str)
 
 
@@ -70,6 +70,34 @@ def test_what_cannot_be_imported_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"^cannot import score '{name}': .+") as error:
         imported("score", name)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "remedy"),
+    [
+        ("import no_such_package", "x", "install no_such_package, which own_module imports$"),
+        ("def x(:", "x", r"own_module.py, line 1\); correct that line$"),
+        ("raise SystemExit(3)", "x", "own_module ends the process when it is imported; put what it does under if"),
+        ("relative = 1", "relativ", "has no attribute 'relativ'; did you mean relative[?]$"),
+        ("relative = 1", "", "with a name that is in the module$"),
+    ],
+)
+def test_an_import_that_fails_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, remedy: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    (tmp_path / "own_module.py").write_text(f"{text}\n")
+    importlib.invalidate_caches()
+    with pytest.raises(InputError, match=remedy) as error:
+        imported("score", f"own_module:{name}")
+    assert "\n" not in str(error.value)
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+
+
+def test_a_module_that_is_not_there_is_started_for_elsewhere_or_installed() -> None:
+    with pytest.raises(InputError, match=r"No module named 'nowhere'; start in the folder that has it, or install it$"):
+        imported("recipe", "nowhere.tasks:Task")
 
 
 @pytest.mark.parametrize("thing", [NoneTheLess, NoneTheLess.Inner, path_of, Digits])

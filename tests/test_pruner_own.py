@@ -156,5 +156,51 @@ def test_a_score_is_blamed_neither_for_a_network_that_diverged_nor_for_what_is_p
 def test_unknown_words_are_errors(field: str) -> None:
     with pytest.raises(InputError, match=f"unknown {field} 'magnitud'"):
         Pruner(**{field: "magnitud"})
-    with pytest.raises(InputError, match=f"{field} 'math:pi' is a float, not a function"):
+    with pytest.raises(InputError, match=rf"{field} 'math:pi' must be a Python function \(.*\), not a float"):
         Pruner(**{field: "math:pi"})
+
+
+CALLED: list[object] = []
+
+
+def called(*given: object) -> None:
+    CALLED.append(given)
+
+
+def removes(path: str, ignore_errors: bool = False, onerror: object = None) -> None:
+    CALLED.append(path)
+
+
+def other_order(name: str, weight: Tensor, seed: int) -> Tensor:
+    return weight
+
+
+def unused(weight: Tensor, _name: str, _seed: int) -> Tensor:
+    return weight.abs()
+
+
+class Callable:
+    def __init__(self, names: object) -> None:
+        CALLED.append(names)
+
+
+@pytest.mark.parametrize("field", ["score", "scope", "pattern"])
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("os:system", "not a builtin_function_or_method"),
+        ("test_pruner_own:called", r"but its parameters are \(given\); rename them if it is a"),
+        ("test_pruner_own:removes", r"but its parameters are \(path, ignore_errors, onerror\)"),
+        ("test_pruner_own:other_order", r"but its parameters are \(name, weight, seed\)"),
+        ("test_pruner_own:Callable", "not a type"),
+        ("shutil:rmtree", r"but its parameters are \(path, ignore_errors"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_before_it_is_called(field: str, path: str, says: str) -> None:
+    with pytest.raises(InputError, match=f"^{field} '{path}' must be a Python function .*{says}"):
+        Pruner(**{field: path})
+    assert CALLED == []
+
+
+def test_parameters_may_be_marked_as_unused() -> None:
+    assert Pruner(score="test_pruner_own:unused").score == "test_pruner_own:unused"

@@ -71,6 +71,15 @@ BAD = {
     "unknown key of levels": (with_lines(levels="{ keeps = 0.5, count = 1 }"), "'keeps'; did you mean 'keep'?"),
     "unknown key of pruner": (with_lines(pruner='{ scores = "random" }'), "'scores'; did you mean 'score'"),
     "unknown score": (with_lines(pruner='{ score = "magnitudes" }'), "did you mean 'magnitude'?"),
+    "a scope that is none": (
+        with_lines(pruner='{ scope = "os:system" }'),
+        r"scope 'os:system' must be a Python function",
+    ),
+    "a score that is none": (
+        with_lines(pruner='{ score = "os:system" }'),
+        r"score 'os:system' must be a Python function",
+    ),
+    "a pattern that is none": (with_lines(pruner='{ pattern = "os:system" }'), "must be a Python function"),
     "unknown scope": (with_lines(pruner='{ scope = "globally" }'), "did you mean 'global'?"),
     "pruner not a table": (with_lines(pruner='"magnitude"'), "pruner is a table such as"),
     "floor of another type": (with_lines(pruner='{ floor = "low" }'), "floor of pruner must be"),

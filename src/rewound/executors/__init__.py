@@ -4,12 +4,11 @@ Workers share nothing but the store, so an executor has only to start them: each
 """
 
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Protocol
 
 from rewound.executors import local
 from rewound.executors.watch import Headway
-from rewound.names import lookup
+from rewound.names import check_function, lookup
 from rewound.plans.options import Options
 from rewound.plans.planning import Plan
 from rewound.storage.store import Say, Store
@@ -28,4 +27,7 @@ EXECUTORS: Mapping[str, Executor] = {"local": local.run}
 
 def executor_named(name: str) -> Executor:
     """The executor of that name, from the table or from `package.module:name`."""
-    return lookup("executor", name, EXECUTORS, FunctionType)
+    found = lookup("executor", name, EXECUTORS)
+    if name not in EXECUTORS:
+        check_function("executor", name, found, ("plan", "store", "options", "say", "tick"))
+    return found

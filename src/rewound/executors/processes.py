@@ -1,15 +1,20 @@
 """Several processes that do the same work: started together, listened to, and ended together.
 
-The first error ends them all; so does the end of the process that started them.
+The first error ends them all; so does the end of the process that started them. Each has a pipe of its own and writes
+lines of JSON into it: one that is killed in the middle of a line holds nothing that the others wait for.
 """
 
+import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
@@ -22,6 +27,9 @@ Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
 """Takes what to say things with, what to warn with, and what to call now and then to learn that it has to end."""
 
 
+_CHUNK = 1 << 16  # bytes that are read at a time, as many as a pipe holds
+
+
 class WorkersDied(Failed):
     """Some processes were killed; the others have gone on to the end."""
 
@@ -29,63 +37,78 @@ class WorkersDied(Failed):
 def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[], None]) -> None:
     """Let as many processes do the work, and return when all of them have."""
     context = multiprocessing.get_context("spawn")
-    messages = context.SimpleQueue()
-    workers: list[BaseProcess] = [
-        context.Process(target=_process, args=(work, messages, os.getpid()), daemon=True) for _ in range(jobs)
-    ]
+    workers, pipes = list[BaseProcess](), dict[Connection, bytes]()
     errors: list[Exception] = []
-    heard = {"say": say, "warning": warn}
+    heard: dict[str, Callable[..., object]] = {"say": say, "warning": warn}
     kinds: dict[str, Callable[..., Exception]] = {"error": InputError, "failed": Failed, "fault": Fault}
 
-    def listen() -> None:
-        while not messages.empty():
-            kind, *what = messages.get()
-            if kind in heard:
-                heard[kind](*what)
-            else:
-                errors.append(kinds[kind](*what))
+    def listen(seconds: float = 0.0) -> None:
+        for pipe in wait(list(pipes), seconds):
+            assert isinstance(pipe, Connection)
+            if not (read := os.read(pipe.fileno(), _CHUNK)):
+                del pipes[pipe]  # its worker has ended; a message that it was killed in is no line and is left out
+                continue
+            *lines, pipes[pipe] = (pipes[pipe] + read).split(b"\n")
+            for kind, *what in map(json.loads, lines):
+                if kind in heard:
+                    heard[kind](*what)
+                else:
+                    errors.append(kinds[kind](*what))
 
     try:
         with _interrupts_held():
-            for worker in workers:
-                worker.start()
+            for _ in range(jobs):
+                reading, writing = context.Pipe(duplex=False)
+                pipes[reading] = b""
+                workers.append(context.Process(target=_process, args=(work, writing, os.getpid()), daemon=True))
+                workers[-1].start()
+                writing.close()  # only the worker has it now, so that its end is seen
         while any(worker.is_alive() for worker in workers) and not errors:
-            listen()
+            listen(POLL)
             tick()
-            time.sleep(POLL)
+            if not pipes:
+                time.sleep(POLL)
     finally:
         for worker in workers:
             if worker.is_alive():
                 worker.terminate()
         for worker in workers:
             worker.join()
-    listen()
+    while pipes:
+        listen()
     if errors:
         raise errors[0]
     if crashed := [worker for worker in workers if worker.exitcode]:
         raise WorkersDied(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
 
 
-def _process(work: Work, messages, parent: int) -> None:  # type: ignore[no-untyped-def]  # SimpleQueue has no public type
+def _process(work: Work, pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: _stop())
+    one_at_a_time = threading.Lock()
 
     def alive() -> None:
         if os.getppid() != parent:
             _stop()
 
-    def tell(kind: str) -> Say:
-        return lambda text: messages.put((kind, text))
+    def send(kind: str, *what: str) -> None:
+        line = json.dumps((kind, *what)).encode() + b"\n"
+        with one_at_a_time:
+            try:
+                while line:
+                    line = line[os.write(pipe.fileno(), line) :]
+            except BrokenPipeError:  # nobody listens any more
+                _stop()
 
     try:
-        work(tell("say"), tell("warning"), alive)
+        work(partial(send, "say"), partial(send, "warning"), alive)
     except InputError as error:
-        tell("error")(str(error))
+        send("error", str(error))
     except Failed as error:
-        tell("failed")(str(error))
+        send("failed", str(error))
     except Exception as error:
         fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
-        messages.put(("fault", str(fault), fault.where))
+        send("fault", str(fault), fault.where)
 
 
 def _stop() -> None:

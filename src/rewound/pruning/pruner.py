@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.errors import InputError, as_number, check_kind, few, shown, warn
-from rewound.names import lookup
+from rewound.names import check_function, lookup
 from rewound.pruning.cutting import cut, kept_of
 from rewound.pruning.mask import Mask, all_names, plain_name
 from rewound.pruning.prunable import prunable_weights
@@ -40,6 +40,7 @@ SCORES: Mapping[str, Score] = {"magnitude": magnitude, "random": random}
 SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
 PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
 _TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES, "pattern": PATTERNS}
+_PARAMETERS = {"score": ("weight", "name", "seed"), "scope": ("names",), "pattern": ("scores",)}
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ class Pruner:
 
     def __post_init__(self) -> None:
         for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
-            if not callable(found := lookup(kind, name, _TABLES[kind])):
-                raise InputError(f"{kind} {name!r} is a {type(found).__name__}, not a function")
+            found = lookup(kind, name, _TABLES[kind])
+            if name not in _TABLES[kind]:
+                check_function(kind, name, found, _PARAMETERS[kind])
         for field in ("only", "skip"):
             if isinstance(patterns := getattr(self, field), str):
                 raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")

@@ -21,6 +21,6 @@ def recipe_named(name: str) -> type[Recipe]:
         raise InputError(unknown("recipe", name, RECIPES) + " or package.module:Class")
     found = imported("recipe", RECIPES.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Recipe)):
-        raise InputError(f"recipe {name!r} is not a subclass of rewound.Recipe")
+        raise InputError(f"recipe {name!r} is not a subclass of rewound.Recipe; name a class that is one")
     check_class(found)
     return found
