@@ -21,7 +21,7 @@ from rewound import InputError, Mask, Pruner, Ticket, load, save
 from rewound.recipe import Recipe
 from rewound.recipes.cifar10 import ResNet20
 from rewound.recipes.digits import Digits
-from rewound.tickets.encoding import DTYPES
+from rewound.tickets.fileformat import DTYPES
 from small_networks import Compiled, Tied, Wrapped, network
 
 # Most of these networks were never trained, under a mask or otherwise.

@@ -1,6 +1,6 @@
 """A pruned network in one small file: `save` writes what the mask keeps, `load` gives it back bit for bit.
 
-What the file looks like is in `encoding`, why reading it needs no trust in `decoding`.
+What the file looks like, and why reading it needs no trust, is in `fileformat`.
 """
 
 import json
@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from rewound.errors import InputError, as_path, check_kind, few, warn
 from rewound.pruning.mask import Mask, by_plain_name
-from rewound.tickets.decoding import REMEDY, decoded
-from rewound.tickets.encoding import DTYPES, Content, Place, encoded
+from rewound.tickets.fileformat import DTYPES, REMEDY, Extent, Packed, decoded, encoded
 from rewound.wholefiles import write_whole
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -103,7 +102,7 @@ def save(
     check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
     file = as_path("ticket", path)
     state = _plain(_averaged(model).state_dict() if isinstance(model, nn.Module) else model)
-    content = encoded(_content(state, mask, about))
+    content = encoded(_packed(state, mask, about))
     _warn_of_cut(state, mask)
     try:
         write_whole(file, content)
@@ -123,7 +122,7 @@ def load(path: str | Path) -> Ticket:
 def parsed(data: bytes, name: str = "the file") -> Ticket:
     """The ticket in the bytes of a file; `name` is what an error calls the file."""
     content = decoded(data, name)
-    places = {name: place for name, place in content.state.items() if isinstance(place, Place)}
+    places = {name: place for name, place in content.state.items() if isinstance(place, Extent)}
     masks = Mask.unpacked(content.bits, {name: places[name].shape for name in content.bits})
     rest = dict(content.values)
     tensors: dict[str, Tensor] = {}
@@ -131,7 +130,7 @@ def parsed(data: bytes, name: str = "the file") -> Ticket:
         count = masks.counts.get(name, place.size)
         run, rest[place.dtype] = rest[place.dtype][:count], rest[place.dtype][count:]
         tensors[name] = _filled(run, masks[name]) if name in masks else run.clone().reshape(place.shape)
-    owners = {name: name if isinstance(place, Place) else place for name, place in content.state.items()}
+    owners = {name: name if isinstance(place, Extent) else place for name, place in content.state.items()}
     state = {name: tensors[owner] for name, owner in owners.items()}
     return Ticket(state, Mask({name: masks[owners[name]] for name in content.mask}), content.about, content.hash)
 
@@ -162,7 +161,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _content(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]) -> Content:
+def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]) -> Packed:
     wrong = [name for name, kept in mask.items() if name not in state or state[name].shape != kept.shape]
     if wrong:
         raise InputError(f"this mask is for another model: no tensor here has the name and shape of {few(wrong)}")
@@ -171,18 +170,18 @@ def _content(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object
     for name in (name for name in state if name in mask):  # tied: pruned under any of its names
         tensor, owner = mask[name].cpu(), owners[name]
         kept[owner] = kept[owner] & tensor if owner in kept else tensor
-    places: dict[str, Place | str] = {}
+    places: dict[str, Extent | str] = {}
     runs: dict[str, list[Tensor]] = {}
     for name, tensor in state.items():
         if owners[name] != name:
             places[name] = owners[name]
             continue
-        place = places[name] = Place(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+        place = places[name] = Extent(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
         flat = tensor.detach().cpu().reshape(-1)
         runs.setdefault(place.dtype, []).append(flat[kept[name].reshape(-1)] if name in kept else flat)
     values = {dtype: torch.cat(run) for dtype, run in runs.items()}
     bits = Mask({name: kept[name] for name in state if name in kept}).packed()
-    return Content(places, list(mask), bits, values, _facts(about))
+    return Packed(places, list(mask), bits, values, _facts(about))
 
 
 def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from rewound import InputError, Ticket
-from rewound.tickets.encoding import Content, Place, encoded
+from rewound.tickets.fileformat import Extent, Packed, encoded
 from rewound.tickets.ticket import parsed
 from test_ticket import bits_of
 
 # A bit of everything: tied, empty and scalar tensors, several types, a mask that fills its bytes and one that does not.
-CONTENT = Content(
+CONTENT = Packed(
     state={
-        "a.weight": Place("F32", (3, 7)),
-        "a.bias": Place("F32", (3,)),
-        "b.weight": Place("BF16", (4, 2, 2)),
+        "a.weight": Extent("F32", (3, 7)),
+        "a.bias": Extent("F32", (3,)),
+        "b.weight": Extent("BF16", (4, 2, 2)),
         "c.weight": "a.weight",
-        "count": Place("I64", ()),
-        "flags": Place("BOOL", (5,)),
-        "none": Place("F16", (0, 3)),
+        "count": Extent("I64", ()),
+        "flags": Extent("BOOL", (5,)),
+        "none": Extent("F16", (0, 3)),
     },
     mask=["b.weight", "c.weight"],
     bits={
@@ -154,15 +154,15 @@ BAD: dict[str, tuple[bytes, str]] = {
     "state is a list": (changed(state=["a.weight"], mask=[]), "its tensors are not listed"),
     "no shape": (with_place("count", ["I64"]), "'count' does not have the type and shape of a tensor"),
     "no place": (with_place("count", None), "'count' does not have the type and shape of a tensor"),
-    "negative shape": (with_place("a.bias", Place("F32", (-3,))), "'a.bias' does not have the type and shape"),
-    "fractional shape": (with_place("a.bias", Place("F32", (3.0,))), "'a.bias' does not have"),  # type: ignore[arg-type]
-    "logical shape": (with_place("count", Place("I64", (True,))), "'count' does not have"),
-    "endless shape": (with_place("none", Place("F16", (0, 2**62, 4))), "'none' does not have"),
-    "too many dimensions": (with_place("count", Place("I64", (1,) * 65)), "'count' does not have"),
-    "unknown type": (with_place("count", Place("F4", (1,))), "'count' does not have"),
-    "type of another tensor": (with_place("count", Place("F64", ())), "its values are not"),
-    "10^15 values": (with_place("a.bias", Place("F32", (10**8, 10**7))), "its values are not"),
-    "10^15 weights": (with_place("a.weight", Place("F32", (10**8, 10**7))), "its mask has 5 bytes of bits"),
+    "negative shape": (with_place("a.bias", Extent("F32", (-3,))), "'a.bias' does not have the type and shape"),
+    "fractional shape": (with_place("a.bias", Extent("F32", (3.0,))), "'a.bias' does not have"),  # type: ignore[arg-type]
+    "logical shape": (with_place("count", Extent("I64", (True,))), "'count' does not have"),
+    "endless shape": (with_place("none", Extent("F16", (0, 2**62, 4))), "'none' does not have"),
+    "too many dimensions": (with_place("count", Extent("I64", (1,) * 65)), "'count' does not have"),
+    "unknown type": (with_place("count", Extent("F4", (1,))), "'count' does not have"),
+    "type of another tensor": (with_place("count", Extent("F64", ())), "its values are not"),
+    "10^15 values": (with_place("a.bias", Extent("F32", (10**8, 10**7))), "its values are not"),
+    "10^15 weights": (with_place("a.weight", Extent("F32", (10**8, 10**7))), "its mask has 5 bytes of bits"),
     "tied to nothing": (with_place("c.weight", "d.weight"), "tied to 'd.weight', which has no place"),
     "tied to a tied one": (with_place("d.weight", "c.weight"), "tied to 'c.weight', which has no place"),
     "tied to itself": (with_place("d.weight", "d.weight"), "tied to 'd.weight', which has no place"),
@@ -299,7 +299,7 @@ def forged(draw: random.Random) -> bytes:
             case _:
                 part = draw.choice(("state", "state", "mask"))
                 layout[part] = edited(draw, layout[part])
-    return encoded(Content(layout["state"], layout["mask"], bits, values, content.about))
+    return encoded(Packed(layout["state"], layout["mask"], bits, values, content.about))
 
 
 def retitled(draw: random.Random) -> bytes:
