@@ -1,11 +1,17 @@
 """What is put into a store by its tests, and what they look at and damage in it."""
 
+import io
+import json
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from rewound.pruning.mask import Mask
 from rewound.recipe import Position
+from rewound.storage.artifact import digest, tensor_digest
+from rewound.storage.merging import Outcome, merge
 from rewound.storage.records import CurvePoint, Result
 from rewound.storage.store import Store
 from rewound.training import State
@@ -65,3 +71,34 @@ def flip(path: Path, index: int, bit: int = 0) -> None:
     content = bytearray(path.read_bytes())
     content[index] ^= 1 << bit
     path.write_bytes(content)
+
+
+def merged(store: Store, name: str, content: bytes) -> Outcome:
+    """What becomes of an artifact that arrives."""
+    return merge(store, name, io.BytesIO(content), len(content))
+
+
+def swap(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def unbind(path: Path) -> None:
+    """Make an artifact what versions that did not write keys into their files wrote."""
+    if path.suffix == ".json":
+        result = json.loads(path.read_text())
+        del result["key"], result["checksum"]
+        path.write_text(json.dumps({**result, "checksum": digest(result)}, indent=1))
+        return
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["rewound"])
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    del facts["key"]
+    header = json.dumps(facts, sort_keys=True)
+    save_file(tensors, path, {"rewound": header, "checksum": tensor_digest(tensors, header)})
+
+
+def unbind_all(store: Store) -> None:
+    for path in [*store.root.glob("results/*/*.json"), *store.root.glob("*/**/*.safetensors")]:
+        unbind(path)

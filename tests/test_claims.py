@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import rewound.owners
 import rewound.storage.claims
+from rewound.errors import InputError
+from rewound.owners import this_process
 from rewound.storage.claims import STALE, Claim
 from rewound.storage.store import Store
 from stored import KEY, OTHER
@@ -65,6 +68,15 @@ def test_a_dead_owner_is_succeeded_at_once(store: Store) -> None:
     assert store.claims()[KEY].pid == os.getpid()
 
 
+STRANGE = [
+    *(f'["{{host}}", {pid}, "123", 5]' for pid in ("-1", "0", "1" + 300 * "0", "1e3", '"12"', "null", "true", "[]")),
+    *(f'["{{host}}", 1, "123", {steps}]' for steps in ("-1", '"5"', "null", "1" + 300 * "0")),
+    *('[7, 1, "123", 5]', '["{host}", 1, 123, 5]', '["\\ud800", 1, "123", 5]', 100_000 * "["),
+    *('["{host}", 1, "123"]', '["{host}", 1, "123", 5, 6]', "\x00"),
+]
+"""Claims with something in it that no process writes; {host} is this one."""
+
+
 def write_claim(store: Store, *owner: object, age: float = 0.0) -> None:
     path = store.root / "claims" / f"{KEY}.json"
     path.write_text(json.dumps(owner))
@@ -87,9 +99,9 @@ def test_a_process_number_used_again_is_not_its_owner(store: Store) -> None:
     assert store.claim(KEY)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '["host"]', "3"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '["host"]', "3", *STRANGE])
 def test_an_unreadable_claim_is_nobodys(store: Store, content: str) -> None:
-    (store.root / "claims" / f"{KEY}.json").write_text(content)
+    (store.root / "claims" / f"{KEY}.json").write_text(content.replace("{host}", this_process().host))
     assert store.claims() == {}
     assert store.claim(KEY)
 
@@ -198,10 +210,24 @@ def test_an_owner_that_is_not_shown_here_lives_by_its_heart(
 ) -> None:
     assert store.claim(KEY)
     mine = store.claims()[KEY]
-    monkeypatch.setattr(rewound.storage.claims, "_PROC", tmp_path / "hidden")  # as for another user, with hidepid
+    monkeypatch.setattr(rewound.owners, "_PROC", tmp_path / "hidden")  # as for another user, with hidepid
     write_claim(store, *mine, age=STALE - 20)
     assert not store.claim(KEY)
     write_claim(store, *mine, age=STALE + 20)
     assert store.claim(KEY)
     write_claim(store, mine.host, 2**30, "123", 5)
     assert store.claim(KEY), "a number that no process has"
+
+
+def test_a_link_in_place_of_the_lock_is_refused_and_what_it_points_to_is_left(store: Store, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("of somebody else")
+    (store.root / "claims" / ".lock").symlink_to(precious)
+    with pytest.raises(InputError, match="a link stands where it keeps a file of its own; remove the link"):
+        store.claim(KEY)
+    (store.root / "claims" / ".lock").unlink()
+    (store.root / "claims" / ".lock").symlink_to(tmp_path / "made")
+    with pytest.raises(InputError, match="a link stands"):
+        store.claim(KEY)
+    assert precious.read_text() == "of somebody else"
+    assert not (tmp_path / "made").exists()

@@ -1,17 +1,22 @@
 """Doing the work: what is measured, nothing twice, and each part where it should begin."""
 
+import os
+import subprocess
 import sys
 from collections import Counter
 
 import pytest
 import torch
 
+from rewound.devices import cpu_kind
 from rewound.executors import local
 from rewound.history import Pruned
+from rewound.plans import execution
 from rewound.plans.collection import collected
 from rewound.plans.options import Options
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import plan
+from rewound.plans.remaining import todo
 from rewound.pruning.cutting import kept_count
 from rewound.storage.store import Store
 from stored import KEY
@@ -95,6 +100,7 @@ def test_a_result_says_what_made_it_and_a_changed_source_is_told(whole: Store, m
             "torch": torch.__version__,
             "python": ".".join(map(str, sys.version_info[:3])),
             "device": "cpu",
+            "cpu": cpu_kind(),
         }
         assert result["history"][0] == "start tiny:Tiny seed 1"
         assert result["steps"] == node.steps
@@ -104,6 +110,32 @@ def test_a_result_says_what_made_it_and_a_changed_source_is_told(whole: Store, m
     (line,) = outdated(work, whole, Options())
     assert "another source" in line
     assert str(len(work.nodes)) in line
+
+
+@pytest.mark.parametrize("model", ["AMD EPYC 7B13", "Intel(R) Xeon(R) Processor @ 2.80GHz"])
+def test_results_of_another_kind_of_cpu_are_told_and_used(
+    whole: Store, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """They differ in their last bits, and the key cannot say so."""
+    work = plan(sweep_of(*EVERYTHING).targets)
+    monkeypatch.setattr(execution, "cpu_kind", lambda: f"{model}, AVX2")
+    (line,) = outdated(work, whole, Options())
+    assert line.startswith(
+        f"note: stored results were made with another cpu ({len(work.nodes)} of them); they are used"
+    )
+    assert todo(work, whole) == []
+
+
+def test_a_kind_of_cpu_is_its_model_and_the_instructions_that_torch_uses() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from rewound.devices import cpu_kind; print(cpu_kind())"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ATEN_CPU_CAPABILITY": "default"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert said.rstrip().endswith(", DEFAULT")
+    assert said.partition(", ")[0] == cpu_kind().partition(", ")[0]
 
 
 # Nothing is done twice

@@ -21,10 +21,10 @@ from rewound.plans.options import Options
 from rewound.plans.packing import pack_store, read_packs, unpack_store
 from rewound.plans.planning import Node, plan
 from rewound.plans.remaining import todo
-from rewound.storage.merging import merge
 from rewound.storage.store import Store
 from rewound.sweeps.sweep import Sweep, parse_sweep
 from rewound.sweeps.targets import dense
+from stored import merged
 from tiny import POISON, Held, Tiny
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of
 
@@ -272,11 +272,11 @@ def test_a_result_that_was_not_measured_gives_way_to_one_that_was(store: Store) 
     key = SHORT.targets[-1].state.key
     name = f"results/{key[:2]}/{key}.json"
     contents = [(place.root / name).read_bytes() for place in (store, other)]
-    assert merge(other, name, contents[0]) == "present"
-    assert merge(store, name, contents[1].replace(b'"val"', b'"vau"')) == "present"
-    assert merge(store, name, contents[1]) == "added"
+    assert merged(other, name, contents[0]) == "present"
+    assert merged(store, name, contents[1].replace(b'"val"', b'"vau"')) == "damaged"
+    assert merged(store, name, contents[1]) == "added"
     assert "val" in (store.result(key) or {})
-    assert merge(store, name, contents[0]) == "present"
+    assert merged(store, name, contents[0]) == "present"
     assert not [node for node in todo(plan(SHORT.targets), store) if node.key == key]
 
 

@@ -20,7 +20,7 @@ SOURCE = Path(rewound.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     # 0: usable alone, with anybody's training loop
     (
-        *("errors", "names", "randomness", "quantities", "wholefiles"),
+        *("errors", "names", "randomness", "quantities", "owners", "wholefiles"),
         *("schedule", "technique", "algorithm", "pruning/*", "costs", "flops"),
     ),
     # 1: one task per file; Train^t(W, m, g), alone and in fleets

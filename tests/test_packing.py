@@ -22,11 +22,11 @@ from rewound.plans.planning import Plan, plan
 from rewound.recipe import Position
 from rewound.recipes.digits import Digits
 from rewound.storage.layout import artifact_at
-from rewound.storage.merging import merge
 from rewound.storage.records import Notes
 from rewound.storage.store import Store
 from rewound.sweeps.targets import dense, retrained
 from rewound.training import State, begin
+from stored import merged
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))
 
@@ -48,8 +48,8 @@ def test_a_half_done_sweep_continues_elsewhere(tmp_path: Path, targets: tuple) -
     pieces = pack_store(whole, home, tmp_path / "pack", split_bytes=4096)
     assert len(pieces) > 1
     assert all(piece.stat().st_size <= 4096 for piece in pieces)
-    merged = unpack_store(read_packs(list(reversed(pieces))), away)
-    assert merged.added > len(first_levels(whole, 1).nodes)  # results, and the tensors still to be read
+    outcome = unpack_store(read_packs(list(reversed(pieces))), away)
+    assert outcome.added > len(first_levels(whole, 1).nodes)  # results, and the tensors still to be read
     messages: list[str] = []
     run(whole, away, Options(), say=messages.append)
     run(whole, home, Options())
@@ -63,19 +63,19 @@ def test_nothing_is_overwritten(tmp_path: Path, targets: tuple) -> None:
     run(first_levels(whole, 0), home, Options())
     pack = pack_store(whole, home, tmp_path / "pack")
     before = {path: path.stat().st_mtime_ns for path in home.root.rglob("*.json")}
-    merged = unpack_store(read_packs(pack), home)
-    assert merged.added == merged.damaged == 0
+    outcome = unpack_store(read_packs(pack), home)
+    assert outcome.added == outcome.damaged == 0
     assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*.json")} == before
 
 
-def test_a_damaged_artifact_is_set_aside(tmp_path: Path, targets: tuple) -> None:
+def test_a_damaged_artifact_is_left_out(tmp_path: Path, targets: tuple) -> None:
     whole, home, away = plan(targets), Store(tmp_path / "home"), Store(tmp_path / "away")
     run(first_levels(whole, 0), home, Options())
     key = whole.nodes[0].key
     for artifact in home.artifacts(key):
         content = bytearray(home.root.joinpath(artifact.path).read_bytes())
         content[len(content) // 2] ^= 1
-        assert merge(away, artifact.path, bytes(content)) == "damaged"
+        assert merged(away, artifact.path, bytes(content)) == "damaged"
     assert away.artifacts(key) == []
 
 
@@ -234,10 +234,10 @@ def test_a_draft_gives_way_to_one_that_is_further_and_to_no_other(tmp_path: Path
     away, ahead = kept(tmp_path / "away", 20, draft=True)
     damaged = bytearray(ahead)
     damaged[-1] ^= 1
-    assert merge(home, NAMES["draft"], bytes(damaged)) == "damaged"
+    assert merged(home, NAMES["draft"], bytes(damaged)) == "damaged"
     assert steps_of(home) == 10
-    assert merge(home, NAMES["draft"], ahead) == "added"
-    assert merge(away, NAMES["draft"], behind) == merge(away, NAMES["draft"], ahead) == "present"
+    assert merged(home, NAMES["draft"], ahead) == "added"
+    assert merged(away, NAMES["draft"], behind) == merged(away, NAMES["draft"], ahead) == "present"
     assert steps_of(home) == steps_of(away) == 20
 
 
@@ -249,19 +249,20 @@ def test_a_store_of_drafts_is_not_empty(tmp_path: Path, rewound_command: Rewound
 
 
 def test_a_draft_of_what_has_ended_here_is_of_no_use(tmp_path: Path) -> None:
-    _, draft = kept(tmp_path / "away", 20, draft=True)
-    work, home = plan((dense(RECIPE, 1),)), Store(tmp_path / "home")
+    work, home, away = plan((dense(RECIPE, 1),)), Store(tmp_path / "home"), Store(tmp_path / "away")
     run(work, home, Options())
     key = work.nodes[-1].key
-    assert merge(home, f"drafts/{key}.safetensors", draft) == "present"
+    away.save(key, after(20), None, draft=Notes(curve=[], seconds=1.0))
+    draft = (away.root / f"drafts/{key}.safetensors").read_bytes()
+    assert merged(home, f"drafts/{key}.safetensors", draft) == "present"
     assert home.drafts() == set()
 
 
 def test_a_state_gives_way_to_one_that_can_be_trained_from(tmp_path: Path) -> None:
     home, poor = kept(tmp_path / "home", 10, slots=False)
     away, rich = kept(tmp_path / "away", 10)
-    assert merge(away, NAMES["state"], poor) == "present"
-    assert merge(home, NAMES["state"], rich) == "added"
+    assert merged(away, NAMES["state"], poor) == "present"
+    assert merged(home, NAMES["state"], rich) == "added"
     assert home.load(KEY) is not None
     assert away.load(KEY) is not None
 
@@ -270,7 +271,7 @@ def test_a_damaged_file_gives_way_to_a_whole_one(tmp_path: Path, capsys: pytest.
     home, whole = kept(tmp_path / "home", 10, draft=True)
     path = tmp_path / "home" / NAMES["draft"]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert merge(home, NAMES["draft"], whole) == "added"
+    assert merged(home, NAMES["draft"], whole) == "added"
     assert steps_of(home) == 10
     assert "is not what was written; set aside" in capsys.readouterr().out
 
@@ -285,7 +286,7 @@ def test_a_damaged_file_gives_way_to_a_whole_one(tmp_path: Path, capsys: pytest.
 def test_only_artifacts_are_merged(tmp_path: Path, name: str) -> None:
     assert artifact_at(name) is None
     with pytest.raises(ValueError, match="not an artifact"):
-        merge(Store(tmp_path / "store"), name, b"{}")
+        merged(Store(tmp_path / "store"), name, b"{}")
 
 
 def test_artifacts_are_known_by_their_names() -> None:

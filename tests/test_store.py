@@ -1,6 +1,9 @@
 """The store: what is put in comes out, in one step or not at all."""
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -150,11 +153,50 @@ def test_what_a_killed_process_left_is_ignored(store: Store) -> None:
     assert store.result(KEY) == RESULT
 
 
-def test_what_killed_writers_left_is_swept_up_after_an_hour(store: Store) -> None:
-    old, new = store.root / "states" / ".old.part", store.root / "states" / ".new.part"
-    for path in (old, new):
-        path.touch()
-    os.utime(old, (0, 0))
-    store.sweep_up()
-    assert not old.exists()
-    assert new.exists()
+WRITER = """
+import os, sys
+from pathlib import Path
+from rewound.wholefiles import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.with_name(".tmpAb3dE9").write_bytes(b"what safetensors has written so far")
+    print(temporary, flush=True)
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), 9)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("fate", ["dies", "lives"])
+def test_what_a_killed_writer_left_is_swept_up_at_once(store: Store, fate: str) -> None:
+    (store.root / "states" / "01").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, store.root / "states" / "01" / KEY, fate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as writer:
+        assert writer.stdout is not None
+        path = Path(writer.stdout.readline().rstrip())
+        if fate == "dies":
+            writer.wait()
+        store.sweep_up()
+        names = {path.name for path in (store.root / "states" / "01").iterdir()}
+        assert names == ({path.name, ".tmpAb3dE9"} if fate == "lives" else set())
+        writer.communicate("end\n" if fate == "lives" else None)
+
+
+def test_what_writers_elsewhere_left_is_swept_up_after_an_hour(store: Store) -> None:
+    """Their processes cannot be seen from here; versions before this one did not say whose a file is."""
+    folder = store.root / "states"
+    names = [".0123456789abcdef.part", f".0123456789abcdef.{'0' * 8}-17-123.part"]
+    for age in (0, 3700):
+        for name in names:
+            (folder / name).touch()
+            os.utime(folder / name, (time.time() - age, time.time() - age))
+        (folder / ".tmpAb3dE9").touch()
+        (folder / ".part").touch()
+        (folder / ".somebody.part").touch()
+        store.sweep_up()
+        left = {path.name for path in folder.iterdir()}
+        assert left == {".part", ".somebody.part", *((*names, ".tmpAb3dE9") if age == 0 else ())}

@@ -19,13 +19,14 @@ from rewound.executors.local import opened, run
 from rewound.plans.options import Options, keeps_all
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import Plan, plan
-from rewound.plans.realisation import recomputing
+from rewound.plans.realisation import recomputing, stored_state
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, check_recipe
 from rewound.recipes import recipe_named
 from rewound.storage.artifact import separate
 from rewound.storage.records import DEFAULT_STORE
+from rewound.storage.statefile import Kept
 from rewound.storage.store import Store
 from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import technique_named
@@ -199,16 +200,19 @@ class _Search:
     def network(self, number: int) -> tuple[nn.Module, Mask]:
         """The network of a level that has been reached."""
         key = self.targets[number].state.key
-        if (stored := self.store.load(key, to_train=False)) is None:  # measured before, by a run that kept no tensors
+        if (stored := self._stored(number)) is None:  # measured before, by a run that kept no tensors
             self.say(recomputing(key))
             self.store.forget(key)
             self.reach(number)
-            stored = self.store.load(key, to_train=False)
+            stored = self._stored(number)
         if stored is None:
             raise Failed(f"the tensors of {key[:12]} are gone from the store; run the same command again")
         model = self.recipe.model(stored.state.seed)
         model.load_state_dict(dict(stored.state.model))
         return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))
+
+    def _stored(self, number: int) -> Kept | None:
+        return stored_state(self.targets[number].state, self.store, to_train=False)
 
     def drop(self, but: Collection[str]) -> None:
         """Remove the tensors of the search: they are kept while something planned needs them, and what is returned."""

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rewound.commands.console import console, say
 from rewound.errors import InputError
+from rewound.plans.outlook import unbound_note
 from rewound.plans.packing import read_packs, unpack_store
 from rewound.quantities import sized, spoken
 from rewound.storage.records import Result
@@ -32,7 +33,9 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
         if not path.is_file():
             raise InputError(f"there is no file {path}")
     merged = unpack_store(read_packs(files), Store(root, say))
-    console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and set aside")
+    console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and left out")
+    if merged.unbound:
+        say(unbound_note(merged.unbound))
 
 
 def _overview(store: Store) -> Group:

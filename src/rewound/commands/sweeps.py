@@ -157,7 +157,7 @@ def _computed_with(rows: list[Row], store: Store) -> list[tuple[str, str]]:
         result = store.result(key)
         for name, value in result["made"].items() if result else ():
             seen.setdefault(name, Counter())[value] += 1
-    names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device"}
+    names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}
     return [
         (
             names.get(name, name),

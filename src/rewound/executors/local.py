@@ -20,6 +20,7 @@ from rewound.plans.planning import Plan
 from rewound.plans.realisation import recomputing
 from rewound.plans.remaining import tidy, todo
 from rewound.recipe import Recipe
+from rewound.storage.refusals import where_writable
 from rewound.storage.store import Say, Store, is_store
 
 _TELL = 0.5  # seconds between updates of the progress bar
@@ -30,6 +31,8 @@ def run(
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
     device_named(options.device)
+    with where_writable():
+        store.sweep_up()  # what killed workers left may be what fills the disk
     watch, told = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rewound.devices import device_named
+from rewound.devices import cpu_kind, device_named
 from rewound.errors import Diverged, InputError, few
 from rewound.fleets.captured import capturable
 from rewound.fleets.fleet import Fleet
@@ -21,7 +21,7 @@ from rewound.history import Pruned, described, own_functions
 from rewound.names import source_digest
 from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
-from rewound.plans.realisation import rates, realised
+from rewound.plans.realisation import rates, realised, stored_state
 from rewound.plans.remaining import answers, release
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
@@ -114,7 +114,7 @@ class Job:
         # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
-        draft = worker.store.load(node.key, draft=True)
+        draft = stored_state(node.state, worker.store, draft=True)
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
         if draft is not None and draft.state.position.steps > self.begin:
             state, self.mask, facts = draft.state, draft.mask, None
@@ -239,14 +239,14 @@ def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
 def made_by(node: Node, options: Options) -> dict[str, str]:
     """What a result depends on beside its address; told when a stored one differs from today's."""
     device = device_named(options.device)
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    on_cpu = device.type == "cpu"
     return {
         "source": node.recipe.source_digest(),
         **{path: source_digest(path) for path in own_functions(node.state)},
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": kind,
-        **({"step": _kind_of_step(node.recipe, device, options)} if device.type == "cuda" else {}),
+        "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
+        **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
     }
 
 

@@ -85,7 +85,25 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def outdated(plan: Plan, store: Store, options: Options) -> list[str]:
-    """One line where stored results were made by another source, library or device than today's."""
+    """What a run that goes on with stored results and states should say of them before it does."""
+    return [*_made_otherwise(plan, store, options), *_unbound(plan, store)]
+
+
+def _unbound(plan: Plan, store: Store) -> list[str]:
+    count = sum(len(store.unbound(node.key)) for node in plan.nodes)
+    return [unbound_note(count)] if count else []
+
+
+def unbound_note(count: int) -> str:
+    """What is said of tensors that only the names of their files bind to their keys."""
+    return (
+        f"note: {counted(count, 'state')} (or drafts) were kept by a version that did not write keys into them; "
+        "they are used if seed, position and shapes are right"
+    )
+
+
+def _made_otherwise(plan: Plan, store: Store, options: Options) -> list[str]:
+    """One line where stored results were made by another source, library, device or kind of CPU than today's."""
     differing: Counter[str] = Counter()
     for node in plan.nodes:
         if (result := store.result(node.key)) is not None:

@@ -3,8 +3,13 @@
 It holds the results of the sweep, the tensors that nodes still to do will read, and drafts; the rest can be made again.
 Nothing is merged before all packs are known to be whole. Every artifact carries its own checksum and is checked before
 it is merged; what was measured is never overwritten (`storage/merging`).
+
+A pack is a tar archive, compressed by gzip. It is read a block at a time by the few lines below, not by tarfile, which
+keeps in memory what a forged archive tells it to: of what `pack` writes, plain files and the notes that the format puts
+before them, nothing is held but one header.
 """
 
+import gzip
 import io
 import re
 import tarfile
@@ -13,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from rewound.errors import InputError
 from rewound.plans.planning import Plan
@@ -30,6 +35,8 @@ Pack: TypeAlias = list[Path]
 """The files of a pack, in order."""
 _BEGINNING = b"\x1f\x8b\x08"  # of a gzip file; a later piece begins with it once in 16 million
 _CHUNK = 1 << 20  # bytes that are copied at a time
+_BLOCK = tarfile.BLOCKSIZE
+_LONGEST_NOTE = 1 << 16  # bytes before a file for what its header has no room for: its time in fractions of a second
 
 
 class Merged(NamedTuple):
@@ -38,6 +45,8 @@ class Merged(NamedTuple):
     added: int
     present: int
     damaged: int
+    unbound: int
+    """Of those added, tensors of a version that did not write their key into them."""
 
 
 def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = None) -> list[Path]:
@@ -129,34 +138,70 @@ def _numbered(path: Path) -> tuple[Path, int | None]:
 
 def _check(pieces: Pack) -> None:
     """An error if the pack is not whole, or holds something else than artifacts."""
+    begun = False
     try:
-        with _opened(pieces, ignore_zeros=False):  # which tells what is no archive from one that is damaged
-            pass
-    except tarfile.TarError:
-        raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote") from None
-    except (OSError, EOFError, zlib.error):
-        pass  # said below
-    try:
-        with _opened(pieces) as archive:  # to its end, where its checksum is
-            strange = [member.name for member in archive if artifact_at(member.name) is None]
+        with _opened(pieces) as archive:
+            for member in _members(archive):  # to its end, where its checksum is
+                begun = True
+                if artifact_at(member.name) is None:
+                    raise InputError(f"cannot read pack {pieces[0]}: {member.name!r} is not an artifact of a store")
     except EOFError:
         raise InputError(
             f"cannot read pack {pieces[0]}: a piece after {pieces[-1].name} is missing; give all pieces of a pack"
         ) from None
     except (OSError, tarfile.TarError, zlib.error) as error:
+        if isinstance(error, tarfile.TarError) and not begun:
+            raise InputError(f"cannot read pack {pieces[0]}: it is no archive that rewound pack wrote") from None
         raise InputError(f"cannot read pack {pieces[0]}: {error}; give all pieces of a pack, unchanged") from error
-    if strange:
-        raise InputError(f"cannot read pack {pieces[0]}: {strange[0]} is not an artifact of a store")
 
 
 @contextmanager
-def _opened(pieces: Pack, *, ignore_zeros: bool = True) -> Iterator[tarfile.TarFile]:
+def _opened(pieces: Pack) -> Iterator[IO[bytes]]:
     """The archive, or all of them where somebody joined several in one file, with zeros between them."""
-    with (
-        io.BufferedReader(_Joined(pieces)) as whole,
-        tarfile.open(fileobj=whole, mode="r:gz", ignore_zeros=ignore_zeros) as archive,
-    ):
-        yield archive
+    with io.BufferedReader(_Joined(pieces)) as whole, gzip.GzipFile(fileobj=whole) as archive:
+        yield cast(IO[bytes], archive)
+
+
+class _Member:
+    """A file in an archive, which is read from its beginning to its end."""
+
+    def __init__(self, archive: IO[bytes], name: str, size: int) -> None:
+        self._archive, self.name, self.size = archive, name, size
+        self._left, self._padding = size, -size % _BLOCK
+
+    def read(self, size: int) -> bytes:
+        content = self._archive.read(min(size, self._left))
+        self._left -= len(content)
+        return content
+
+    def skip(self) -> None:
+        """Go to where the next file begins."""
+        while self._left and self.read(_CHUNK):
+            pass
+        if self._left or len(self._archive.read(self._padding)) < self._padding:
+            raise tarfile.ReadError(f"it ends within {self.name!r}")
+
+
+def _members(archive: IO[bytes]) -> Iterator[_Member]:
+    """The files of an archive, one after the other; whoever is given one may read of it what they like."""
+    size: int | None = None  # as a note says, where the header has no room for it
+    while block := archive.read(_BLOCK):
+        if not block.strip(b"\0"):  # the end of an archive, or what fills it up
+            continue
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        is_note = header.type == tarfile.XHDTYPE
+        if not is_note and header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise tarfile.ReadError(f"{header.name!r} is no plain file")
+        member = _Member(archive, header.name, header.size if is_note or size is None else size)
+        if member.size < 0 or (is_note and member.size > _LONGEST_NOTE):
+            raise tarfile.ReadError(f"{header.name!r} cannot have {member.size:,} bytes")
+        if is_note:
+            found = re.search(rb"^\d+ size=(\d{1,18})$", member.read(member.size), re.MULTILINE)
+            size = int(found[1]) if found else None
+        else:
+            yield member
+            size = None
+        member.skip()
 
 
 class _Joined(io.RawIOBase):
@@ -182,11 +227,11 @@ class _Joined(io.RawIOBase):
 
 def unpack_store(packs: Iterable[Pack], store: Store) -> Merged:
     """Merge packs into a store, an artifact at a time."""
-    counts = {"added": 0, "present": 0, "damaged": 0}
+    counts, unbound = {"added": 0, "present": 0, "damaged": 0}, 0
     for pieces in packs:
         with _opened(pieces) as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is not None:
-                    counts[merge(store, member.name, file.read())] += 1
-    return Merged(**counts)
+            for member in _members(archive):
+                outcome = merge(store, member.name, member, member.size)
+                counts[outcome] += 1
+                unbound += outcome == "added" and artifact_at(member.name) in store.unbound(Path(member.name).stem)
+    return Merged(**counts, unbound=unbound)

@@ -1,15 +1,17 @@
 """From a history to tensors: read from the store where they are, made again where they are not."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from rewound.history import Past, Pruned, Start, Trained, start_of
+from rewound.history import Past, Pruned, Start, Trained, lineage, start_of
 from rewound.pruning.facts import facts_of
 from rewound.pruning.mask import Mask
 from rewound.randomness import fold
 from rewound.rates import Ruled
 from rewound.schedule import Segment
+from rewound.storage.statefile import Kept
 from rewound.storage.store import Say, Store
 from rewound.technique import Facts
 from rewound.training import State, begin, train
@@ -42,7 +44,7 @@ def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) 
 
 def _stored(past: Trained | Pruned, store: Store) -> Realised | None:
     """The tensors of a state, if they are in the store; a pruning has none there."""
-    stored = store.load(past.key) if isinstance(past, Trained) else None
+    stored = stored_state(past, store) if isinstance(past, Trained) else None
     return Realised(stored.state, stored.mask) if stored else None
 
 
@@ -53,6 +55,39 @@ def _trained(past: Trained, before: Realised, store: Store, device: torch.device
     for state in train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device):
         store.save(past.key, state, before.mask)
     return Realised(state, before.mask)
+
+
+def stored_state(past: Trained, store: Store, *, draft: bool = False, to_train: bool = True) -> Kept | None:
+    """What the store keeps of a history, or of the way to it, if it can be that."""
+    return store.load(past.key, draft=draft, to_train=to_train, misfit=partial(_misfit, past, draft))
+
+
+def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
+    """What tells that tensors are not those of a history, in words that follow the name of their file."""
+    seed, (prunings, steps), recipe = _seed(past), kept.state.position, start_of(past).recipe
+    if kept.state.seed != seed:
+        return f"holds a state of seed {kept.state.seed}, not of seed {seed}"
+    if prunings != past.prunings or not (0 < steps < past.steps if draft else steps == past.steps):
+        return f"holds a state after {prunings} prunings and {steps} steps, not {past.prunings} and {past.steps}"
+    shapes = {name: tensor.shape for name, tensor in kept.state.model.items()}
+    if shapes != {name: tensor.shape for name, tensor in recipe.skeleton.state_dict().items()}:
+        return f"holds other tensors than the model of {recipe.label()} has"
+    if strange := {name.split("/", 1)[1] for name in kept.state.slots} - shapes.keys():
+        return f"holds optimizer slots of {min(strange)!r}, which the model of {recipe.label()} has not"
+    if (kept.mask is not None) != isinstance(past.parent, Pruned):
+        return "holds a mask, but nothing was pruned" if kept.mask is not None else "holds no mask"
+    if any(tuple(mask.shape) != recipe.shapes.get(name) for name, mask in (kept.mask or {}).items()):
+        return f"holds a mask for another model than that of {recipe.label()}"
+    return None
+
+
+def _seed(past: Trained) -> int:
+    """The seed of a state: the trial's, with all salts on the way to it."""
+    levels = [level.parent for level in lineage(past)]
+    seed = start_of(levels[0]).seed
+    for parent in levels:
+        seed = fold(seed, parent.salt) if isinstance(parent, Pruned) and parent.salt else seed
+    return seed
 
 
 def recomputing(key: str) -> str:

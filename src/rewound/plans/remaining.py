@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rewound.plans.planning import Node, Plan
 from rewound.storage.records import Result
+from rewound.storage.refusals import where_writable
 from rewound.storage.store import Store
 
 
@@ -72,11 +73,12 @@ def _is_needed(key: str, plan: Plan, store: Store) -> bool:
 def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
     """Drop what nobody needs: drafts of what is finished or lost, tensors that nothing planned reads any more."""
     over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
-    store.sweep_up()
-    for key in over:
-        store.drop(key, draft=True)
-    if keep_all or _others_work(plan, store):
-        return
-    for node in plan.nodes:
-        if node.key in plan.readers and over.issuperset(plan.readers[node.key]):
-            store.drop(node.key)
+    with where_writable():
+        store.sweep_up()
+        for key in over:
+            store.drop(key, draft=True)
+        if keep_all or _others_work(plan, store):
+            return
+        for node in plan.nodes:
+            if node.key in plan.readers and over.issuperset(plan.readers[node.key]):
+                store.drop(node.key)

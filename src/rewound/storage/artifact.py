@@ -9,7 +9,11 @@ from torch import Tensor
 
 
 class Damaged(Exception):
-    """An artifact whose content is not what its checksum says, or contradicts itself."""
+    """An artifact that is not what was written under its key; `reason` follows its name in a sentence."""
+
+    def __init__(self, reason: str = "is not what was written") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -23,7 +27,7 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def digest(content: Mapping[str, object]) -> str:
+def digest(content: object) -> str:
     """32 hexadecimal digits, a function of what JSON says of `content`."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -5,37 +5,36 @@ its heartbeat has stopped for two minutes.
 """
 
 import fcntl
-import hashlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from rewound.owners import Owner, is_process_number, this_process
 from rewound.wholefiles import write_whole
 
 HEARTBEAT = 2.0
 """Seconds between two signs of how far the work is."""
 STALE = 120.0
 """Seconds without one after which another host's claim is taken over."""
-_PROC = Path("/proc")
-_UNSEEN = "unknown"  # the birth of a process that is there, but not shown: another user's, or without /proc
+_LONGEST = 4096  # bytes of a claim; one has about a hundred
 
 
 class Claim(NamedTuple):
     """Who works on a node, and how many steps it has done."""
 
     host: str
-    """Its name, and which boot and process numbers of it are meant (`_host`)."""
     pid: int
     birth: str | None
-    """When the process was born, so that a number used again is not taken for it."""
     steps: int
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.host, self.pid, self.birth)
 
     @property
     def host_name(self) -> str:
@@ -68,17 +67,21 @@ def give_up(path: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Inside, no other process looks at a claim of the folder and acts on it."""
-    with (folder / ".lock").open("w") as lock:
+    # A link in its place is refused: somebody else's file would be locked, or made.
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _write(path: Path, steps: int) -> None:
-    write_whole(path, json.dumps(_mine(steps)).encode(), durable=False)
+    write_whole(path, json.dumps([*this_process(), steps]).encode(), durable=False)
 
 
 def _is_mine(path: Path) -> bool:
-    return (owner := _read(path)) is not None and owner[:3] == _mine(0)[:3]
+    return (claim := _read(path)) is not None and claim.owner == this_process()
 
 
 @contextmanager
@@ -108,56 +111,26 @@ def under_way(folder: Path) -> dict[str, Claim]:
     return {path.stem: claim for path, claim in found if claim is not None and not _is_abandoned(path)}
 
 
-def _mine(steps: int) -> Claim:
-    pid = os.getpid()
-    return Claim(_host(), pid, _process_start(pid), steps)
-
-
-@cache
-def _host() -> str:
-    """This host, since it was started, and as its processes are numbered here: containers may share its name."""
-    try:
-        numbered = f"{(_PROC / 'sys/kernel/random/boot_id').read_text()} {(_PROC / 'self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return socket.gethostname()
-    return f"{socket.gethostname()}/{hashlib.blake2b(numbered.encode(), digest_size=4).hexdigest()}"
-
-
 def _read(path: Path) -> Claim | None:
     """The claim in a file; None: it is not there, or makes no sense."""
     try:
-        return Claim(*json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        with path.open("rb") as file:
+            host, pid, birth, steps = json.loads(file.read(_LONGEST))
+        host.encode(), (birth or "").encode()  # half a character pair cannot be printed
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
+    makes_sense = type(pid) is int and is_process_number(pid) and type(steps) is int and 0 <= steps < 2**63
+    return Claim(host, pid, birth, steps) if makes_sense else None
 
 
 def _is_abandoned(path: Path) -> bool:
     """Whether nobody alive holds the claim in a file."""
-    owner = _read(path)
-    if owner is None:
+    claim = _read(path)
+    if claim is None:
         return True
-    if owner.host == _host() and (born := _process_start(owner.pid)) != _UNSEEN:
-        return born != owner.birth
+    if (lives := claim.owner.lives()) is not None:
+        return not lives
     try:
         return time.time() - path.stat().st_mtime > STALE
     except FileNotFoundError:  # given up since it was read
         return True
-
-
-def _process_start(pid: int) -> str | None:
-    """When a local process was born: with its number, it names one process for ever. None: it is dead."""
-    try:
-        fields = (_PROC / f"{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return _UNSEEN if _is_alive(pid) else None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

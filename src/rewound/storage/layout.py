@@ -52,7 +52,7 @@ def artifact_at(path: str) -> Artifact | None:
     Artifact(kind='draft', key='00000000000000000000000000000000')
     """
     key = PurePosixPath(path).stem
-    return next((found for found in artifacts(key) if _KEY.fullmatch(key) and found.path == path), None)
+    return next((found for found in artifacts(key) if is_key(key) and found.path == path), None)
 
 
 def keys_below(root: Path, kind: Kind) -> set[str]:
@@ -68,8 +68,13 @@ def pattern(kind: Kind) -> str:
     return _ARTIFACTS[kind].format(key="*")
 
 
+def is_key(value: object) -> bool:
+    """Whether something is a key of a state."""
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
+
+
 def checked(key: str) -> str:
     """A key, if it is one."""
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
     return key

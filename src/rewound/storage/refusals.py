@@ -16,8 +16,10 @@ _REASONS = {
     errno.EPERM: "it is not writable; choose another with --store",
     errno.EROFS: "it is on a read-only file system; choose another with --store",
     errno.ENOTDIR: "it is a file, or lies below one; choose a folder with --store",
+    errno.ELOOP: "a link stands where it keeps a file of its own; remove the link",
     errno.EEXIST: "it is a file; choose a folder with --store",
 }
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
@@ -31,6 +33,16 @@ def said_of(store: Path) -> Iterator[None]:
         if "No space" in str(error) or "os error 28" in str(error):
             raise refusal(store, OSError(errno.ENOSPC, "no space")) from error
         raise
+
+
+@contextmanager
+def where_writable() -> Iterator[None]:
+    """Inside is what need not be done in a store that can only be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
 
 
 def refusal(store: Path, error: OSError) -> InputError:

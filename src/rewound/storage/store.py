@@ -1,19 +1,18 @@
 """Where states live: a folder of content-addressed artifacts (`layout`) that workers share and nothing else.
 
-Every artifact is written to a temporary file and published by one atomic rename, with a checksum inside. A node is
-claimed before it is worked on; a claim whose local owner is dead is taken over at once, one from another host when its
-heartbeat stops. Nothing is ever unpickled.
+Every artifact is written to a temporary file and published by one atomic rename, with its key and a checksum inside:
+what is damaged, or lies under another key, is named, set aside and counts as absent. A node is claimed before it is
+worked on; a claim whose local owner is dead is taken over at once, one from another host when its heartbeat stops.
+Nothing is ever unpickled.
 """
 
-import json
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, cast
-
-from safetensors import SafetensorError
+from typing import Final
 
 from rewound.errors import InputError
 from rewound.pruning.mask import Mask
@@ -21,11 +20,12 @@ from rewound.recipe import Position
 from rewound.storage.artifact import Damaged, digest
 from rewound.storage.claims import Claim, beat, give_up, heart, take, under_way
 from rewound.storage.layout import CLAIMS, DAMAGED, FOLDERS, Artifact, Kind, artifacts, checked, keys_below, pattern
-from rewound.storage.records import CurvePoint, Notes, Result
-from rewound.storage.refusals import refusal, said_of
-from rewound.storage.statefile import Kept, is_for_good, is_to_train_from, position_in, read_state, write_state
+from rewound.storage.records import Notes, Result
+from rewound.storage.refusals import refusal, said_of, where_writable
+from rewound.storage.resultfile import LONGEST_RESULT, decoded, encoded
+from rewound.storage.statefile import Facts, Kept, read_facts, read_state, write_state
 from rewound.training import State
-from rewound.wholefiles import replacing, write_whole
+from rewound.wholefiles import remove_unfinished, replacing, write_whole
 
 Say = Callable[[str], None]
 VERSION = 1
@@ -39,18 +39,30 @@ class Store:
     root: Path
     say: Say = field(default=print, compare=False, repr=False)
     """Takes a line where a file is damaged."""
+    _told: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         with said_of(self.root):
             for folder in FOLDERS:
-                (self.root / folder).mkdir(parents=True, exist_ok=True)
-            version = self.root / "version"
-            if not version.exists():
-                self.write(version, f"{VERSION}\n".encode())
-            found = version.read_text().strip()
-        if not found.isdigit() or int(found) > VERSION:
+                with where_writable() if is_store(self.root) else nullcontext():
+                    (self.root / folder).mkdir(parents=True, exist_ok=True)
+            self._check_version()
+
+    def _check_version(self) -> None:
+        path = self.root / "version"
+        if not path.exists():
+            self.write(path, _version_line(VERSION))
+        with path.open("rb") as file:
+            found = file.read(100)
+        number = re.match(rb"[0-9]{1,9}", found)
+        if number is None or found.strip() != _version_line(int(number[0])).strip():
+            self._set_aside(path, "is not what was written", f"store version {VERSION} is taken for it")
+            with where_writable():
+                write_whole(path, _version_line(VERSION))
+        elif int(number[0]) > VERSION:
             raise InputError(
-                f"store {self.root} was written by a newer version ({found}; this one knows {VERSION}); upgrade rewound"
+                f"store {self.root} was written by a newer version ({int(number[0])}; this one knows {VERSION}); "
+                "upgrade rewound"
             )
 
     # Results
@@ -59,23 +71,21 @@ class Store:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
         path = self._path("result", key)
         try:
-            content = json.loads(path.read_text())
-            if content.pop("checksum") != digest(content):
-                raise Damaged(path)
+            with path.open("rb") as file:
+                if len(content := file.read(LONGEST_RESULT + 1)) > LONGEST_RESULT:
+                    raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
+            return decoded(content, key)
         except FileNotFoundError:
             return None
         except OSError as error:  # it cannot be read now, which says nothing about what it holds
             raise refusal(self.root, error) from error
-        except (Damaged, ValueError, KeyError, AttributeError, TypeError):  # not even an object
-            self._set_aside(path)
+        except Damaged as damage:
+            self._set_aside(path, damage.reason)
             return None
-        content["curve"] = [CurvePoint(*point) for point in content["curve"]]
-        return cast(Result, content)
 
     def publish(self, key: str, result: Result) -> None:
         """Keep what was measured at `key`."""
-        path = self._path("result", key)
-        self.write(path, json.dumps({**result, "checksum": digest(result)}, indent=1).encode())
+        self.write(self._path("result", key), encoded(key, result))
 
     def finished(self) -> set[str]:
         """The keys of all results, whatever they say."""
@@ -102,50 +112,91 @@ class Store:
         What is kept `for_good` outlives the sweep that needs it.
         """
         with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
-            write_state(temporary, state, mask, draft, slots=slots, for_good=for_good)
+            write_state(temporary, key, state, mask, draft, slots=slots, for_good=for_good)
 
-    def load(self, key: str, *, draft: bool = False, to_train: bool = True) -> Kept | None:
+    def load(
+        self,
+        key: str,
+        *,
+        draft: bool = False,
+        to_train: bool = True,
+        misfit: Callable[[Kept], str | None] = lambda kept: None,
+    ) -> Kept | None:
         """What is kept at `key`, or None; a damaged file is set aside and counts as absent.
 
-        A state kept without its optimizer slots is no state `to_train` from.
+        So does one of which `misfit` says why it cannot be the state that is meant. A state kept without its optimizer
+        slots is no state `to_train` from.
         """
         path = self._state_path(key, draft)
         if not path.exists():
             return None
         try:
-            kept = read_state(path)
+            with self._reading():
+                kept = read_state(path, key, draft=draft)
+            if (reason := misfit(kept)) is not None:
+                raise Damaged(reason)
         except FileNotFoundError:  # dropped since it was looked for
             return None
-        except OSError as error:  # it cannot be read now, which says nothing about what it holds
-            raise refusal(self.root, error) from error
-        except (Damaged, SafetensorError, ValueError):
-            self._set_aside(path)
+        except Damaged as damage:
+            self._set_aside(path, damage.reason)
             return None
         return None if to_train and not kept.has_slots else kept
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, what cannot be read now is said: that says nothing about what it holds."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise refusal(self.root, error) from error
+        except RuntimeError as error:  # torch's own, where it cannot open or map the file
+            raise refusal(self.root, OSError(str(error))) from error
+
+    def _facts(self, path: Path) -> Facts | None:
+        """What the header of a state says, or None; a damaged one is set aside."""
+        try:
+            with self._reading():
+                return read_facts(path)
+        except Damaged as damage:
+            self._set_aside(path, damage.reason)
+            return None
 
     def has_state(self, key: str, *, to_train: bool = False) -> bool:
         """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
         path = self._state_path(key, False)
         if not path.exists() or not to_train:
             return path.exists()
-        return is_to_train_from(path)
+        facts = self._facts(path)
+        return facts is not None and facts["slots"]
 
     def drop(self, key: str, *, draft: bool = False, even_if_for_good: bool = False) -> None:
         """Remove tensors that nothing needs any more."""
         path = self._state_path(key, draft)
-        if even_if_for_good or not is_for_good(path):
+        if not path.exists():  # to remove what is not there is refused by a disk that can only be read
+            return
+        if even_if_for_good or ((facts := self._facts(path)) is not None and not facts["for_good"]):
             path.unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
-        """Remove what writers that were killed left half-written, an hour after nobody touched it."""
-        for path in self.root.rglob(".*.part"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > 3600:
-                    path.unlink()
+        """Remove what writers that were killed left half-written."""
+        for folder in FOLDERS:
+            for inside, _, _ in os.walk(self.root / folder):
+                remove_unfinished(Path(inside))
+        remove_unfinished(self.root)
 
     def drafted(self, key: str) -> Position | None:
         """How far the draft of an unfinished node has come; None without one."""
-        return position_in(self._state_path(key, True))
+        path = self._state_path(key, True)
+        facts = self._facts(path) if path.exists() else None
+        return None if facts is None else facts["position"]
+
+    def unbound(self, key: str) -> list[Artifact]:
+        """The tensors kept at `key` by a version that did not write the key into them."""
+        found = [artifact for artifact in self.artifacts(key) if artifact.kind in _TENSORS]
+        known = ((artifact, self._facts(self.root / artifact.path)) for artifact in found)
+        return [artifact for artifact, facts in known if facts is not None and facts["key"] is None]
 
     def drafts(self) -> set[str]:
         """The keys of what is unfinished and can be resumed."""
@@ -194,11 +245,23 @@ class Store:
         with said_of(self.root):
             write_whole(path, content)
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, reason: str, then: str = "to be recomputed") -> None:
+        """Move a damaged file away, and say so; from a disk that can only be read it does not go."""
         target = self.root / DAMAGED / path.name
-        with said_of(self.root), suppress(FileNotFoundError):  # another worker may have found it, too, and been faster
-            path.replace(target)
-        self.say(f"damaged: {path.name} is not what was written; set aside as {target}, to be recomputed")
+        number = 1
+        while target.exists():  # an earlier one is kept, too
+            number += 1
+            target = target.with_name(f"{path.stem}-{number}{path.suffix}")
+        said = "not used"
+        with said_of(self.root), where_writable():
+            try:
+                path.replace(target)
+            except FileNotFoundError:  # another worker has found it, too, and was faster
+                return
+            said = f"set aside as {target}"
+        if (line := f"damaged: {path.name} {reason}; {said}, {then}") not in self._told:
+            self._told.add(line)
+            self.say(line)
 
     def _path(self, kind: Kind, key: str) -> Path:
         return self.root / Artifact(kind, key).path
@@ -208,6 +271,11 @@ class Store:
 
     def _claim_path(self, key: str) -> Path:
         return self.root / CLAIMS / f"{checked(key)}.json"
+
+
+def _version_line(version: int) -> bytes:
+    """The content of the file `version`: from 2 on with a checksum, so that no damaged 1 is taken for a newer one."""
+    return f"{version}\n".encode() if version == 1 else f"{version} {digest(version)}\n".encode()
 
 
 def is_store(root: Path) -> bool:

@@ -1,0 +1,83 @@
+"""Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written."""
+
+import hashlib
+import os
+import re
+import socket
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+_UNSEEN = "unknown"  # the birth of a process that is there, but not shown: another user's, or without /proc
+_MOST = 2**31 - 1  # the largest number that a process can have
+
+
+class Owner(NamedTuple):
+    """One process, for ever: a process number that is used again has another birth."""
+
+    host: str
+    """The host's name, and which boot and process numbers of it are meant."""
+    pid: int
+    birth: str | None
+
+    def lives(self) -> bool | None:
+        """Whether the process is alive; None where that cannot be seen from here."""
+        if self.host != this_host() or (born := _birth(self.pid)) == _UNSEEN:
+            return None
+        return born is not None and born == self.birth
+
+    def as_word(self) -> str:
+        """The owner as a part of a file name; `owner_from` reads it again on the same host."""
+        return f"{_short(self.host)}-{self.pid}-{self.birth}"
+
+
+def this_process() -> Owner:
+    """The process that asks."""
+    return Owner(this_host(), pid := os.getpid(), _birth(pid))
+
+
+def owner_from(word: str) -> Owner | None:
+    """The owner that a file name says; None: it is no process of this host."""
+    match word.split("-"):
+        case [host, pid, birth] if host == _short(this_host()) and re.fullmatch("[0-9]{1,10}", pid):
+            return Owner(this_host(), int(pid), birth) if is_process_number(int(pid)) else None
+    return None
+
+
+def is_process_number(number: int) -> bool:
+    """Whether a process can have this number."""
+    return 0 < number <= _MOST
+
+
+@cache
+def this_host() -> str:
+    """This host, since it was started, and as its processes are numbered here: containers may share its name."""
+    try:
+        numbered = f"{(_PROC / 'sys/kernel/random/boot_id').read_text()} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+    return f"{socket.gethostname()}/{_short(numbered)}"
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _birth(pid: int) -> str | None:
+    """When a local process was born; None: it is dead."""
+    try:
+        fields = (_PROC / f"{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return _UNSEEN if _is_there(pid) else None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
