@@ -16,13 +16,15 @@ from typing import Protocol
 from torch import nn
 from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
+from torch.optim.swa_utils import SWALR
 
 from rewound.errors import InputError, warn
 from rewound.loops.groups import Value, assign, hyperparameters
 from rewound.loops.joint import held_by, members
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
-from rewound.loops.schedulers import Scheduler, counting_steps, followed
+from rewound.loops.schedulers import Scheduler, counting_steps, followed, tell_rates
+from rewound.loops.unwrapping import bare_scheduler
 from rewound.pruning.attachment import steps_under_way, untraced
 
 Closure = Callable[[], object]
@@ -36,19 +38,27 @@ Named = Mapping[str, nn.Parameter]
 def recorded(
     optimizer: Optimizer, progress: Progress, unseen: Named, schedulers: Sequence[Scheduler] = ()
 ) -> Iterator[None]:
-    """An epoch of the dense run: its steps go into the recording; in it `schedulers` must have been stepped.
+    """An epoch of the dense run: its steps are recorded; in it each optimizer needs a step of its `schedulers`.
 
-    Of the parameters that are `unseen`, those that a gradient reaches are noted.
+    Others may wait for their turn, as the one after a warm-up does, and SWALR always. Of the parameters that are
+    `unseen`, those that a gradient reaches are noted.
     """
+    schedulers = [scheduler for scheduler in schedulers if not isinstance(scheduler, SWALR)]
     before = _positions(schedulers)
     with counting_steps(schedulers) as steps, _Steps(optimizer, progress, progress.recording, unseen).followed():
         yield
-    for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True):
-        if was is not None and was == now and not steps[id(scheduler)]:
-            raise InputError(
-                f"{type(scheduler).__name__} was not stepped in epoch {progress.epoch}: call scheduler.step() in the "
-                "loop, or leave the scheduler out if something else sets the learning rate"
-            )
+    moved = {id(s): id(getattr(bare_scheduler(s), "optimizer", optimizer)) for s in schedulers}
+    stepped = {
+        moved[id(scheduler)]
+        for scheduler, was, now in zip(schedulers, before, _positions(schedulers), strict=True)
+        if was is None or was != now or steps[id(scheduler)]
+    }
+    if idle := [scheduler for scheduler in schedulers if moved[id(scheduler)] not in stepped]:
+        names = " + ".join(type(scheduler).__name__ for scheduler in idle)
+        raise InputError(
+            f"{names} was not stepped in epoch {progress.epoch}: call scheduler.step() in the loop, or leave the "
+            "scheduler out if something else sets the learning rate"
+        )
 
 
 @contextmanager
@@ -61,7 +71,7 @@ def replayed(
     schedulers: Sequence[Scheduler] = (),
 ) -> Iterator[None]:
     """An epoch of a level: its steps use what those of the recording's `epoch` did, while `schedulers` rest."""
-    replay = _Replay(optimizer, islice(recording.replayed(epoch), progress.steps, None))
+    replay = _Replay(optimizer, schedulers, recording, epoch, progress.steps)
     with followed(schedulers, replay.move), _Steps(optimizer, progress, replay, unseen).followed():
         yield
     taken = len(members(optimizer))  # steps with every batch
@@ -84,26 +94,38 @@ class _Follower(Protocol):
 class _Replay:
     """Sets what each step is to use, and what a loop sees that looks between them."""
 
-    def __init__(self, optimizer: Optimizer, values: Iterator[Values]) -> None:
-        self.optimizer, self.values = optimizer, values
-        self.present = self.coming = next(values)
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[Scheduler], recording: Recording, epoch: int, taken: int
+    ) -> None:
+        self.optimizer, self.schedulers = optimizer, schedulers
+        self.values: Iterator[Values] = islice(recording.replayed(epoch), taken, None)
+        self.left = recording.steps(epoch) - taken
+        """How many recorded steps of the epoch are left."""
+        self.following = next(recording.replayed(epoch + 1))
+        self.present = self.coming = next(self.values)
         self.moves = 0
         """How often the loop has stepped a scheduler."""
-        _assign(optimizer, self.coming)
+        self._set(self.coming)
 
     def before_step(self, optimizer: Optimizer) -> None:
         self.present, self.coming = self.coming, next(self.values)
-        _assign(optimizer, self.present)
+        self.left -= 1
+        self._set(self.present)
 
     def inside_step(self, optimizer: Optimizer, before: Values) -> None:
-        _assign(optimizer, self.present)
+        self._set(self.present)
 
     def after_step(self, optimizer: Optimizer) -> None:
         pass  # the next values come when the loop steps its scheduler, or with the next step
 
     def move(self) -> None:
         self.moves += 1
-        _assign(self.optimizer, self.coming)
+        self._set(self.coming if self.left > 0 else self.following)
+
+    def _set(self, values: Values) -> None:
+        for group, mine in zip(self.optimizer.param_groups, values, strict=False):
+            assign(group, mine)
+        tell_rates(self.schedulers, self.optimizer)
 
 
 class _Steps:
@@ -138,7 +160,7 @@ class _Steps:
         if steps_under_way(member) > 1:
             self._go_on(self.found)
             return None
-        self.progress.steps += 1
+        self.progress.begin_step()
         self.idle.discard(member)
         self._look_for_gradients()
         self.follower.before_step(self.optimizer)
@@ -200,11 +222,6 @@ class _Steps:
 
 def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
     return [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
-
-
-def _assign(optimizer: Optimizer, values: Values) -> None:
-    for group, mine in zip(optimizer.param_groups, values, strict=False):
-        assign(group, mine)
 
 
 def _rates(optimizer: Optimizer) -> list[object]:

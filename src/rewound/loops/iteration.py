@@ -21,7 +21,7 @@ from rewound.loops.resumption import resume_or_begin
 from rewound.loops.rewinding import begin_level
 from rewound.loops.rules import recording_of
 from rewound.loops.run import Run
-from rewound.loops.schedulers import resting
+from rewound.loops.schedulers import resting, tell_rates
 from rewound.pruning.counts import counts_of
 from rewound.pruning.mask import Mask
 
@@ -204,5 +204,6 @@ class _Iteration:
             if found is None:  # of a run that went on from an earlier level, and was worse this time
                 raise InputError(f"{self._folder.path} no longer holds level {chosen}; train anew in another folder")
             self.subjects.rewind(found.content)
+            tell_rates(self.subjects.schedulers, self.subjects.optimizer)
             run.progress.mask = found.progress.mask
             run.say(f"returned: {f'level {chosen}' if chosen else 'the dense network'}, the last within max_drop")

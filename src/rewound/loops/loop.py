@@ -38,7 +38,16 @@ class Epochs:
     @property
     def epochs_done(self) -> int:
         """How many epochs are done; before the loop, after how many it will go on: `tqdm(run, initial=...)`."""
-        return self._run.epochs_done
+        return self._run.done.epoch
+
+    @property
+    def steps_done(self) -> int:
+        """How many optimizer steps were taken, in the dense run and all levels; known before the loop, too.
+
+        A rate that the loop computes itself from a number of steps is computed from this one: a counter of the loop's
+        own starts again when a run is resumed. Of several optimizers, each step of each counts.
+        """
+        return self._run.done.steps_done
 
     @property
     def level(self) -> int:

@@ -73,6 +73,7 @@ class ProgressState(TypedDict):
     metric: NotRequired[str]
     run: NotRequired[str]
     gradients: NotRequired[list[str] | None]
+    steps_done: NotRequired[int]
 
 
 @dataclass
@@ -85,6 +86,8 @@ class Progress:
     """Epochs done in all: the number of the next one."""
     steps: int = 0
     """Optimizer steps taken in the present epoch."""
+    steps_done: int = 0
+    """Optimizer steps taken in all."""
     mask: Mask | None = None
     recording: Recording = field(default_factory=Recording)
     reached: list[Reached] = field(default_factory=list)
@@ -147,6 +150,10 @@ class Progress:
         self.mask, self.facts = mask, facts
         self.densities.append(density)
 
+    def begin_step(self) -> None:
+        """An optimizer takes a step."""
+        self.steps, self.steps_done = self.steps + 1, self.steps_done + 1
+
     def end_epoch(self) -> None:
         """The present epoch is done."""
         self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0
@@ -191,6 +198,7 @@ class Progress:
             "metric": self.metric,
             "run": self.run,
             "gradients": None if self.gradients is None else sorted(self.gradients),
+            "steps_done": self.steps_done,
         }
 
     @classmethod
@@ -211,6 +219,7 @@ class Progress:
             value=state["accuracy"],
             gradients=None if (names := state.get("gradients")) is None else set(names),
             metric=named[0],
+            steps_done=state["steps_done"] if "steps_done" in state else _steps_before(state),
             higher_is_better=named[1],
             run=state.get("run", ""),
         )
@@ -218,6 +227,17 @@ class Progress:
 
 _SHARES = frozenset({"f1", "precision", "recall", "auc", "auroc", "iou", "miou", "dice", "top1", "top5"})
 _UNITS = frozenset({"%", "percent", "percentage", "pct", "point", "points"})
+
+
+def _steps_before(state: ProgressState) -> int:
+    """The optimizer steps of an earlier file, which has those of the dense run; its levels took as many an epoch."""
+    recording, reached = Recording.from_state_dict(state["recording"]), state["reached"]
+    recorded = sum(map(recording.steps, range(recording.trained_epochs)))
+    if not state["level"]:
+        return recorded if not reached or reached[0][2] else 0  # an adopted network has had no dense run
+    dense = reached[0][2]
+    per_epoch = round(recorded / recording.trained_epochs)
+    return (recorded if dense else 0) + (state["epoch"] - dense) * per_epoch + state["steps"]
 
 
 def check_unit(value: float, metric: str, max_drop: float) -> None:

@@ -87,8 +87,9 @@ class Recording:
             yield [{name: next(stream) for name, stream in group.items()} for group in streams]
 
     def steps(self, epoch: int) -> int:
-        """How many steps were recorded of an epoch."""
-        return max(sum(count for _, count in group["lr"][epoch]) for group in self.groups)
+        """How many steps were recorded of an epoch; none beyond the end."""
+        tracks = [group["lr"][epoch : epoch + 1] for group in self.groups if "lr" in group]
+        return max((sum(count for _, count in runs) for track in tracks for runs in track), default=0)
 
     def rates(self) -> list[list[float]]:
         """All learning rates that occurred, by group, the last one last."""

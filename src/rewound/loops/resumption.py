@@ -9,7 +9,7 @@ from rewound.loops.course import Course
 from rewound.loops.progress import Progress
 from rewound.loops.rewinding import nothing_to_rewind_to
 from rewound.loops.run import Run
-from rewound.loops.schedulers import check_new
+from rewound.loops.schedulers import check_new, check_none_forgotten
 from rewound.loops.sealed import Damaged
 
 
@@ -25,6 +25,8 @@ def resume_or_begin(run: Run, folder: Folder) -> None:
     if not progress.run:
         goes_on = newest is not None or run.handed_over  # since a version without names
         progress.run = ranks.from_first(folder.run if goes_on else "") or ranks.from_first(secrets.token_hex(8))
+    if run.is_resumable and progress.epoch < course.dense.length:
+        check_none_forgotten(subjects.schedulers, subjects.optimizer)
     arguments = course.arguments(subjects.model, subjects.optimizer)
     may_differ = ["compression"] if newest is not None and progress.densities else ["compression", "final"]
     folder.claim(arguments, progress.run, run.say, may_differ, check=run.resumes)

@@ -67,12 +67,12 @@ class Run:
         return self.resumes and self.path is not None
 
     @property
-    def epochs_done(self) -> int:
-        """How many there are, also before a run goes on from its folder."""
+    def done(self) -> Progress:
+        """How far it has come, also before a run goes on from its folder."""
         if self.path is None or not self.resumes or self.has_begun or self.handed_over:
-            return self.progress.epoch
+            return self.progress
         newest, _ = Folder(self.path).newest(self.course.densities)
-        return 0 if newest is None else newest.progress.epoch
+        return Progress() if newest is None else newest.progress
 
     @property
     def is_over(self) -> bool:

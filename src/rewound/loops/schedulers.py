@@ -1,11 +1,14 @@
 """Other people's schedulers: where one stands, and how it rests while recorded learning rates are used again."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Protocol, SupportsIndex
 
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.errors import InputError
@@ -49,6 +52,31 @@ def check_given(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> None:
         )
 
 
+def check_none_forgotten(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> None:
+    """An error for a dense run that may be resumed while a scheduler drives it that was not given.
+
+    All there are in the process are looked at: torch's mark on the optimizer stays when its scheduler is gone, and
+    ReduceLROnPlateau leaves none.
+    """
+    groups = {id(group) for group in optimizer.param_groups}
+    driving = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and not groups.isdisjoint(map(id, _groups_moved_by(each)))
+    ]
+    if driving and not schedulers:
+        raise InputError(
+            f"a {scheduler_kind(driving[0])} moves this optimizer's rate and was not given, so that it would begin "
+            "anew when the run is resumed from its checkpoint; give it to rewound.epochs after the optimizer, or do "
+            "not make it"
+        )
+
+
+def _groups_moved_by(scheduler: LRScheduler) -> Sequence[object]:
+    groups: Sequence[object] = getattr(vars(scheduler).get("optimizer"), "param_groups", ())
+    return groups
+
+
 def check_new(schedulers: Sequence[Scheduler]) -> None:
     """An error for a scheduler that has driven a training run: another one would follow what is left of it."""
     for scheduler in schedulers:
@@ -71,12 +99,25 @@ def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[N
         type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
-        own = getattr(bare_scheduler(scheduler), "optimizer", optimizer)
-        return [group["lr"] for group in own.param_groups]
+        return _rates_moved_by(scheduler, optimizer)
 
     methods = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
     with _changed(schedulers, lambda kind: methods):
         yield
+
+
+def tell_rates(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> None:
+    """Let schedulers at rest hold the rates that the optimizer has as the last they set: it is what they save."""
+    for scheduler in schedulers:
+        inside = bare_scheduler(scheduler)
+        if hasattr(inside, "_last_lr"):
+            inside._last_lr = _rates_moved_by(scheduler, optimizer)
+
+
+def _rates_moved_by(scheduler: Scheduler, optimizer: Optimizer) -> list[object]:
+    own = getattr(bare_scheduler(scheduler), "optimizer", optimizer)
+    rates = [group["lr"] for group in own.param_groups]
+    return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
 
 @contextmanager
