@@ -19,6 +19,7 @@ from rewound.conclusions.comparison import compare, matched, overlay, write_comp
 from rewound.conclusions.conformance import Card
 from rewound.conclusions.intervals import pooled
 from rewound.errors import InputError
+from rewound.paper.networks import TEST_SHARES
 from rewound.reports.terminal import conformance_card
 from rewound.reports.words import note, remarks
 from rewound.tables.results import Row, read_rows
@@ -46,7 +47,7 @@ PERCENT_OF_VAL = [replace(row, val=100 * (row.test or 0)) for row in trials(0.9)
 
 
 def card(ours: list[Row], theirs: list[Row]) -> Card:
-    (made,) = compare(ours, theirs)
+    (made,) = compare(ours, theirs, {}, TEST_SHARES)
     return made
 
 
@@ -78,18 +79,28 @@ def test_a_cell_needs_the_same_recipe_setting_technique_and_time() -> None:
 # Values and margins
 
 
-def test_a_fraction_is_compared_on_all_held_out_images() -> None:
-    ours = [replace(row, val=0.80) for row in trials(0.90)]
-    (cell,) = card(ours, trials(0.90, 0.92)).cells
+@pytest.mark.parametrize("recipe", ["digits", "mine:Task", "wmt16-gnmt"])
+def test_values_are_what_the_tables_call_test(recipe: str) -> None:
+    ours = [replace(row, val=0.50) for row in trials(0.90, recipe=recipe)]
+    made = card(ours, trials(0.90, 0.92, recipe=recipe))
+    assert made.measure == "test"
+    assert (made.cells[0].ours, made.cells[0].theirs) == (pytest.approx(90), pytest.approx(91))
+
+
+@pytest.mark.parametrize("recipe", ["cifar10-resnet20", "cifar10-resnet56 batch-size=64", "imagenet-resnet50"])
+def test_the_papers_networks_are_compared_on_all_held_out_images(recipe: str) -> None:
+    ours = [replace(row, val=0.80) for row in trials(0.90, recipe=recipe)]
+    (cell,) = card(ours, trials(0.90, 0.92, recipe=recipe)).cells
     assert (cell.ours, cell.theirs) == (pytest.approx(88), pytest.approx(91))
     assert (cell.n, cell.m, cell.low, cell.high) == (1, 2, pytest.approx(90), pytest.approx(92))
-    assert card(ours, trials(0.90)).measure == "80% test + 20% validation"
+    assert card(ours, trials(0.90, recipe=recipe)).measure == "80% test + 20% validation"
 
 
 def test_bleu_and_tables_without_validation_are_compared_on_test() -> None:
     bleu = card(*([replace(row, recipe="wmt16-gnmt", val=20.0) for row in trials(value)] for value in (26.0, 26.5)))
     assert (bleu.unit, bleu.measure, bleu.cells[0].difference) == ("BLEU", "test", pytest.approx(-0.5))
-    plain = card([replace(row, val=None) for row in trials(0.9)], [replace(row, val=0.5) for row in trials(0.9)])
+    rows = trials(0.9, recipe="cifar10-resnet20")
+    plain = card([replace(row, val=None) for row in rows], [replace(row, val=0.5) for row in rows])
     assert (plain.unit, plain.measure, plain.cells[0].difference) == ("points", "test", 0)
 
 
@@ -278,7 +289,7 @@ def test_compare_csv_has_a_line_per_cell(tmp_path: Path) -> None:
 
 
 def test_the_authors_conform_to_themselves(authors: list[Row]) -> None:
-    cards = compare(authors, authors)
+    cards = compare(authors, authors, {}, TEST_SHARES)
     assert sum(len(made.cells) for made in cards) == 7_530
     assert all(cell.inside and cell.difference == 0 for made in cards for cell in made.cells)
     assert {made.recipe: made.unit for made in cards}["wmt16-gnmt"] == "BLEU"

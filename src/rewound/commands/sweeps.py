@@ -15,6 +15,7 @@ from rewound.devices import device_kind
 from rewound.errors import InputError
 from rewound.executors import executor_named
 from rewound.executors.local import opened
+from rewound.paper.networks import TEST_SHARES
 from rewound.plans import planning
 from rewound.plans.collection import collected, is_measured
 from rewound.plans.options import Options
@@ -119,7 +120,7 @@ def _report(
     recipes = {target.task: target.recipe for target in sweep.targets}
     epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
     named = {task: recipe.metric.name for task, recipe in recipes.items() if recipe.metric != Metric()}
-    evidence = Evidence(tables, theirs, epochs, metrics=named)
+    evidence = Evidence(tables, theirs, epochs, TEST_SHARES, named)
     paths = write_tables(evidence, out, drawing)
     if tables.missing:
         console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")

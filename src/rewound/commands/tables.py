@@ -8,7 +8,7 @@ from rewound.commands.outputs import report_folder
 from rewound.conclusions.cell import setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.paper.networks import TRAINING_EPOCHS
+from rewound.paper.networks import TEST_SHARES, TRAINING_EPOCHS
 from rewound.reports.drawing import Drawing
 from rewound.reports.report import report_files, say_comparison
 from rewound.tables.results import Row, Tables, read_rows, with_details
@@ -43,11 +43,11 @@ def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: S
     out = report_folder(out, name)
     if (out / "results.csv").resolve() == results.resolve():
         raise InputError(f"the report would write over {results}; give another folder with --out")
-    evidence = Evidence(with_details(rows, results.parent), theirs, TRAINING_EPOCHS)
+    evidence = Evidence(with_details(rows, results.parent), theirs, TRAINING_EPOCHS, TEST_SHARES)
     say_files(report_files(evidence, out, console, drawing, title))
 
 
 def diff_tables(ours: Path, theirs: Sequence[Path], *, every_cell: bool) -> None:
     """Compare a table with another, cell by cell."""
-    evidence = Evidence(Tables(read_tables([ours])), read_tables(theirs), TRAINING_EPOCHS)
+    evidence = Evidence(Tables(read_tables([ours])), read_tables(theirs), TRAINING_EPOCHS, TEST_SHARES)
     say_comparison(evidence, console, every_cell=every_cell)

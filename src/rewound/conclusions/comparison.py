@@ -25,7 +25,6 @@ from rewound.tables.csvfiles import write_table
 from rewound.tables.results import Row
 
 SAME_DENSITY: Final = 0.000051  # half of the fourth decimal: 0.8**5 = 0.32768 is 0.3277 in a one-shot row
-TEST_SHARE: Final = 0.8  # of the held-out images, in the paper and in the recipes here
 LEADS: Final = (
     ("lr-rewinding", "fine-tuning"),
     ("weight-rewinding", "fine-tuning"),
@@ -40,10 +39,17 @@ COLUMNS: Final = (
 _Values: TypeAlias = Callable[[Cell], list[float]]
 
 
-def compare(ours: Iterable[Row], theirs: Iterable[Row], training_epochs: Mapping[str, float] = {}) -> list[Card]:
+def compare(
+    ours: Iterable[Row],
+    theirs: Iterable[Row],
+    training_epochs: Mapping[str, float] = {},
+    test_shares: Mapping[str, float] = {},
+) -> list[Card]:
     """One card for every recipe of which both tables have dense networks or a cell.
 
-    `training_epochs` is T by recipe; where it is not known, the longest retraining time is taken for it.
+    `training_epochs` is T by recipe; where it is not known, the longest retraining time is taken for it. `test_shares`
+    is the fraction of the held-out images that is the test set, for recipes that are compared on all of them; the
+    others are compared on test.
 
     >>> rows = [Row("digits", "unstructured", False, "", 1, None, n, 0.97, 0.97 + n / 1000) for n in (1, 2, 3)]
     >>> [(card.recipe, card.dense_conforms, card.cells_conform) for card in compare(rows, rows)]
@@ -54,7 +60,8 @@ def compare(ours: Iterable[Row], theirs: Iterable[Row], training_epochs: Mapping
     for recipe in sorted(scale.keys() & scales(theirs).keys()):
         mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
         own = [pair for pair in pairs if pair[0].line.recipe == recipe]
-        card = _card(recipe, scale[recipe], mine, yours, own, training_epochs.get(recipe))
+        share = test_shares.get(recipe.split(" ")[0], 1.0)  # "digits batch-size=64" is a variant of "digits"
+        card = _card(recipe, scale[recipe], mine, yours, own, training_epochs.get(recipe), share)
         if card.dense or card.curves:
             cards.append(card)
     if not cards:
@@ -128,10 +135,10 @@ def _card(
     theirs: list[Row],
     pairs: list[tuple[Cell, Cell]],
     epochs: float | None,
+    share: float,
 ) -> Card:
-    unit = unit_of(metric_of(recipe, scale))
-    held_out = unit == "points" and all(row.val is not None for row in ours + theirs if row.test is not None)
-    share = TEST_SHARE if held_out else 1.0
+    if any(row.val is None for row in ours + theirs if row.test is not None):
+        share = 1.0
 
     def values(cell: Cell) -> list[float]:
         return [scale * (share * test + (1 - share) * val) for test, val in zip(cell.tests, cell.vals, strict=True)]
@@ -142,8 +149,8 @@ def _card(
     epochs = epochs or max((cell.retrain_epochs for cell in mine + yours), default=0)
     return Card(
         recipe,
-        unit=unit,
-        measure="80% test + 20% validation" if held_out else "test",
+        unit=unit_of(metric_of(recipe, scale)),
+        measure="test" if share == 1 else f"{share:.0%} test + {1 - share:.0%} validation",
         dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
         curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),
         leads=tuple(_leads(compared, at_full_time([cell for cell, _ in pairs], epochs))),

@@ -1,7 +1,8 @@
 """How near one table of results comes to another: is ours a replica of theirs?
 
-Values are means over trials, as shown; fractions on all held-out images (80% test + 20% validation, so that it does not
-matter whose images are the validation set), BLEU and tables without validation values on test alone. A replica has
+Values are means over trials, as shown, of what the tables call test. The paper's CIFAR-10 and ImageNet networks are
+compared on all held-out images (80% test + 20% validation, so that it does not matter whose images are the validation
+set) where both tables have validation values. A replica has
 
 (i)   a dense mean within 2.5 sd / sqrt(n) + 0.1 of theirs;
 (ii)  at least 90% of the cells within 2.5 sigma sqrt(1/n + 1/m) of theirs, where sigma is their standard deviation

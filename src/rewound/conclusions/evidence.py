@@ -20,6 +20,8 @@ class Evidence:
     """The table to compare with, if there is one."""
     training_epochs: Mapping[str, float] = field(default_factory=dict)
     """T by recipe, as far as it is known: tables do not say it."""
+    test_shares: Mapping[str, float] = field(default_factory=dict)
+    """The fraction of the held-out images that is the test set, for recipes that are compared on all of them."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """What the values of a recipe are called, as far as it is known."""
 
@@ -71,4 +73,4 @@ class Evidence:
     @cached_property
     def cards(self) -> list[Card]:
         """How near our table comes to theirs, a card for every recipe in both; an error where there is none."""
-        return compare(self.rows, self.theirs, self.training_epochs) if self.theirs else []
+        return compare(self.rows, self.theirs, self.training_epochs, self.test_shares) if self.theirs else []

@@ -1,4 +1,4 @@
-"""The paper's networks: what they are called, how long they train, and what others reached on them.
+"""The paper's networks: what they are called, how long they train, what they are tested on, and others' results.
 
 Tables name them by their recipe. Other works are the black dots beside the curves of the paper's figures. Their deltas
 are differences to each work's own dense network, in points of accuracy or BLEU, as read from the authors' plotting
@@ -25,6 +25,9 @@ TRAINING_EPOCHS: Final = {  # T
     "imagenet-resnet34": 90.0,
     "wmt16-gnmt": 5.0,
 }
+# A fifth of a data set's test images is the validation set, drawn by everybody for themselves; all of them together are
+# the same images everywhere. WMT16 has a validation set of its own.
+TEST_SHARES: Final = {recipe: 0.8 for recipe in NETWORKS if recipe.startswith(("cifar10-", "imagenet-"))}
 
 
 CARREIRA: Final = "Carreira-Perpiñán & Idelbayev (2018)"  # Learning-Compression
