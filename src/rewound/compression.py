@@ -50,7 +50,7 @@ class LevelReport:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrunedNetwork:
-    """A pruned network with the story of how it was found; `levels[0]` is the dense network."""
+    """A pruned network, and what each level on the way to it reached; `levels[0]` is the dense network."""
 
     model: nn.Module
     mask: Mask

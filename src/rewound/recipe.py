@@ -40,7 +40,7 @@ class Metric(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is: all randomness of a step is a function of the trial's seed and this (law 1)."""
+    """Where a run is: the trial's seed and its position determine all randomness of a step (law 1)."""
 
     prunings: int
     steps: int

@@ -46,7 +46,9 @@ def drawn_by(rule: Rule, S: Schedule, t: int, facts: Facts) -> list[Segment]:
 
 @dataclass(frozen=True)
 class Technique:
-    """How a pruned network is retrained: two words, or a word and a rule `(S, T, t, facts) -> Schedule`.
+    """How a pruned network is retrained: from which weights, and at which learning rates.
+
+    `lr` may be a rule of your own, a function `(S, T, t, facts) -> Schedule`.
 
     >>> Technique(weights="final", lr="rewound") == TECHNIQUES["lr-rewinding"]
     True

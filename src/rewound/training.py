@@ -66,7 +66,7 @@ class State:
 
 
 def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
-    """W_0 of a trial; `fresh` draws another one, as reinitialization does (law 6)."""
+    """W_0, the initial weights of a trial; `fresh` draws other ones, as reinitialization does (law 6)."""
     check_recipe(recipe)
     with own_draws(_CPU):
         model = recipe.model(fold(seed, "reinitialization") if fresh else fold(seed, "initialization"))

@@ -37,7 +37,7 @@ class Epochs:
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs are done; before the loop, after how many it will go on: `tqdm(run, initial=...)`."""
+        """How many epochs are done; known before the loop, too, for a progress bar: `tqdm(run, initial=...)`."""
         return self._run.done.epoch
 
     @property
@@ -56,7 +56,7 @@ class Epochs:
 
     @property
     def density(self) -> float:
-        """What the present level was asked to prune to; 1 in the dense run."""
+        """The density that the present level prunes to; 1 in the dense run."""
         return self._run.present.density
 
     @property
@@ -79,11 +79,11 @@ class Epochs:
 
     @property
     def is_in_last_epoch(self) -> bool:
-        """Whether the run ends with the present epoch, by what this process has reported in its level so far."""
+        """Whether the present epoch is the last of the run, as far as the reports of this process show."""
         return self._run.is_in_last_epoch
 
     def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
-        """Tell how good the network is now; what is told last in a level counts for the level.
+        """Report how good the network is now; the last report of a level counts for the level.
 
         `metric` is what it is called: "accuracy", or "loss" where lower is better. `max_drop` is in the same unit: 0.01
         for an accuracy of 0.97, 1 for one of 97 percent. Of several processes rank 0's word counts, and the others need

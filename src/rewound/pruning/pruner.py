@@ -48,7 +48,7 @@ class Pruner:
     """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
 
     `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; a tied weight has several names, and a
-    pattern need match but one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
+    pattern needs to match only one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
     pruned. Where weight_norm or spectral_norm divides by a norm, one weight at least stays, as 0/0 is no number.
 
     >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)

@@ -111,7 +111,7 @@ def save(
 
 
 def load(path: str | Path) -> Ticket:
-    """Read a ticket; whatever else the file holds, the error is one sentence."""
+    """Read a ticket; a file that is not a whole ticket is an `InputError`."""
     try:
         data = as_path("ticket", path).read_bytes()
     except OSError as error:
