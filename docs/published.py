@@ -15,11 +15,13 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from rich.console import Console
+
 from rewound.conclusions.baseline import baselines
 from rewound.conclusions.cell import Cell, cells
 from rewound.conclusions.evidence import Evidence
+from rewound.reports.figures import Drawing, draw_figures
 from rewound.reports.ranges import SAFE_ZONE
-from rewound.reports.standard import draw
 from rewound.tables.results import Row, Tables, read_rows
 
 
@@ -119,7 +121,8 @@ def figures(rows: Iterable[Row], out: Path) -> None:
     two_ratios = [row for row in mine if not row.iterative and round(1 / row.density, 2) in (3.05, 5.96)]
     for name, pruned in (("algorithm-1", iterative), ("times", two_ratios)):
         with TemporaryDirectory() as folder:
-            drawn = {path.stem: path for path in draw(Evidence(Tables(dense + pruned)), Path(folder), formats=["svg"])}
+            evidence, asked = Evidence(Tables(dense + pruned)), Drawing(formats=("svg",))
+            drawn = {path.stem: path for path in draw_figures(evidence, Path(folder), Console(quiet=True), asked)}
             copy(drawn[f"imagenet-resnet50-unstructured-{name}"], out / f"published-{name}.svg")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,11 @@ from rich.console import Console
 
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
-from rewound.reports import drawing
+from rewound.reports import figures
 from rewound.reports.look import LOOKS, looks, ratios
 from rewound.reports.page import Origin
 from rewound.reports.payload import story
 from rewound.reports.report import show_tables
-from rewound.reports.standard import draw
 from rewound.reports.terminal import summary_table
 from rewound.tables.results import Row, Tables
 
@@ -38,6 +38,10 @@ def table(drops: dict[str, float], densities: tuple[float, ...], *, iterative: b
 MILD = dict.fromkeys(LOOKS, 0.1)
 ONE_SHOT = table(MILD, (1.0, 0.5, 0.2, 0.1, 0.05))
 ITERATIVE = table({name: 0.1 for name in MILD if name != "reinitialization"}, (0.5, 0.25, 0.125), iterative=True)
+
+
+def draw(evidence: Evidence, out: Path, formats: Iterable[str] = ("png", "svg")) -> list[Path]:
+    return figures.draw_figures(evidence, out, Console(quiet=True), figures.Drawing(formats=tuple(formats)))
 
 
 def texts(svg: Path) -> list[str]:
@@ -81,6 +85,14 @@ def test_times_figure_has_a_panel_per_density_the_control_and_the_safe_zone(tmp_
     assert {"1.00×, dense control", "2.00×", "5.00×", "10.00×", "20.00×"} <= set(shown)
     assert {"Rewinding safe zone, 0.25T to 0.9T", "Retraining epochs", "4", "8", "16"} <= set(shown)
     assert "8.00×" not in shown, "iterative densities have no panel"
+
+
+def test_both_ends_of_the_horizontal_axis_have_a_label(tmp_path: Path) -> None:
+    for levels in (3, 10, 17):
+        rows = table({"lr-rewinding": 0.01}, tuple(0.8**level for level in range(1, levels + 1)), iterative=True)
+        shown = [text for text in svg(rows, tmp_path) if "×" in text]
+        assert {"1.25×", f"{1.25**levels:.2f}×"} <= set(shown)
+        assert len(shown) > 2
 
 
 def test_one_retraining_time_of_each_technique_is_no_curve(tmp_path: Path) -> None:
@@ -268,14 +280,14 @@ def test_the_terminal_counts_failed_runs_even_where_none_finished() -> None:
 def test_a_large_table_is_drawn_by_processes_into_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "_WORTH_PROCESSES", 1)
+    monkeypatch.setattr(figures, "_WORTH_PROCESSES", 1)
     rows = [*ITERATIVE, *(replace(row, recipe="other") for row in ONE_SHOT)]
     rows += [replace(row, recipe="lost", val=None, test=None) for row in ONE_SHOT if row.technique]
     rows += [replace(row, recipe="lost") for row in ONE_SHOT if not row.technique]
-    evidence, console, asked = Evidence(Tables(rows)), Console(quiet=True), drawing.Drawing(formats=("svg",))
-    alone = drawing.draw_figures(evidence, tmp_path / "alone", console, asked)
-    with drawing.figures_under_way(evidence, tmp_path / "together", console, asked) as figures:
-        together = figures()
+    evidence, console, asked = Evidence(Tables(rows)), Console(quiet=True), figures.Drawing(formats=("svg",))
+    alone = figures.draw_figures(evidence, tmp_path / "alone", console, asked)
+    with figures.figures_under_way(evidence, tmp_path / "together", console, asked) as wait:
+        together = wait()
     assert {path.name: path.read_bytes() for path in together} == {path.name: path.read_bytes() for path in alone}
-    with pytest.raises(InputError, match="bad"), drawing.figures_under_way(evidence, tmp_path / "not", console, asked):
+    with pytest.raises(InputError, match="bad"), figures.figures_under_way(evidence, tmp_path / "not", console, asked):
         raise InputError("bad")

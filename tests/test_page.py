@@ -348,9 +348,10 @@ def test_without_the_library_the_report_goes_on_and_says_what_is_missing(
     _library.cache_clear()
     output = StringIO()
     paths = report_files(Evidence(Tables(ROWS)), tmp_path, Console(file=output, width=200), title="digits")
-    assert "no page: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
-    assert not any(path.name == "index.html" for path in paths)
-    assert any(path.suffix == ".png" for path in paths)
+    for what in ("page", "figures"):
+        assert f"no {what}: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
+    assert [path.name for path in paths] == ["results.csv"]
+    assert "Test accuracy over trials" in output.getvalue()
 
 
 def test_every_asset_is_used(page: Path) -> None:

@@ -1,20 +1,22 @@
 """The paper's figures from the authors' tables: its own numbers, its panels, and every sheet drawn."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from drawn_figures import boxes, charts, layout
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R34, R50, R56, R110, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
 from rewound.paper.figures import FIGURES
 from rewound.paper.networks import AGAINST_TIME, TRAINING_EPOCHS
 from rewound.paper.panels import FigurePoint, Measured, Panel, measured
 from rewound.recipes import recipe_named
-from rewound.reports.paper import draw_sheet, save_sheet, sheets
+from rewound.reports.figures import paper_sheets
 from rewound.reports.ranges import panel_limits
+from rewound.reports.sheets import legend_entries, save_sheet
 from rewound.tables.results import Row, Tables
 
 
@@ -239,20 +241,19 @@ def test_the_vertical_axes_reach_as_far_as_the_authors(published: list[Measured]
 
 def test_what_the_authors_limits_cut_is_marked(authors: list[Row]) -> None:
     """Figure 12's ResNet-110: the bars of ten points leave 0.9x to 1.3x, their medians do not."""
-    _, _, resnet110, _ = sheets(Evidence(Tables(authors)), [FIGURES[NAMES[12]]])
-    figure = draw_sheet(resnet110)
-    ends = {marker: [line for line in figure.axes[0].lines if line.get_marker() == marker] for marker in ("v", "^")}
-    assert {marker: sum(len(line.get_xydata()) for line in lines) for marker, lines in ends.items()} == {"v": 3, "^": 7}
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend[-2:] == ["Trials below the axis", "Trials above the axis"]
+    _, _, resnet110, _ = paper_sheets(Evidence(Tables(authors)), [FIGURES[NAMES[12]]])
+    _, marks = layout(resnet110)
+    hollow = Counter(mark["shape"] for _, _, mark in marks if mark.get("fill") == "white" and "shape" in mark)
+    assert hollow == {"triangle-down": 3 + 1, "triangle-up": 7 + 1}, "and one each in the legend"
+    assert list(legend_entries(resnet110))[-2:] == ["Trials below the axis", "Trials above the axis"]
 
 
 # Every sheet
 
 
 def test_every_figure_and_panel_has_a_file(authors: list[Row]) -> None:
-    made = list(sheets(Evidence(Tables(authors))))
-    assert {sheet.figure.name for sheet in made} == set(FIGURES)
+    made = list(paper_sheets(Evidence(Tables(authors))))
+    assert {sheet.figure for sheet in made} == set(FIGURES)
     assert sum(not sheet.alone for sheet in made) == 18, "ten figures, and figures 9 and 10 by network"
     assert sum(len(sheet.panels) for sheet in made if not sheet.alone) == sum(sheet.alone for sheet in made) == 186
     assert len({sheet.name for sheet in made}) == len(made)
@@ -261,7 +262,7 @@ def test_every_figure_and_panel_has_a_file(authors: list[Row]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(authors: list[Row], tmp_path: Path, name: str) -> None:
-    made = list(sheets(Evidence(Tables(authors)), [FIGURES[name]]))
+    made = list(paper_sheets(Evidence(Tables(authors)), [FIGURES[name]]))
     for sheet in (made[0], made[-1]):
         (path,) = save_sheet(sheet, tmp_path, ["svg"])
         texts = re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text())
@@ -271,17 +272,17 @@ def test_every_figure_is_drawn(authors: list[Row], tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("number", [2, 7, 10])
 def test_nothing_overlaps(authors: list[Row], number: int) -> None:
-    made = list(sheets(Evidence(Tables(authors)), [FIGURES[NAMES[number]]]))
+    made = list(paper_sheets(Evidence(Tables(authors)), [FIGURES[NAMES[number]]]))
     for sheet in (made[0], made[-1]):
-        figure = draw_sheet(sheet)
-        renderer = FigureCanvasAgg(figure).get_renderer()
-        figure.draw(renderer)
-        boxes = [axes.get_tightbbox(renderer) for axes in figure.axes if axes.get_visible()]
-        boxes += [text.get_window_extent(renderer) for text in figure.texts]
-        boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
-        found = [(box.x0, box.y0, box.x1, box.y1) for box in boxes if box is not None]
-        for index, (left, low, right, high) in enumerate(found):
-            assert left >= 0 and low >= 0, sheet.name  # noqa: PT018
-            assert right <= figure.bbox.width + 1 and high <= figure.bbox.height + 1, sheet.name  # noqa: PT018
-            for x0, y0, x1, y1 in found[:index]:
-                assert min(right, x1) - max(left, x0) <= 1 or min(high, y1) - max(low, y0) <= 1, sheet.name
+        (width, height), found = boxes(sheet)
+        assert len(found) > 10
+        for index, box in enumerate(found):
+            assert box.left >= 0 and box.top >= 0, (sheet.name, box)  # noqa: PT018
+            assert box.right <= width + 1 and box.bottom <= height + 1, (sheet.name, box)  # noqa: PT018
+            assert not [other for other in found[:index] if box.overlaps(other)], (sheet.name, box)
+
+
+def test_panels_of_a_sheet_have_the_same_size(authors: list[Row]) -> None:
+    sheet = next(paper_sheets(Evidence(Tables(authors)), [FIGURES[NAMES[7]]]))
+    assert len(charts(sheet)) == 11
+    assert {(chart["width"], chart["height"]) for chart in charts(sheet)} == {sheet.size}

@@ -1,23 +1,24 @@
 """The paper's figures of any other table: its conventions, and the files they are written to."""
 
 import csv
+import html
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from rich.console import Console
 
+from drawn_figures import boxes, charts, limits, parts
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
 from rewound.paper.figures import FIGURES
 from rewound.paper.panels import measured
-from rewound.reports.drawing import Drawing, draw_figures
-from rewound.reports.paper import Sheet, draw_sheet, sheets
+from rewound.reports.figures import Drawing, draw_figures, paper_sheets
+from rewound.reports.sheets import Sheet, legend_entries, save_sheet
 from rewound.tables.results import Row, Tables
 
 
@@ -139,75 +140,89 @@ def test_a_compared_table_without_dense_networks_stays_where_it_is() -> None:
 # How it is drawn
 
 
-def drawn(made: Iterable[Row], number: int, theirs: Sequence[Row] = ()) -> tuple[Sheet, Figure]:
-    sheet = next(sheets(Evidence(Tables(list(made)), theirs), [FIGURES[NAMES[number]]]))
-    return sheet, draw_sheet(sheet)
+def drawn(made: Iterable[Row], number: int, theirs: Sequence[Row] = ()) -> Sheet:
+    return next(paper_sheets(Evidence(Tables(list(made)), theirs), [FIGURES[NAMES[number]]]))
 
 
 @pytest.mark.parametrize("number", [1, 3, 6, 9, 11])
 def test_a_compared_table_is_hollow_and_seen(number: int) -> None:
     made = table() + table(iterative=True)
     theirs = [row if row.dense else replace(row, test=(row.test or 0) + 0.01) for row in made]
-    sheet, figure = drawn(made, number, theirs)
-    assert "The compared table" in [text.get_text() for text in figure.legends[0].get_texts()]
-    for place, axes in zip(sheet.places, figure.axes, strict=False):
-        hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none" and len(line.get_xydata())]
-        assert len(hollow) == len(sheet.places[place].theirs) == 3
-        bottom, top = axes.get_ylim()
-        assert all(bottom < y < top for line in hollow for _, y in line.get_xydata())
-    _, alone = drawn(made, number)
-    assert "The compared table" not in [text.get_text() for text in alone.legends[0].get_texts()]
+    sheet = drawn(made, number, theirs)
+    assert "The compared table" in legend_entries(sheet)
+    for panel, chart in zip(sheet.panels, charts(sheet), strict=True):
+        points = points_of(chart, "transparent")
+        assert {point["technique"] for point in points} == set(panel.theirs) == {LR, WEIGHT, FINE}
+        bottom, top = limits(chart, "y")
+        assert all(bottom < point["value"] < top for point in points)
+    assert "The compared table" not in legend_entries(drawn(made, number))
 
 
-def test_the_horizontal_axis_is_density_reversed_and_logarithmic() -> None:
-    _, figure = drawn(table(R56, iterative=True), 2)
-    (axes,) = figure.axes
-    left, right = axes.get_xlim()
-    assert (left > right, axes.get_xscale()) == (True, "log")
-    assert axes.get_ylim() == (-3, 1), "the authors' limits"
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2.00×", "4.00×", "8.00×"]
+def test_the_horizontal_axis_is_compression_and_logarithmic() -> None:
+    sheet = drawn(table(R56, iterative=True), 2)
+    (chart,) = charts(sheet)
+    left, right = limits(chart, "x")
+    assert left < 2 < 8 < 33 < right, "other works reach 33.33x"
+    assert {x["scale"]["type"] for x in parts(chart, "x") if "scale" in x} == {"log"}
+    assert limits(chart, "y") == (-3, 1), "the authors' limits"
+    _, found = boxes(sheet)
+    assert [box.text for box in sorted(found) if "×" in box.text] == ["2.00×", "4.00×", "8.00×"]
 
 
 @pytest.mark.parametrize("faster", [0.5, 1.0, 2.0])
 def test_a_speedup_beyond_the_authors_limits_is_shown(faster: float) -> None:
     slow = [replace(row, flops=2 * (row.flops or 0)) for row in table(R56, iterative=True)]
     made = [replace(row, flops=round((row.flops or 0) / faster)) if row.technique == LR else row for row in slow]
-    _, figure = drawn(made, 12)
-    assert figure.axes[0].get_ylim() == (min(0.9, faster), max(1.3, faster))
-    _, figure = drawn([replace(row, recipe="digits") for row in made], 12)
-    low, high = figure.axes[0].get_ylim()
+    assert limits(charts(drawn(made, 12))[0], "y") == (min(0.9, faster), max(1.3, faster))
+    low, high = limits(charts(drawn([replace(row, recipe="digits") for row in made], 12))[0], "y")
     assert low < min(1, faster) and high > max(1, faster), "the data's, for a recipe of one's own"  # noqa: PT018
 
 
+def points_of(chart: dict[str, Any], fill: str) -> list[dict[str, Any]]:
+    """The data of a chart's points with this fill."""
+    layers = [layer for layer in chart["layer"] if "mark" in layer and "data" in layer]
+    (found,) = (layer["data"]["values"] for layer in layers if layer["mark"].get("fill") == fill)
+    return list(found)
+
+
 def test_other_works_are_black_dots_and_named() -> None:
-    _, figure = drawn(table(R56, iterative=True) + table(R50, iterative=True), 2)
-    for axes, count in zip(figure.axes, (4, 1), strict=True):
-        (dots,) = (line for line in axes.lines if to_hex(str(line.get_color())) == "#000000")
-        assert len(dots.get_xydata()) == count
-        assert len(axes.get_legend().get_texts()) == 1
-    _, figure = drawn(table(R56, pruning="structured-b", densities=(0.8711749789, 0.7)), 10)
-    assert [len(line.get_xydata()) for line in figure.axes[0].lines if to_hex(str(line.get_color())) == "#000000"] == [
-        2
-    ]
-    assert "Liu et al. (2019)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    sheet = drawn(table(R56, iterative=True) + table(R50, iterative=True), 2)
+    assert [len(points_of(chart, "black")) for chart in charts(sheet)] == [4, 1]
+    _, found = boxes(sheet)
+    assert {"Carreira-Perpiñán &", "He et al. (2018)"} <= {box.text for box in found}
+    sheet = drawn(table(R56, pruning="structured-b", densities=(0.8711749789, 0.7)), 10)
+    assert len(points_of(charts(sheet)[0], "black")) == 2
+    assert "Liu et al. (2019)" in legend_entries(sheet)
 
 
 def test_what_is_left_out_or_failed_is_counted() -> None:
     made = table(GNMT, densities=(0.5, 0.02, 0.01))
     made = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in made]
     made[-1] = replace(made[3], val=None, test=None)  # a trial of density 0.5
-    sheet, figure = drawn(made, 1)
+    sheet = drawn(made, 1)
     assert [point.density for point in sheet.panels[0].points] == [0.5] * 3
-    (subtitle,) = (text.get_text() for text in figure.texts if "trials" in text.get_text())
+    _, found = boxes(sheet)
+    (subtitle,) = (box.text for box in found if "trials" in box.text)
     assert (
         subtitle == "Median and min to max of 3 trials; 1 failed not drawn; 2 higher ratios left out, as in the paper"
     )
 
 
 def test_one_trial_is_enough() -> None:
-    _, figure = drawn([row for row in table() if row.trial == 1], 1)
-    assert "1 trial" in [text.get_text() for text in figure.texts]
-    assert not any("Dense" in text.get_text() for text in figure.legends[0].get_texts()), "its spread is unknown"
+    sheet = drawn([row for row in table() if row.trial == 1], 1)
+    _, found = boxes(sheet)
+    assert "1 trial" in {box.text for box in found}
+    assert not any("Dense" in name for name in legend_entries(sheet)), "its spread is unknown"
+
+
+@pytest.mark.parametrize("name", ["a recipe whose name is long, and longer, and longer still, " * 2, "$x_1$ & <b>"])
+def test_names_are_whole_and_fit(name: str, tmp_path: Path) -> None:
+    sheet = drawn(table(name), 9)
+    (width, _), found = boxes(sheet)
+    (title,) = (box for box in found if name.strip() in box.text)
+    assert 0 <= title.left < title.right <= width
+    (path,) = save_sheet(sheet, tmp_path, ["svg"])
+    assert html.escape(name.strip(), quote=False) in path.read_text()
 
 
 # Files
@@ -277,7 +292,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
 def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = Drawing("figure-9-app-usability-unstructured", ("svg",))
     names, _ = draw(table(), tmp_path / "one", drawing)
-    monkeypatch.setattr("rewound.reports.drawing._WORTH_A_PROCESS", 2)
+    monkeypatch.setattr("rewound.reports.figures._WORTH_PROCESSES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert draw(table(), tmp_path / "two", drawing) == (names, "")
     assert len(names) == 1 + 1 + 3

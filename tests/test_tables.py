@@ -7,7 +7,7 @@ import pytest
 
 from rewound.commands.tables import report_tables
 from rewound.errors import InputError
-from rewound.reports.drawing import Drawing
+from rewound.reports.figures import Drawing
 from rewound.tables.results import CurveRow, LayerRow, Row, Tables, with_details
 
 DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")

@@ -13,7 +13,7 @@ from rewound.history import described
 from rewound.paper.figures import FIGURES, panels
 from rewound.paper.panels import measured
 from rewound.pruning.pruner import Pruner
-from rewound.reports.sheet import file_name
+from rewound.reports.sheets import file_name
 from rewound.sweeps.targets import kind_of
 from rewound.tables.results import Row, Tables, is_structured, read_rows, write_rows
 from tiny_sweeps import sweep_of

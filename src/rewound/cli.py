@@ -19,7 +19,7 @@ from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.errors import InputError, as_path
 from rewound.hyperparameters import fields_in
 from rewound.plans.options import Options, keeps_all
-from rewound.reports.drawing import Drawing
+from rewound.reports.figures import Drawing
 from rewound.storage.records import DEFAULT_STORE
 from rewound.sweeps.declaration import declared
 

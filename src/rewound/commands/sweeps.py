@@ -24,7 +24,7 @@ from rewound.plans.packing import pack_store
 from rewound.plans.remaining import todo
 from rewound.quantities import sized
 from rewound.recipe import Metric
-from rewound.reports.drawing import DEFAULT, Drawing
+from rewound.reports.figures import DEFAULT, Drawing
 from rewound.reports.page import Origin
 from rewound.reports.report import show_comparison, show_tables, with_digest, write_tables
 from rewound.storage.records import DEFAULT_STORE

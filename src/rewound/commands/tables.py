@@ -9,7 +9,7 @@ from rewound.conclusions.cell import setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.errors import InputError
 from rewound.paper.networks import TEST_SHARES, TRAINING_EPOCHS
-from rewound.reports.drawing import Drawing
+from rewound.reports.figures import Drawing
 from rewound.reports.report import report_files, say_comparison
 from rewound.tables.results import Row, Tables, read_rows, with_details
 

@@ -218,7 +218,7 @@ def panels(figure: PaperFigure, found: Iterable[Measured]) -> list[Panel]:
 
 def _panels(figure: PaperFigure, measured: Measured) -> Iterator[Panel]:
     deepest = figure.deepest.get((measured.recipe, measured.iterative), 0.0)
-    kept = measured.only(lambda technique, density: technique not in figure.hides and density >= deepest)
+    kept = measured.only(lambda technique, density: technique not in figure.hides and deepest <= density < 1)
     for panel in figure.panels(kept) if kept.cells else ():
         dots = tuple(dot for dot in figure.published if _on(dot, panel))
         yield replace(panel, published=dots, limits=figure.limits.get(measured.recipe))

@@ -36,7 +36,7 @@ from rewound.tables.results import Tables
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured of one experiment; dense controls are left out."""
+    """All that was measured of one experiment."""
 
     recipe: str
     pruning: str
@@ -74,7 +74,7 @@ class Measured:
             over_fine_tuning=tuple(filter(kept, self.over_fine_tuning)),
             failed=Counter({place: n for place, n in self.failed.items() if keep(place[0].technique, place[1])}),
             theirs=self.theirs and self.theirs.only(keep),
-            left_out=len({cell.density for cell in self.cells} - {cell.density for cell in cells}),
+            left_out=len({cell.density for cell in self.cells if cell.density < 1} - {cell.density for cell in cells}),
         )
 
 
@@ -82,23 +82,21 @@ def measured(evidence: Evidence) -> list[Measured]:
     """What our table has of every experiment, and what a compared one has of the same."""
     rows, theirs = evidence.rows, evidence.theirs
     overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), theirs=())) if theirs else []
-    beside = {each.experiment: each for each in overlaid}
-    dense, made, failed = evidence.baselines, [cell for cell in cells(rows) if cell.density < 1], failures(rows)
+    compared = {each.experiment: each for each in overlaid}
+    dense, found, failed = evidence.baselines, cells(rows), failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)
     return [
         Measured(
             *experiment,
             epochs=evidence.epochs[experiment[0]],
             baseline=dense[experiment[0]],
-            cells=tuple(cell for cell in made if cell.line.experiment == experiment),
-            over_dense=tuple(each for each in faster if each.line.experiment == experiment and each.density < 1),
-            over_fine_tuning=tuple(
-                each for each in faster_yet if each.line.experiment == experiment and each.density < 1
-            ),
+            cells=tuple(cell for cell in found if cell.line.experiment == experiment),
+            over_dense=tuple(each for each in faster if each.line.experiment == experiment),
+            over_fine_tuning=tuple(each for each in faster_yet if each.line.experiment == experiment),
             failed=Counter({place: n for place, n in failed.items() if place[0].experiment == experiment}),
-            theirs=beside.get(experiment),
+            theirs=compared.get(experiment),
         )
-        for experiment in dict.fromkeys(cell.line.experiment for cell in made)
+        for experiment in dict.fromkeys(cell.line.experiment for cell in found)
     ]
 
 

@@ -4,15 +4,21 @@ The page gives each panel its data and the parameters named here, and every char
 are ticked), `spread` (whether to draw min to max), `compared` (whether to draw the data named so, of a compared table),
 and the colours that depend on light and dark: `paper`, `muted`, `band` and `zone`. Marks that answer to the pointer and
 the keyboard are in the layers `points` and `outlines`; `says` is their text.
+
+Figures in files are of the same marks (`printed`), with the parameters written out (`filled_in`).
 """
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from rewound.reports.look import Look, dash, outline
+from rewound.reports.look import Look, dash, marker_path
 
 Json: TypeAlias = dict[str, object]
 PLAIN: Final = "format(datum.value, '.4~r')"
+DOT: Final[Json] = {"type": "point", "fill": "black", "stroke": "white", "size": 30, "strokeWidth": 0.6, "opacity": 1}
+_TIMES: Final = "format(datum.value, '~g') + '×'"
 SIGNED: Final = "datum.value == 0 ? '0' : format(datum.value, '+~g')"
 SAYS: Final[Json] = {"field": "says", "type": "nominal"}
 SIZE: Final[Json] = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
@@ -74,7 +80,7 @@ def dashes(looks: Mapping[str, Look]) -> Json:
 
 def markers(looks: Mapping[str, Look]) -> Json:
     """The shapes of their markers."""
-    return _by_technique(looks, outline)
+    return _by_technique(looks, marker_path)
 
 
 def _by_technique(looks: Mapping[str, Look], shown: Callable[[Look], object]) -> Json:
@@ -122,7 +128,7 @@ def spread(looks: Mapping[str, Look], x: Json, y: Json, **more: Json) -> Json:
     }
 
 
-def below(looks: Mapping[str, Look], x: Json, look: Json) -> Json:
+def below(looks: Mapping[str, Look], x: Json, look: Json, apart: int = 8) -> Json:
     """Triangles for medians below the axis, on its lower edge: techniques at one x stand above one another."""
     count: Json = {"window": [{"op": "row_number", "as": "from_below"}], "groupby": [x["field"]]}
     return {
@@ -130,7 +136,7 @@ def below(looks: Mapping[str, Look], x: Json, look: Json) -> Json:
         "mark": {"type": "point", "shape": "triangle-down", "opacity": 1, **look},
         "encoding": {
             "x": x,
-            "y": {"value": {"expr": "height + 4 - 8 * datum.from_below"}},
+            "y": {"value": {"expr": f"height + {apart // 2} - {apart} * datum.from_below"}},
             "color": colours(looks),
         },
     }
@@ -163,10 +169,9 @@ def charts(looks: Mapping[str, Look]) -> dict[str, Json]:
         _name({"expr": "-sd"}, "no drop", "-sd >= window[0]", f"sd > 1 ? {_CLOSE} : -{_CLOSE}"),
         _name(-1, {"expr": "one"}, "-1 >= window[0]", f"sd > 1 ? -{_CLOSE} : {_CLOSE}"),
     ]
-    safe_zone = _fixed("rect", "zone", x=at({"expr": "safe[0]"}), x2={"datum": {"expr": "safe[1]"}})
     return {
         "compression": _deltas(looks, COMPRESSION, names),
-        "time": _deltas(looks, TIME, [safe_zone]),
+        "time": _deltas(looks, TIME, [_SAFE_ZONE]),
         "difference": _difference(looks),
         "speed": _speed(looks),
         "rate": _rate(looks),
@@ -182,7 +187,7 @@ def _deltas(looks: Mapping[str, Look], x: Json, more: list[Json]) -> Json:
     return _chart(
         _unit(),
         *more,
-        _fixed("rect", "band", y=at({"expr": "-sd"}), y2={"datum": {"expr": "sd"}}),
+        _BAND,
         _fixed("rule", "muted", y=at(0)),
         _fixed("rule", "muted", dashed, y=at({"expr": "-sd"})),
         _fixed("rule", "muted", dashed, y=at(-1)),
@@ -205,7 +210,7 @@ def _difference(looks: Mapping[str, Look]) -> Json:
 
 
 def _speed(looks: Mapping[str, Look]) -> Json:
-    y = value("format(datum.value, '~g') + '×'")
+    y = value(_TIMES)
     bars, curves = spread(looks, COMPRESSION, y), lines(looks, COMPRESSION, y)
     return _chart(_unit(), _fixed("rule", "muted", y=at(1)), bars, *curves)
 
@@ -253,6 +258,99 @@ def _layers() -> Json:
     return _chart({"name": "points", "mark": {"type": "rect", "cursor": "pointer"}, "encoding": encoding})
 
 
+def printed(
+    kind: str, looks: Mapping[str, Look], titles: tuple[str | None, str | None], size: float, *, clip: bool
+) -> list[Json]:
+    """The layers of a chart for paper, where nothing answers to the reader; `titles` are those of its axes.
+
+    Bars that go on outside the axis end in hollow triangles, and the data named `published` are black dots. Of the
+    ticks on the horizontal axis, those whose numbers are in the parameter `labelled` have a label.
+    """
+    x, y = TIME if kind == "time" else COMPRESSION, value(_TIMES if kind == "speed" else SIGNED, {"expr": "ticks"})
+    number = "round(datum.index * (length(places) - 1))"  # of a tick, which Vega counts from 0 to 1
+    label = f"indexof(labelled, {number}) >= 0 ? {_part(x, 'axis')['labelExpr']} : ''"
+    all_ticks: Json = {"tickCount": {"expr": "length(places)"}, "labelOverlap": False}  # else fewer in a small panel
+    x = {**x, "axis": {**_part(x, "axis"), "title": titles[0], "labelExpr": label, **all_ticks}}
+    y = {**y, "axis": {**_part(y, "axis"), "title": titles[1]}}
+    whole: Json = {"clip": False}  # clipping takes most of the time of a PNG
+    zone = [_with_mark(_SAFE_ZONE, whole)] if kind == "time" else []
+    rule = _fixed("rule", "muted", whole, y=at(1 if kind == "speed" else 0))
+    behind = [rule] if kind == "speed" else [*zone, _BAND, rule]
+    _, line, points = lines(looks, x, y)
+    return [
+        *behind,
+        _with_mark(spread(looks, x, y), {"strokeWidth": 1.2 * size, "opacity": 1, "clip": clip}),
+        below(looks, x, {"filled": True, "size": 24}, apart=5),
+        {**THEIRS, "layer": [below(looks, x, {"filled": False, "size": 40, "strokeWidth": 1}, apart=5)]},
+        _with_mark(line, {"strokeWidth": 1.8 * size, "clip": clip}),
+        *_cut(looks, x),
+        _with_mark(points, {"strokeWidth": 0.6}),
+        *outlines(looks, x, y),
+        *_published(x, y),
+    ]
+
+
+def _cut(looks: Mapping[str, Look], x: Json) -> list[Json]:
+    """Hollow triangles where bars go on below the axis, and above it."""
+    mark: Json = {"type": "point", "fill": "white", "size": 18, "strokeWidth": 0.9, "opacity": 1, "xOffset": _MOVED}
+    ends = (
+        ("datum.low < window[0] && datum.value >= window[0]", "triangle-down", "height - 2"),
+        ("datum.high > window[1]", "triangle-up", "2"),
+    )
+    return [
+        {
+            "transform": [{"filter": outside}],
+            "mark": {**mark, "shape": shape},
+            "encoding": {"x": x, "y": {"value": {"expr": edge}}, "color": colours(looks)},
+        }
+        for outside, shape, edge in ends
+    ]
+
+
+def _published(x: Json, y: Json) -> list[Json]:
+    """What other works reached: black dots with their error bars."""
+    data: Json = {"data": {"name": "published"}}
+    ends: Json = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    return [
+        {**data, "mark": {"type": "rule", "color": "black", "strokeWidth": 1.2}, "encoding": ends},
+        {**data, "mark": DOT, "encoding": {"x": x, "y": y}},
+    ]
+
+
+def _with_mark(layer: Json, more: Json) -> Json:
+    return {**layer, "mark": {**_part(layer, "mark"), **more}}
+
+
+def _part(whole: Json, name: str) -> Json:
+    part = whole[name]
+    assert isinstance(part, dict)
+    return part
+
+
+def filled_in(layers: Sequence[Json], parameters: Json, data: Mapping[str, Sequence[Json]]) -> list[Json]:
+    """Layers with their parameters and named data written out, as the panels of one specification share theirs.
+
+    >>> filled_in([{"filter": "datum.low < window[0]", "data": {"name": "ours"}}], {"window": [-3, 1]}, {"ours": []})
+    [{'filter': 'datum.low < [-3, 1][0]', 'data': {'values': []}}]
+    """
+    word = re.compile(rf"(?<![.\w])({'|'.join(parameters)})\b")
+
+    def filled(part: object, key: str = "") -> object:
+        if isinstance(part, dict):
+            if list(part) == ["name"]:
+                return {"values": data[part["name"]]}
+            if list(part) == ["expr"] and part["expr"] in parameters:
+                return parameters[part["expr"]]
+            return {name: filled(value, name) for name, value in part.items() if name != "name"}
+        if isinstance(part, list):
+            return [filled(value) for value in part]
+        if isinstance(part, str) and key in ("expr", "filter", "labelExpr"):
+            return word.sub(lambda found: json.dumps(parameters[found[0]]), part)
+        return part
+
+    return [{name: filled(value, name) for name, value in layer.items() if name != "name"} for layer in layers]
+
+
 def _fixed(mark: str, colour: str, more: Json | None = None, **encoding: Json) -> Json:
     """A mark that is there whatever the data are, in a colour that depends on light and dark."""
     said = {"type": mark, "color": {"expr": colour}, "clip": mark != "text", **(more or {})}
@@ -275,3 +373,7 @@ def _unit() -> Json:
 def _chart(*layer: Json) -> Json:
     fit = {"type": "fit-x", "contains": "padding"}
     return {"width": "container", "autosize": fit, "transform": [TICKED], "layer": list(layer)}
+
+
+_SAFE_ZONE: Final = _fixed("rect", "zone", x=at({"expr": "safe[0]"}), x2={"datum": {"expr": "safe[1]"}})
+_BAND: Final = _fixed("rect", "band", y=at({"expr": "-sd"}), y2={"datum": {"expr": "sd"}})

@@ -1,7 +1,7 @@
 """How techniques, ways of pruning, modes and ratios look wherever they are shown: as in the paper, in its order."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import cos, pi, sin
 from typing import Final, Literal
 
@@ -16,12 +16,6 @@ class Look:
     size: float
     line: Literal["-", "--", "-.", ":", ""]
     edge: str = "white"  # of the markers
-    face: str = ""  # of the markers; empty: the colour
-
-    @property
-    def outline(self) -> "Look":
-        """The same technique in a table drawn for comparison: hollow, under a thin line."""
-        return replace(self, line="-", edge=self.colour if self.edge == "white" else self.edge, face="none")
 
 
 LOOKS: Final = {
@@ -101,13 +95,13 @@ def area(look: Look) -> int:
     return round((1.55 * look.size) ** 2)
 
 
-def outline(look: Look) -> str:
+def marker_path(look: Look) -> str:
     """The marker of a technique as an SVG path in the square from -1 to 1; an unknown one is a circle.
 
-    >>> outline(Look("Fine-tuning", "#009e73", "D", 5.5, "--"))
+    >>> marker_path(Look("Fine-tuning", "#009e73", "D", 5.5, "--"))
     'M0,-1L1,0L0,1L-1,0Z'
     """
-    return _OUTLINES.get(look.marker, _OUTLINES["o"])
+    return _MARKERS.get(look.marker, _MARKERS["o"])
 
 
 def _polygon(*radii: float) -> str:
@@ -118,7 +112,7 @@ def _polygon(*radii: float) -> str:
 
 
 _CROSS: Final = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
-_OUTLINES: Final = {
+_MARKERS: Final = {
     "o": "M0,-1A1,1,0,1,1,0,1A1,1,0,1,1,0,-1Z",
     "*": _polygon(*[1, 0.45] * 5),
     "D": "M0,-1L1,0L0,1L-1,0Z",

@@ -13,7 +13,7 @@ from rewound.conclusions.findings import at_full_time, best_over_time, is_algori
 from rewound.conclusions.speedup import Speedup
 from rewound.reports.charts import Json
 from rewound.reports.look import looks, mode_title, ratios
-from rewound.reports.ranges import SAFE_ZONE, delta_label, window
+from rewound.reports.ranges import SAFE_ZONE, compression_axis, delta_label, time_axis, window
 from rewound.reports.subjects import Subject
 from rewound.reports.words import Contrast, one_drop
 from rewound.tables.results import LayerRow
@@ -169,10 +169,9 @@ def _time_panel(
     limits: tuple[float, float],
     places: Sequence[float],
 ) -> Json:
-    margin = 0.05 * (places[-1] - places[0])
     params = {
         **_deltas(subject, limits),
-        "across": [places[0] - margin, places[-1] + margin],
+        "across": list(time_axis(places).across),
         "places": places,
         "safe": [part * subject.epochs for part in SAFE_ZONE],
         "ticks": 4,
@@ -219,11 +218,8 @@ def _numbers(subject: Subject, shown: Iterable[Cell | Speedup]) -> list[int]:
 
 
 def _across(shown: Iterable[Cell | Speedup]) -> Json:
-    labels = ratios(sorted({cell.density for cell in shown}, reverse=True))
-    places = [1 / density for density in labels]
-    margin = (places[-1] / places[0]) ** 0.05 if len(places) > 1 else 1.1
-    digits = len(next(iter(labels.values())).partition(".")[2]) - 1  # behind the point; the last is the sign
-    return {"across": [places[0] / margin, places[-1] * margin], "places": places, "digits": f".{digits}f"}
+    axis = compression_axis(cell.density for cell in shown)
+    return {"across": list(axis.across), "places": axis.places, "digits": axis.digits}
 
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:

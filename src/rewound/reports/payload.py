@@ -16,7 +16,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup
 from rewound.conclusions.trust import Reach, Reaches
 from rewound.reports.charts import Json, charts
-from rewound.reports.look import Look, area, dash, looks, outline, ratios
+from rewound.reports.look import Look, area, dash, looks, marker_path, ratios
 from rewound.reports.panels import accuracy, differences, layer_maps, speed, times, training
 from rewound.reports.subjects import Subject, subjects
 from rewound.reports.words import criteria, note, one_drop, reach_words, remarks, verdict
@@ -41,7 +41,7 @@ def story(evidence: Evidence) -> Json:
 
 
 def _technique(name: str, look: Look) -> Json:
-    mark = {"dash": dash(look), "outline": outline(look), "size": area(look), "edge": look.edge}
+    mark = {"dash": dash(look), "outline": marker_path(look), "size": area(look), "edge": look.edge}
     return {"name": name, "label": look.label, "colour": look.colour, **mark}
 
 

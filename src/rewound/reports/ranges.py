@@ -1,16 +1,43 @@
-"""What a vertical axis is called and how far it reaches, and which retraining times are safe for rewinding."""
+"""How far the axes of a panel reach, what the vertical one is called, and which times are safe for rewinding."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell
 from rewound.paper.panels import Curves, Measured, Panel
+from rewound.reports.look import ratios
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits
 _LITTLE: Final = 1.2  # times the floor: a lowest value above that is still shown
+
+
+class Axis(NamedTuple):
+    """A horizontal axis: its two ends, the places of its ticks, and how their numbers are formatted."""
+
+    across: tuple[float, float]
+    places: list[float]
+    digits: str = ""
+
+
+def compression_axis(densities: Iterable[float], others: Iterable[float] = ()) -> Axis:
+    """The axis of compression ratios, logarithmic; `others` are densities to be seen without a tick of their own."""
+    labels = ratios(sorted(set(densities), reverse=True))
+    places = [1 / density for density in labels]
+    ends = [*places, *(1 / density for density in others)]
+    margin = (max(ends) / min(ends)) ** 0.05 if len(ends) > 1 else 1.1
+    digits = len(next(iter(labels.values())).partition(".")[2]) - 1  # behind the point; the last is the sign
+    return Axis((min(ends) / margin, max(ends) * margin), places, f".{digits}f")
+
+
+def time_axis(times: Iterable[float], others: Iterable[float] = ()) -> Axis:
+    """The axis of retraining times; `others` are to be seen without a tick of their own."""
+    places = sorted(set(times))
+    first, last = min(places[0], *others, places[0]), max(places[-1], *others, places[-1])
+    margin = 0.05 * (last - first) or 1.0
+    return Axis((first - margin, last + margin), places)
 
 
 def window(

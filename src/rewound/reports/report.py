@@ -10,7 +10,7 @@ from rich.console import Console
 from rewound import __version__
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
-from rewound.reports.drawing import DEFAULT, Drawing, figures_under_way
+from rewound.reports.figures import DEFAULT, Drawing, figures_under_way
 from rewound.reports.page import PAGE, Origin, write_page
 from rewound.reports.terminal import conformance_card, summary_table
 
