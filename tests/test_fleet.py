@@ -208,20 +208,13 @@ class TestOnTheGPU:
     def test_captured_steps_are_steps_of_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
         recipe, cuda = Noise(), torch.device("cuda")
-        start = begin(recipe, 1)
-        # How much rounding grows is measured: the same run from weights that are one unit in the last place larger.
-        nudged = {name: torch.nextafter(w, w + 1) if w.is_floating_point() else w for name, w in start.model.items()}
-        runs = [
-            Run(state, sparse(recipe), [Segment(1e-3, 12), Segment(1e-4, 5)], [10])
-            for state in (start, replace(start, model=nudged))
-        ]
-        outcomes = together(Fleet(recipe, cuda, capacity=1), runs[:1])[0]
-        eager, beside = (alone(recipe, run, cuda) for run in runs)
-        for captured, expected, other in zip(outcomes, eager, beside, strict=True):
+        run = Run(begin(recipe, 1), sparse(recipe), [Segment(1e-3, 12), Segment(1e-4, 5)], [10])
+        outcomes = together(Fleet(recipe, cuda, capacity=1), [run])[0]
+        for captured, eager in zip(outcomes, alone(recipe, run, cuda), strict=True):
             assert isinstance(captured, State)
-            for part in ("model", "slots"):
-                # A tenth of it is seen, and six to eleven times as much with the 10 bits of TensorFloat32.
-                assert furthest(captured, expected, [part]) < 3 * furthest(other, expected, [part])
+            # The exact comparison is the next one, in float64. In float32 the kernels are those that are fastest at
+            # the time, so rounding differs from run to run: 1e-6 is seen, 1e-5 with TensorFloat32's 10 bits.
+            assert furthest(captured, eager, ["model"]) < 1e-4
             assert all((captured.model[name][~kept.cuda()] == 0).all() for name, kept in sparse(recipe).items())
 
     @pytest.mark.usefixtures("float64")
