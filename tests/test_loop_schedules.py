@@ -215,3 +215,86 @@ def test_a_scheduler_tells_the_rate_that_the_optimizer_has(kind: str, options: d
     check()
     if not options:
         assert logged[T : 2 * T - 1] == logged[: T - 1]  # after the last step there is nothing left to tell
+
+
+# A schedule that ends too low to retrain at
+
+LONG = 40
+
+
+def warm_then_cosine(optimizer: Optimizer, steps: int) -> lr_scheduler.LRScheduler:
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)]
+    return lr_scheduler.SequentialLR(optimizer, parts, [2])
+
+
+Make = Callable[[Optimizer, int], lr_scheduler.LRScheduler]
+TOWARDS_ZERO: dict[str, Make] = {
+    "cosine": lr_scheduler.CosineAnnealingLR,
+    "cosine to the last epoch": lambda o, steps: lr_scheduler.CosineAnnealingLR(o, steps - 1),
+    "line": lambda o, steps: lr_scheduler.LinearLR(o, 1.0, 0.0, steps - 1),
+    "polynomial": lambda o, steps: lr_scheduler.PolynomialLR(o, steps, power=2.0),
+    "one cycle": lambda o, steps: lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps),
+    "warm-up and cosine": warm_then_cosine,
+    "transformers": lambda o, steps: pytest.importorskip("transformers").get_cosine_schedule_with_warmup(o, 2, steps),
+}
+ENDING_WELL: dict[str, Make] = {
+    "cosine to a rate": lambda o, steps: lr_scheduler.CosineAnnealingLR(o, steps, eta_min=0.01),
+    "half a cosine": lambda o, steps: lr_scheduler.CosineAnnealingLR(o, 2 * steps),
+    "line to a half": lambda o, steps: lr_scheduler.LinearLR(o, 1.0, 0.5, steps),
+    "steps": lambda o, steps: lr_scheduler.StepLR(o, steps // 2, 0.2),
+    "one cycle to a rate": lambda o, steps: lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps, final_div_factor=1),
+}
+
+
+def fine_tuned(make: Make, by_step: bool, **options: Any) -> tuple[Optimizer, int]:
+    """An optimizer, and how many epochs it took until an error said that its schedule ends too low."""
+    model, optimizer = made()
+    scheduler = make(optimizer, LONG * (2 if by_step else 1))
+    given = {"technique": "fine-tuning", "compression": 1.25, "retrain_epochs": 1, "say": silent, **options}
+    epochs = 0
+    before = copy.deepcopy((optimizer.param_groups[0]["lr"], scheduler.state_dict()))
+    try:
+        for epoch in rewound.epochs(LONG, model, optimizer, scheduler, **given):
+            if not epoch:
+                assert repr((optimizer.param_groups[0]["lr"], scheduler.state_dict())) == repr(before)
+            for step in range(2):
+                one_step(model, optimizer, epoch, step)
+                if by_step or step:
+                    scheduler.step()
+            epochs += 1
+    except InputError as error:
+        if "too low to retrain at (peak 0.1); declare what holds after its end, for example final=0.001" in str(error):
+            return optimizer, epochs
+        raise
+    return optimizer, epochs
+
+
+@pytest.mark.parametrize("technique", ["fine-tuning", "low-lr-weight-rewinding"])
+@pytest.mark.parametrize("name", TOWARDS_ZERO)
+def test_a_schedule_made_for_the_epochs_that_ends_too_low_is_refused_before_them(name: str, technique: str) -> None:
+    assert fine_tuned(TOWARDS_ZERO[name], by_step=False, technique=technique)[1] == 0
+
+
+@pytest.mark.parametrize("name", TOWARDS_ZERO)
+def test_one_made_for_all_steps_is_refused_when_the_first_epoch_has_shown_how_many_they_are(name: str) -> None:
+    assert fine_tuned(TOWARDS_ZERO[name], by_step=True)[1] == 1
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+@pytest.mark.parametrize("name", [*TOWARDS_ZERO, *ENDING_WELL])
+def test_with_a_final_rate_or_a_good_end_it_is_not_refused(name: str, by_step: bool) -> None:
+    low = name in TOWARDS_ZERO
+    optimizer, epochs = fine_tuned({**TOWARDS_ZERO, **ENDING_WELL}[name], by_step, final=0.02 if low else None)
+    assert epochs == LONG + 1
+    assert not low or optimizer.param_groups[0]["lr"] == 0.02
+
+
+def test_a_function_of_the_scripts_own_is_not_called_ahead_of_time() -> None:
+    calls: list[int] = []
+
+    def factor(epoch: int) -> float:
+        calls.append(epoch)
+        return 1.0 if epoch < LONG - 1 else 0.0
+
+    assert fine_tuned(lambda o, _: lr_scheduler.LambdaLR(o, factor), by_step=False)[1] == LONG
+    assert calls == list(range(LONG + 1))

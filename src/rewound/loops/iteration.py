@@ -17,6 +17,7 @@ from rewound.loops.course import trained_weights
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording
+from rewound.loops.rehearsal import check_final_ahead
 from rewound.loops.resumption import resume_or_begin
 from rewound.loops.rewinding import begin_level
 from rewound.loops.rules import recording_of
@@ -157,6 +158,8 @@ class _Iteration:
     def _end_epoch(self) -> None:
         run, progress = self.run, self.run.progress
         progress.end_epoch()
+        if progress.epoch == 1 and not run.level and self.course.final is None:
+            check_final_ahead(self.course.how, self.subjects, self.course.training_epochs, progress.recording)
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
         if run.is_resumable and overdue and progress.done < run.present.length:
             run.check_finite()

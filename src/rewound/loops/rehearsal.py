@@ -1,18 +1,28 @@
-"""The recording of a training run that happened elsewhere, from the schedule it followed."""
+"""What schedulers will do, or did, found by running through it: no optimizer takes a step, and all end as they were.
+
+That is the recording of a training run that happened elsewhere, and the end of a schedule before its dense run has been
+trained, for techniques that need a rate to retrain at.
+"""
 
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 
 from torch import Tensor
+from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
+from rewound.algorithm import check_final
 from rewound.errors import InputError
 from rewound.loops.groups import hyperparameters, rate_of
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording, Runs
 from rewound.loops.schedulers import Scheduler, needed, position, scheduler_kind
-from rewound.schedule import Schedule
+from rewound.loops.snapshot import Subjects
+from rewound.loops.unwrapping import bare_scheduler
+from rewound.schedule import Piece, Schedule
+from rewound.technique import Technique
 
 
 def adopted(
@@ -42,27 +52,85 @@ def adopted(
 
 
 def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int, steps_per_epoch: int) -> Recording:
-    """What new schedulers would do over a whole training run, found by running through it; all end as they were."""
+    """What schedulers would do over so many epochs."""
     before = [deepcopy(each.state_dict()) for each in schedulers]  # which may be its live lists
     groups = [dict(group) for group in optimizer.param_groups]
     tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
     recording = Recording()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
-        for _ in range(epochs):
-            recording.begin_epoch()
-            for _ in range(steps_per_epoch):
-                for _ in members(optimizer):  # each takes a step
-                    recording.before_step(optimizer)
-                for scheduler in schedulers:
-                    scheduler.step()
-    for scheduler, state in zip(schedulers, before, strict=True):
-        scheduler.load_state_dict(state)
-    for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
-        group.update(held)
-        for name, copy in copies.items():
-            held[name].copy_(copy)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
+            for _ in range(epochs):
+                recording.begin_epoch()
+                for _ in range(steps_per_epoch):
+                    for _ in members(optimizer):  # each takes a step
+                        recording.before_step(optimizer)
+                    for scheduler in schedulers:
+                        scheduler.step()
+    finally:
+        for scheduler, state in zip(schedulers, before, strict=True):
+            scheduler.load_state_dict(state)
+        for group, held, copies in zip(optimizer.param_groups, groups, tensors, strict=True):
+            group.update(held)
+            for name, copy in copies.items():
+                held[name].copy_(copy)
     return recording
+
+
+def check_final_ahead(technique: Technique, subjects: Subjects, epochs: int, done: Recording | None = None) -> None:
+    """An error for a schedule that will end too low for the technique, where that can be known.
+
+    A loop is taken to step its schedulers once an epoch; after the first epoch, which is `done`, as often as it did in
+    that one. A schedule that was made for another number of steps may end anywhere, so nothing is said of it.
+    """
+    optimizer, schedulers = subjects.optimizer, [bare_scheduler(each) for each in subjects.schedulers]
+    taken_over = any("swa_lr" in group for group in optimizer.param_groups)  # the end may be a SWALR's
+    if technique.lr != "final" or taken_over or len(schedulers) != len(members(optimizer)):
+        return
+    steps = 1 if done is None else min(map(position, schedulers))
+    lengths = [_length(each) for each in schedulers]
+    if not steps or any(length is None or abs(length - epochs * steps) > steps for length in lengths):
+        return
+    try:
+        S = rehearsed(optimizer, schedulers, epochs - (done is not None), steps).schedule()
+    except ValueError:  # of a OneCycleLR beyond its end, which the loop will meet, too
+        return
+    if done is not None:
+        pieces = [piece._replace(until=piece.until + steps) for piece in S.pieces]
+        S = Schedule(S.steps + steps, (Piece(steps, peak := max(done.peaks()), peak), *pieces))
+    check_final(technique, S)
+
+
+_LENGTHS = {
+    lr_scheduler.CosineAnnealingLR: "T_max",
+    lr_scheduler.LinearLR: "total_iters",
+    lr_scheduler.OneCycleLR: "total_steps",
+    lr_scheduler.PolynomialLR: "total_iters",
+}
+
+
+def _length(scheduler: object) -> int | None:
+    """How many steps a scheduler of torch's or transformers' was made for; None where it does not say.
+
+    Nor where a function of the script's own is behind it: it may count how often it is called.
+    """
+    kind = type(scheduler)
+    if name := _LENGTHS.get(kind):
+        return int(getattr(scheduler, name))
+    if kind is lr_scheduler.SequentialLR:
+        lengths = [_length(part) for part in scheduler._schedulers]  # type: ignore[attr-defined]
+        return None if None in lengths else scheduler._milestones[-1] + lengths[-1]  # type: ignore[attr-defined]
+    if kind is lr_scheduler.LambdaLR:
+        functions: list[object] = scheduler.lr_lambdas  # type: ignore[attr-defined]
+        known = {_training_steps(function) for function in functions}
+        return known.pop() if len(known) == 1 else None
+    return None
+
+
+def _training_steps(function: object) -> int | None:
+    if isinstance(function, partial) and function.func.__module__ == "transformers.optimization":
+        return function.keywords.get("num_training_steps")
+    return None
 
 
 def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recording:

@@ -7,6 +7,7 @@ from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, rewind_name
 from rewound.loops.course import Course
 from rewound.loops.progress import Progress
+from rewound.loops.rehearsal import check_final_ahead
 from rewound.loops.rewinding import nothing_to_rewind_to
 from rewound.loops.run import Run
 from rewound.loops.schedulers import check_new, check_none_forgotten
@@ -21,6 +22,8 @@ def resume_or_begin(run: Run, folder: Folder) -> None:
         newest, damaged = None, []
     elif newest is None and not course.adopt:
         check_new(subjects.schedulers)
+        if run.resumes and course.final is None:
+            check_final_ahead(course.how, subjects, course.training_epochs)
     progress = run.progress if newest is None else newest.progress
     if not progress.run:
         goes_on = newest is not None or run.handed_over  # since a version without names
