@@ -78,11 +78,14 @@ def make_loop(folder: Path, seed: int) -> None:
 
 
 def go_on_with_loop(folder: Path, said: list[str]) -> object:
-    """The network at the run's end."""
+    """The network at the run's end, and the levels that are kept to choose from."""
     lines: list[str] = []
     model = own_loop(folder, 0, lines.append)
-    said += [line for line in lines if "damaged" in line or "checksum" in line]
-    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+    said += [line for line in lines if "set aside" in line or "checksum" in line]
+    levels = folder / "levels"
+    hashes = {path.name: rewound.load(path).hash for path in levels.glob("*.safetensors")}
+    network = {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+    return network, hashes, (levels / "levels.csv").read_text()
 
 
 KINDS = {"loop": Kept(make_loop, go_on_with_loop, lambda path: path.name != "lock")}

@@ -135,7 +135,7 @@ def test_a_folder_of_damaged_snapshots_is_not_written_over(tmp_path: Path) -> No
     loop.over(loop.run(compression=2, checkpoint=tmp_path))
     for path in tmp_path.glob("*.pt"):
         cut(path)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(
         InputError, match=r"cannot read .*level-04.pt: it is damaged; remove the folder to start again$"
     ):

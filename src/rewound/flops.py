@@ -78,37 +78,100 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
     check_kind("model", model, nn.Module, "give the model itself")
     if not _tensors(example):
         raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
-    parameters = by_plain_name(dict(model.named_parameters()))
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    weights: dict[str, tuple[int, ...]] = {}
-    fixed = 0
-
-    def charge(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-        nonlocal fixed
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        cost = rules[module](module, _tensors(given), _tensors(output))
-        fixed += cost.fixed
-        for local, operations in cost.weights.items():
-            weight: Tensor = attrgetter(local)(module)
-            name = names.get(id(weight))
-            if name is None:  # computed from other parameters (weight norm): no mask reaches it
-                fixed += weight.numel() // len(operations) * sum(operations)
-            else:
-                weights[name] = _add(weights.get(name, (0,)), operations)
-
-    rules = {module: rule for module in model.modules() if (rule := _rule(module, costs)) is not None}
     training = {module: module.training for module in model.modules()}
-    products = _Products()
+    counted = _Counted(model, costs)
     with ExitStack() as stack:
         stack.callback(_restore, training)
         model.eval()  # a single example must neither meet nor move batch statistics
-        for module in rules:
-            stack.enter_context(module.register_forward_hook(charge, with_kwargs=True))
-        with torch.no_grad(), products:
+        counted.look(stack)
+        with torch.no_grad():
             model(*example if isinstance(example, tuple) else (example,))
-    shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    fixed += products.operations if nn.MultiheadAttention in costs else 0
-    return Profile(shapes, {name: weights[name] for name in shapes if name in weights}, fixed)
+    return counted.profile()
+
+
+class FirstPass:
+    """Counts the operations of a model's next forward pass in training, which somebody else makes; then looks no more.
+
+    The pass itself is left as it is, and what cannot be counted is None. It may have many examples: their number is
+    the first dimension of the first tensor that the model is given.
+
+    >>> net = nn.Linear(3, 2)
+    >>> first = FirstPass(net)
+    >>> _ = net(torch.zeros(5, 3))
+    >>> first.profile.total(), first.examples
+    (30, 5)
+    """
+
+    def __init__(self, model: nn.Module, costs: Costs = MULTIPLY_ADDS) -> None:
+        self.profile: Profile | None = None
+        self.examples = 0
+        self._model, self._costs = model, costs
+        self._counted: _Counted | None = None
+        self._hooks = ExitStack()
+        self._hooks.callback(model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+        self._hooks.callback(model.register_forward_hook(self._end, always_call=True).remove)
+
+    def __deepcopy__(self, memo: object) -> "FirstPass":
+        return self  # a copy of the model has these hooks, which tell it from the model
+
+    def close(self) -> None:
+        """Look no more."""
+        self._hooks.close()
+
+    def _begin(self, module: nn.Module, args: object, kwargs: object) -> None:
+        given = _tensors([args, kwargs])
+        if module is self._model and module.training and self._counted is None and given and given[0].ndim:
+            self.examples, self._counted = given[0].shape[0], _Counted(module, self._costs)
+            self._counted.look(self._hooks, strict=False)
+
+    def _end(self, module: nn.Module, args: object, output: object) -> None:
+        if module is self._model and self._counted is not None:
+            self.close()
+            if output is not None and not self._counted.failed:  # None: the pass has failed
+                self.profile = self._counted.profile()
+
+
+class _Counted:
+    """What the modules of a model that are called cost."""
+
+    def __init__(self, model: nn.Module, costs: Costs) -> None:
+        self.parameters = by_plain_name(dict(model.named_parameters()))
+        self.names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self.rules = {module: rule for module in model.modules() if (rule := _rule(module, costs)) is not None}
+        self.products, self.attends = _Products(), nn.MultiheadAttention in costs
+        self.weights: dict[str, tuple[int, ...]] = {}
+        self.fixed, self.failed = 0, False
+
+    def look(self, until: ExitStack, *, strict: bool = True) -> None:
+        """Count what is called until then; errors are raised in the pass, or noted as failed."""
+
+        def try_to_charge(module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+            try:
+                self.charge(module, args, kwargs, output)
+            except Exception:  # of a rule that does not know this use of a layer
+                self.failed = True
+
+        for module in self.rules:
+            hook = self.charge if strict else try_to_charge
+            until.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        until.enter_context(self.products)
+
+    def charge(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        cost = self.rules[module](module, _tensors(given), _tensors(output))
+        self.fixed += cost.fixed
+        for local, operations in cost.weights.items():
+            weight: Tensor = attrgetter(local)(module)
+            name = self.names.get(id(weight))
+            if name is None:  # computed from other parameters (weight norm): no mask reaches it
+                self.fixed += weight.numel() // len(operations) * sum(operations)
+            else:
+                self.weights[name] = _add(self.weights.get(name, (0,)), operations)
+
+    def profile(self) -> Profile:
+        shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        fixed = self.fixed + (self.products.operations if self.attends else 0)
+        return Profile(shapes, {name: self.weights[name] for name in shapes if name in self.weights}, fixed)
 
 
 class _Products(TorchFunctionMode):

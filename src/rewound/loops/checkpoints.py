@@ -5,6 +5,7 @@
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
     lock                held by the process that trains here; the system lets go of it when that ends, however it does
+    levels/             every level as a ticket, to choose from afterwards, with a table (`keeping`)
     damaged/            snapshots that were not what had been written, when the run went on from another
 
 Files are written beside their place and renamed, so that a killed process leaves the old one or the new one. Each has a
@@ -174,7 +175,7 @@ class Folder:
         """Remove the ends of all other levels, and what resumed the one that has ended."""
         if ranks.rank() == 0:
             self._file("latest").unlink(missing_ok=True)
-            for level in self._levels():
+            for level in self.levels():
                 if level not in levels:
                     self._file(level_name(level)).unlink()
 
@@ -202,7 +203,7 @@ class Folder:
 
     def _readable(self, damaged: list[Damaged]) -> Iterator[Snapshot]:
         """Where the present level stands, then the ends of levels from the last on; notes what cannot be read."""
-        for name in ("latest", *map(level_name, reversed(self._levels()))):
+        for name in ("latest", *map(level_name, reversed(self.levels()))):
             try:
                 found = self._snapshot(name)
             except Damaged as error:
@@ -222,7 +223,7 @@ class Folder:
                 aside.parent.mkdir(exist_ok=True)
                 error.path.replace(aside)
 
-    def _levels(self) -> list[int]:
+    def levels(self) -> list[int]:
         """The levels whose ends are kept, in order."""
         numbers = (path.stem.removeprefix("level-") for path in self.path.glob("level-*.pt"))
         return sorted(int(number) for number in numbers if number.isdecimal())

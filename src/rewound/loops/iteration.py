@@ -16,6 +16,7 @@ from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.course import trained_weights
 from rewound.loops.epoch import recorded, replayed
 from rewound.loops.joint import members
+from rewound.loops.keeping import Keeper
 from rewound.loops.recording import Recording
 from rewound.loops.rehearsal import check_final_ahead
 from rewound.loops.resumption import resume_or_begin
@@ -69,6 +70,7 @@ class _Iteration:
         run, progress, subjects = self.run, self.run.progress, self.subjects
         recording, start = recording_of(run) if run.level else (progress.recording, 0)
         with ExitStack() as level:
+            self._keeper.look(level)
             if progress.mask is not None:
                 level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
                 level.enter_context(resting(subjects.schedulers, subjects.optimizer))
@@ -93,6 +95,8 @@ class _Iteration:
     def _start(self) -> None:
         run, course, subjects = self.run, self.course, self.subjects
         resume_or_begin(run, self._folder)
+        self._keeper = Keeper(run, self._folder)
+        self._keeper.go_on()
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
         counts = course.counts(subjects.model, subjects.optimizer) if mask is None else counts_of(subjects.model, mask)
@@ -158,6 +162,7 @@ class _Iteration:
     def _end_epoch(self) -> None:
         run, progress = self.run, self.run.progress
         progress.end_epoch()
+        self._keeper.note()
         if progress.epoch == 1 and not run.level and self.course.final is None:
             check_final_ahead(self.course.how, self.subjects, self.course.training_epochs, progress.recording)
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
@@ -180,6 +185,7 @@ class _Iteration:
         whole = counts_of(self.subjects.model, mask).network_compression
         progress.reached.append(reached._replace(network_compression=whole))
         self._keep_level(progress.returned(max_drop))
+        self._keeper.keep()
         self._saved_at = time.monotonic()
         run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs))
         # By now the level is in the folder.

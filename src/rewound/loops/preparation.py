@@ -28,7 +28,7 @@ from rewound.loops.rehearsal import adopted
 from rewound.loops.run import Run
 from rewound.loops.schedulers import Scheduler, check_given, scheduler_kind
 from rewound.loops.snapshot import Stateful, Subjects
-from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler, listed
+from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler, is_compiled, listed
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.schedule import Schedule
 from rewound.technique import technique_named
@@ -73,7 +73,7 @@ def epochs(
 
     `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. A larger `compression`
     goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
-    or other shapes of weights are an error.
+    or other shapes of weights are an error. Its folder `levels/` holds every level as a ticket, with a table.
 
     `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then a `Schedule`, or
     what a new `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default; without
@@ -149,6 +149,7 @@ def _subjects(
         schedulers=() if scheduler is None or isinstance(scheduler, Schedule) else listed(scheduler),
         also=[thing for thing in also if not isinstance(thing, torch.Generator)],
         generators=[thing for thing in also if isinstance(thing, torch.Generator)],
+        is_compiled=is_compiled(model),
     )
 
 

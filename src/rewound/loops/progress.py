@@ -51,6 +51,14 @@ class MaskState(TypedDict):
     shapes: dict[str, tuple[int, ...]]
 
 
+class Operations(TypedDict):
+    """What one forward pass of the dense network costs, as `flops.Profile` counts it, and for how many examples."""
+
+    weights: dict[str, list[int]]
+    fixed: int
+    examples: int
+
+
 class ProgressState(TypedDict):
     """A progress as plain data; what is not required was not in earlier files."""
 
@@ -74,6 +82,7 @@ class ProgressState(TypedDict):
     run: NotRequired[str]
     gradients: NotRequired[list[str] | None]
     steps_done: NotRequired[int]
+    operations: NotRequired[Operations | None]
 
 
 @dataclass
@@ -103,6 +112,7 @@ class Progress:
     metric: str = "accuracy"
     run: str = ""
     """The name of the run, which its files carry; drawn when it begins, and kept however often it is resumed."""
+    operations: Operations | None = None
 
     def report(self, value: float, higher_is_better: bool, metric: str) -> None:
         """Note how good the network is."""
@@ -199,6 +209,7 @@ class Progress:
             "run": self.run,
             "gradients": None if self.gradients is None else sorted(self.gradients),
             "steps_done": self.steps_done,
+            "operations": self.operations,
         }
 
     @classmethod
@@ -222,6 +233,7 @@ class Progress:
             steps_done=state["steps_done"] if "steps_done" in state else _steps_before(state),
             higher_is_better=named[1],
             run=state.get("run", ""),
+            operations=state.get("operations"),
         )
 
 
@@ -293,6 +305,10 @@ def _check(progress: Progress) -> None:
         for track in group.values():
             if not all(isinstance(steps, int) for runs in track for _, steps in runs):
                 raise ValueError("the recording counts no steps")
+    if (counted := progress.operations) is not None and not (
+        isinstance(counted["weights"], dict) and type(counted["fixed"]) is type(counted["examples"]) is int
+    ):
+        raise ValueError("its operations are not counted")
     if not all(isinstance(name, str) for name in (progress.run, progress.metric, *(progress.gradients or ()))):
         raise ValueError("its names are no text")
 

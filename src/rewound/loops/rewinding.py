@@ -5,6 +5,7 @@ run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, o
 """
 
 import torch
+from torch import nn
 
 from rewound.errors import InputError
 from rewound.loops import ranks
@@ -37,16 +38,32 @@ def begin_level(run: Run, folder: Folder) -> None:
 def _pruned(run: Run, density: float) -> tuple[Mask, Facts | None]:
     """The mask of the next level, the same on every rank, and what a rule may know of it."""
     course, model, mask = run.course, run.subjects.model, run.progress.mask
-    weights, trained = prunable_weights(model), trained_weights(model, run.subjects.optimizer)
-    if not course.adopt:  # else nobody has seen the dense run
-        for name in run.without_gradient:
-            del trained[name]
-    chosen = {name: weights[name] for name in (trained if mask is None else mask)}
+    trained, chosen = _trained(run), _candidates(run)
     pruned = course.pruner.prune(chosen, density, mask, seed=torch.initial_seed(), model=model)
     made = ranks.agreed(pruned, model)
     if not callable(course.how.lr):
         return made, None
     return made, ranks.from_first(facts_of({**trained, **chosen}, mask, made))
+
+
+def _trained(run: Run) -> dict[str, nn.Parameter]:
+    trained = trained_weights(run.subjects.model, run.subjects.optimizer)
+    if not run.course.adopt:  # else nobody has seen the dense run
+        for name in run.without_gradient:
+            del trained[name]
+    return trained
+
+
+def _candidates(run: Run) -> dict[str, nn.Parameter]:
+    """What the next level is pruned from: what is trained when the dense run ends, and then what the mask is for."""
+    weights, mask = prunable_weights(run.subjects.model), run.progress.mask
+    return {name: weights[name] for name in (_trained(run) if mask is None else mask)}
+
+
+def weights_to_prune(run: Run) -> dict[str, nn.Parameter]:
+    """The weights that a mask of the run is for."""
+    candidates = _candidates(run)
+    return {name: candidates[name] for name in run.course.pruner.selected(candidates, run.subjects.model)}
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:

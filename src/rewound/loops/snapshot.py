@@ -66,6 +66,7 @@ class Subjects:
     schedulers: Sequence[Scheduler] = ()
     also: Sequence[Stateful] = ()
     generators: Sequence[torch.Generator] = ()
+    is_compiled: bool = False
 
     def taken(self) -> Content:
         """The present state of everything; tensors are the live ones, to be written before training goes on."""

@@ -25,6 +25,12 @@ def bare_model(model: nn.Module) -> nn.Module:
             return model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile is around the model or a part of it."""
+    parts = model.modules()
+    return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) for part in parts)
+
+
 def bare_optimizer(optimizer: Optimizer) -> Optimizer:
     """The optimizer that takes the steps.
 
