@@ -210,10 +210,10 @@ def panels(figure: PaperFigure, found: Iterable[Measured]) -> list[Panel]:
         if each.iterative in figure.iterative and is_structured(each.pruning) in figure.structured
     ]
     shown = [each for each in fitting if (each.recipe, each.pruning) not in figure.leaves_out]
-    made = [panel for each in shown or fitting for panel in _panels(figure, each)]
+    shown_panels = [panel for each in shown or fitting for panel in _panels(figure, each)]
     if figure.sheet_per_recipe:  # in pairs: one-shot and iterative, or structured-a and structured-b
-        made.sort(key=lambda panel: (_place(panel.measured)[:2], panel.rank))
-    return made
+        shown_panels.sort(key=lambda panel: (_place(panel.measured)[:2], panel.rank))
+    return shown_panels
 
 
 def _panels(figure: PaperFigure, measured: Measured) -> Iterator[Panel]:

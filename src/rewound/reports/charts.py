@@ -353,14 +353,14 @@ def filled_in(layers: Sequence[Json], parameters: Json, data: Mapping[str, Seque
 
 def _fixed(mark: str, colour: str, more: Json | None = None, **encoding: Json) -> Json:
     """A mark that is there whatever the data are, in a colour that depends on light and dark."""
-    said = {"type": mark, "color": {"expr": colour}, "clip": mark != "text", **(more or {})}
-    return {"data": {"values": [{}]}, "mark": said, "encoding": encoding}
+    look = {"type": mark, "color": {"expr": colour}, "clip": mark != "text", **(more or {})}
+    return {"data": {"values": [{}]}, "mark": look, "encoding": encoding}
 
 
 def _name(place: object, name: object, shown: str, moved: str) -> Json:
     """The name of a limit, right of its line, or moved down from there by so many pixels."""
-    beside: Json = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
-    text = _fixed("text", "muted", beside, y=at(place), x={"value": "width"}, text={"value": name})
+    right: Json = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
+    text = _fixed("text", "muted", right, y=at(place), x={"value": "width"}, text={"value": name})
     return {**text, "transform": [{"filter": shown}]}
 
 

@@ -50,7 +50,7 @@ class Origin:
 def write_page(evidence: Evidence, path: Path, origin: Origin) -> Path:
     """Write the page of a table; a compared one is drawn over it, with how near the two come."""
     library = _library()
-    told = {
+    content = {
         **story(evidence),
         "commands": {"run": origin.run, "show": origin.show},
         "provenance": origin.facts,
@@ -60,7 +60,7 @@ def write_page(evidence: Evidence, path: Path, origin: Origin) -> Path:
         policy=_policy(library, script),
         title=html.escape(origin.title),
         style=_asset("page.css"),
-        story=as_json(told),
+        story=as_json(content),
         library=library,
         script=script,
     )

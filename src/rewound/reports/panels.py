@@ -35,7 +35,7 @@ def accuracy(subject: Subject) -> Json:
     if pruned:
         every = [*pruned, *full, *(cell for cells in hollow.values() for cell in cells)]
         limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
-        panels = [_compression_panel(subject, name, mine, hollow[name], limits) for name, mine in shown.items() if mine]
+        panels = [_compression_panel(subject, name, own, hollow[name], limits) for name, own in shown.items() if own]
         triangles = _triangles(subject, every, limits)
     return {
         "id": "accuracy",
@@ -132,12 +132,12 @@ def times(subject: Subject) -> Json:
     """Accuracy against retraining time, a panel for every compression."""
     choices, triangles = [], ""
     for mode in subject.modes:
-        mine = [cell for cell in subject.cells.values() if cell.line.iterative == mode]
-        places = sorted({cell.retrain_epochs for cell in mine})
-        if len(mine) > len({(cell.line, cell.density) for cell in mine}):  # some technique has several times
+        cells = [cell for cell in subject.cells.values() if cell.line.iterative == mode]
+        places = sorted({cell.retrain_epochs for cell in cells})
+        if len(cells) > len({(cell.line, cell.density) for cell in cells}):  # some technique has several times
             panels = []
-            for density, label in ratios(sorted({cell.density for cell in mine}, reverse=True)).items():
-                shown, theirs = _cells_at(subject, mine, density)
+            for density, label in ratios(sorted({cell.density for cell in cells}, reverse=True)).items():
+                shown, theirs = _cells_at(subject, cells, density)
                 limits = window([*shown, *theirs], lambda cell: cell.retrain_epochs, subject.baseline)
                 title = f"{label}, dense control" if density == 1 else label
                 panels.append(_time_panel(subject, title, shown, theirs, limits, places))
@@ -158,7 +158,7 @@ def _cells_at(subject: Subject, mode: Iterable[Cell], density: float) -> tuple[l
     """The cells at a density, and what a compared table has of their curves."""
     shown = [cell for cell in mode if cell.density == density]
     lines = {cell.line for cell in shown}
-    return shown, [cell for mine, cell in subject.theirs.items() if mine.density == density and cell.line in lines]
+    return shown, [cell for cell in subject.theirs.values() if cell.density == density and cell.line in lines]
 
 
 def _time_panel(
@@ -235,10 +235,10 @@ def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Js
             networks[found].append(layers[row.key])
     choices = []
     for mode in sorted(subject.modes, reverse=True):
-        mine = [cell for cell in subject.best if cell.line.iterative == mode and cell.density < 1]
+        cells = [cell for cell in subject.best if cell.line.iterative == mode and cell.density < 1]
         panels = []
-        for name, look in looks(cell.line.technique for cell in mine).items():
-            own = [cell.setting for cell in mine if cell.setting in networks and cell.line.technique == name]
+        for name, look in looks(cell.line.technique for cell in cells).items():
+            own = [cell.setting for cell in cells if cell.setting in networks and cell.line.technique == name]
             if own:
                 panels.append({"title": look.label, "technique": name, **_map(subject, own, networks)})
         if panels:
@@ -253,15 +253,15 @@ def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Js
 
 
 def _map(subject: Subject, shown: Sequence[Setting], networks: Mapping[Setting, Sequence[Sequence[LayerRow]]]) -> Json:
-    columns = [_kept(networks[mine]) for mine in shown]
+    columns = [_kept(networks[setting]) for setting in shown]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    labels = ratios(mine.density for mine in shown)
+    labels = ratios(setting.density for setting in shown)
     return {
         "kind": "layers",
         "layers": names,
-        "ratios": [labels[mine.density] for mine in shown],
+        "ratios": [labels[setting.density] for setting in shown],
         "kept": [[column.get(name) for name in names] for column in columns],
-        "settings": [subject.number[mine] for mine in shown],
+        "settings": [subject.number[setting] for setting in shown],
     }
 
 
@@ -281,9 +281,9 @@ def training(subject: Subject, known: Container[str]) -> Json:
             runs.setdefault(setting_of(row), number)
     choices = []
     for mode in sorted(subject.modes, reverse=True):
-        mine = [cell for cell in subject.best if cell.line.iterative == mode]
-        for density, label in ratios(sorted({cell.density for cell in mine})).items():
-            shown = [runs[cell.setting] for cell in mine if cell.density == density and cell.setting in runs]
+        cells = [cell for cell in subject.best if cell.line.iterative == mode]
+        for density, label in ratios(sorted({cell.density for cell in cells})).items():
+            shown = [runs[cell.setting] for cell in cells if cell.density == density and cell.setting in runs]
             kinds = (("rate", "Learning rate"), ("loss", "Training loss"))
             if shown:
                 panels = [{"kind": kind, "title": title, "runs": shown} for kind, title in kinds]

@@ -28,7 +28,7 @@ Detail = TypeVar("Detail", LayerRow, CurveRow)
 def story(evidence: Evidence) -> Json:
     """All that a page shows."""
     about, tables = subjects(evidence), evidence.tables
-    named = looks(mine.line.technique for subject in about for mine in subject.settings)
+    named = looks(setting.line.technique for subject in about for setting in subject.settings)
     layers, curves = _by_key(tables.layers), _by_key(tables.curves)
     return {
         "techniques": [_technique(name, look) for name, look in named.items()],
@@ -91,13 +91,13 @@ def _reach(line: Line, reached: Reaches, subject: Subject) -> Json:
 def _settings(subject: Subject, techniques: Sequence[str]) -> Json:
     """Settings as columns; `same` are the numbers of the settings that are the very same runs."""
     place = {name: number for number, name in enumerate(techniques)}
-    found = [(mine, subject.cells.get(mine)) for mine in subject.settings]
+    found = [(setting, subject.cells.get(setting)) for setting in subject.settings]
     delta = subject.baseline.delta
     return {
-        "technique": [place[mine.line.technique] for mine in subject.settings],
-        "iterative": [int(mine.line.iterative) for mine in subject.settings],
-        "density": [_short(mine.density) for mine in subject.settings],
-        "t": [_short(mine.retrain_epochs) for mine in subject.settings],
+        "technique": [place[setting.line.technique] for setting in subject.settings],
+        "iterative": [int(setting.line.iterative) for setting in subject.settings],
+        "density": [_short(setting.density) for setting in subject.settings],
+        "t": [_short(setting.retrain_epochs) for setting in subject.settings],
         "trials": [len(cell.tests) if cell else 0 for _, cell in found],
         "delta": [_short(delta(cell.median)) if cell else None for _, cell in found],
         "low": [_short(delta(cell.low)) if cell else None for _, cell in found],
@@ -113,25 +113,25 @@ def _settings(subject: Subject, techniques: Sequence[str]) -> Json:
 def _speeds(subject: Subject, speeds: Iterable[Speedup]) -> list[object] | None:
     """Median, low and high of the settings that have a speed-up."""
     known = {each.setting: [_short(each.median), _short(each.low), _short(each.high)] for each in speeds}
-    return _column(known.get(mine) for mine in subject.settings)
+    return _column(known.get(setting) for setting in subject.settings)
 
 
 def _theirs(subject: Subject) -> Iterable[object]:
     """Median, low and high of the settings that a compared table has, too, as deltas; and its trials."""
     delta = subject.baseline.delta
-    for mine in subject.settings:
-        cell = subject.theirs.get(mine)
+    for setting in subject.settings:
+        cell = subject.theirs.get(setting)
         yield cell and [*(_short(delta(value)) for value in (cell.median, cell.low, cell.high)), len(cell.tests)]
 
 
 def _same(subject: Subject) -> list[list[int] | None]:
     keys: dict[Setting, set[str]] = defaultdict(set)
     for row in subject.rows:
-        if (mine := setting_of(row)) is not None and row.key:
-            keys[mine].add(row.key)
+        if (setting := setting_of(row)) is not None and row.key:
+            keys[setting].add(row.key)
     twins: dict[frozenset[str], list[int]] = defaultdict(list)
-    for mine, own in keys.items():
-        twins[frozenset(own)].append(subject.number[mine])
+    for setting, own in keys.items():
+        twins[frozenset(own)].append(subject.number[setting])
     found: list[list[int] | None] = [None] * len(subject.settings)
     for group in twins.values():
         for number in group if len(group) > 1 else ():
@@ -143,7 +143,7 @@ def _runs(subject: Subject) -> Json:
     """Rows as columns, dense ones with setting -1; a column that is empty throughout is null."""
     rows = subject.rows
     return {
-        "setting": [-1 if (mine := setting_of(row)) is None else subject.number[mine] for row in rows],
+        "setting": [-1 if (setting := setting_of(row)) is None else subject.number[setting] for row in rows],
         "trial": [row.trial for row in rows],
         "val": [_short(row.val) for row in rows],
         "test": [_short(row.test) for row in rows],

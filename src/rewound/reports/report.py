@@ -58,7 +58,7 @@ def show_tables(
 ) -> list[Path]:
     """Draw the figures of tables and write their page into the folder `out`, and print a summary.
 
-    Dense networks alone have nothing to compare: that is said, and nothing is drawn.
+    Dense networks alone have nothing to compare: a line says so, and nothing is drawn.
     """
     if evidence.only_dense:
         console.print("only dense networks so far: there are no techniques to compare yet")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import ceil, log
+from math import log
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, Literal, TypeAlias
@@ -252,8 +252,8 @@ def _values(curves: Curves, named: Mapping[str, Look], size: float) -> list[Json
             "size": _area(named[name], size),
             "edge": _outline(named[name]),
         }
-        for name, curve in sorted(curves.items())
-        for point in sorted(curve)
+        for name in reversed(order)  # the first technique is drawn last, over the others
+        for point in sorted(curves.get(name, ()))
     ]
 
 
@@ -318,7 +318,7 @@ def legend_entries(sheet: Sheet) -> dict[str, Json]:
             "shape": marker_path(look),
             "size": _area(look, 1),
             "fill": look.colour,
-            "stroke": look.edge,
+            "stroke": "white" if look.edge == look.colour else look.edge,
         }
         for look in sheet.looks.values()
     }
@@ -344,47 +344,35 @@ def legend_entries(sheet: Sheet) -> dict[str, Json]:
 def _legend(entries: Mapping[str, Json], width: float) -> Json:
     """The legend as a chart: entries one below the other, in as many columns as fit."""
     labels = list(entries)
-    columns = _legend_columns(labels, width)
-    lines = ceil(len(labels) / columns)
-    rooms = [36 + _LETTER * max(map(len, labels[first : first + lines])) for first in range(0, len(labels), lines)]
-    starts = list(accumulate(rooms, initial=0.0))
+    for lines in range(1, len(labels) + 1):
+        columns = [labels[first : first + lines] for first in range(0, len(labels), lines)]
+        starts = list(accumulate((36 + _LETTER * max(map(len, column)) for column in columns), initial=0.0))
+        if starts[-1] <= width:
+            break
     rows = [
-        {"label": label, "x": starts[n // lines], "y": 8 + 15 * (n % lines), **entries[label]}
-        for n, label in enumerate(labels)
+        {"label": label, "x": start, "y": 8 + 15 * line, **entries[label]}
+        for start, column in zip(starts, columns, strict=False)
+        for line, label in enumerate(column)
     ]
 
-    def place(right: float, name: str = "x") -> Json:
-        return {name: {"value": {"expr": f"datum.x + {right}"}}}
+    def marks(mark: Json, across: Mapping[str, float], **fields: str) -> Json:
+        places = {name: {"value": {"expr": f"datum.x + {right}"}} for name, right in across.items()}
+        looks = {channel: {"field": name, "type": "nominal", "scale": None} for channel, name in fields.items()}
+        return {"mark": mark, "encoding": {**places, "y": {"value": {"expr": "datum.y"}}, **looks}}
 
-    y = {"y": {"value": {"expr": "datum.y"}}}
-    plain = {name: {"field": name, "type": "nominal", "scale": None} for name in ("shape", "fill", "stroke")}
-    size: Json = {"size": {"field": "size", "type": "quantitative", "scale": None}}
-    layers: list[Json] = [
+    layers = [
         {
-            "transform": [{"filter": {"field": "label", "equal": label}}],
-            "mark": {"type": "rule", "strokeDash": entry["dash"], "strokeWidth": entry["width"]},
-            "encoding": {**place(0), **place(24, "x2"), **y, "color": {"value": entry["colour"]}},
-        }
-        for label, entry in entries.items()
-        if "dash" in entry
-    ]
-    layers += [
-        {"mark": {"type": "point", "opacity": 1, "strokeWidth": 0.7}, "encoding": {**place(12), **y, **plain, **size}},
-        {
-            "mark": {"type": "text", "align": "left", "baseline": "middle"},
-            "encoding": {**place(31), **y, "text": {"field": "label"}},
+            "transform": [{"filter": "datum.dash"}],
+            **marks({"type": "rule"}, {"x": 0, "x2": 24}, stroke="colour", strokeDash="dash", strokeWidth="width"),
         },
+        marks(
+            {"type": "point", "opacity": 1, "strokeWidth": 0.7},
+            {"x": 12},
+            **{channel: channel for channel in ("shape", "size", "fill", "stroke")},
+        ),
+        marks({"type": "text", "align": "left", "baseline": "middle"}, {"x": 31}, text="label"),
     ]
     return {"data": {"values": rows}, "width": starts[-1], "height": 15 * lines, "layer": layers}
-
-
-def _legend_columns(labels: Sequence[str], width: float) -> int:
-    for columns in range(len(labels), 1, -1):
-        lines = ceil(len(labels) / columns)
-        widest = [max(map(len, labels[first : first + lines])) for first in range(0, len(labels), lines)]
-        if sum(36 + _LETTER * letters for letters in widest) <= width:
-            return columns
-    return 1
 
 
 def trials_text(counts: Collection[int], failed: int) -> str:
@@ -401,7 +389,7 @@ def trials_text(counts: Collection[int], failed: int) -> str:
 def file_name(*parts: str) -> str:
     """The name of a file, of letters and digits whatever the parts contain.
 
-    A part that is long, or has wildcards, which no file name can have, is told from others by a digest.
+    A part that is long, or has wildcards, which no file name can have, ends in a digest.
 
     >>> file_name("mine:Task", "", "9.31×"), file_name("unstructured skip=stem.*")
     ('mine-Task-9.31x', 'unstructured-skip-stem.-da1a9c')

@@ -51,20 +51,20 @@ class Subject:
     @cached_property
     def number(self) -> dict[Setting, int]:
         """The place of every setting."""
-        return {mine: place for place, mine in enumerate(self.settings)}
+        return {setting: place for place, setting in enumerate(self.settings)}
 
     @property
     def modes(self) -> list[bool]:
         """Whether it has one-shot (False) and iterative (True) runs, in this order."""
-        return sorted({mine.line.iterative for mine in self.settings})
+        return sorted({setting.line.iterative for setting in self.settings})
 
 
 def subjects(evidence: Evidence) -> list[Subject]:
     """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last."""
     rows = sorted(map(_finite, evidence.rows), key=_order)
-    dense, made = baselines(rows, evidence.metrics), priced(cells(rows), evidence.epochs)
-    reached = reaches(made, dense)
-    said = headlines(made, dense, reached)
+    dense, finished = baselines(rows, evidence.metrics), priced(cells(rows), evidence.epochs)
+    reached = reaches(finished, dense)
+    sentences = headlines(finished, dense, reached)
     speed, faster = over_dense(rows), over_fine_tuning(rows)
     overlaid = cells(overlay(rows, map(_finite, evidence.theirs)))
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -74,25 +74,25 @@ def subjects(evidence: Evidence) -> list[Subject]:
     for recipe in originals.keys() - {recipe for recipe, _ in groups}:
         groups[recipe, ""] = []
     found = []
-    for name, mine in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
+    for name, group in sorted(groups.items(), key=lambda item: (not item[1], *_place(*item[0]))):
         recipe, pruning = name
-        own = [cell for cell in made if cell.line.subject == name]
+        own = [cell for cell in finished if cell.line.subject == name]
         reach = {line: reach for line, reach in reached.items() if line.subject == name}
         found.append(
             Subject(
                 recipe=recipe,
                 pruning=pruning,
-                sentence=said.get(name, "Nothing is pruned yet: there are only dense networks."),
+                sentence=sentences.get(name, "Nothing is pruned yet: there are only dense networks."),
                 epochs=evidence.epochs[recipe],
                 baseline=dense[recipe],
-                rows=[*mine, *originals[recipe]],
-                settings=list(dict.fromkeys(place for row in mine if (place := setting_of(row)) is not None)),
+                rows=[*group, *originals[recipe]],
+                settings=list(dict.fromkeys(place for row in group if (place := setting_of(row)) is not None)),
                 cells={cell.setting: cell for cell in own},
                 best=best_over_time(own),
                 reaches=reach,
                 speed=[each for each in speed if each.line.subject == name],
                 faster=[each for each in faster if each.line.subject == name],
-                contrasts=_contrasts(mine, originals[recipe], reach),
+                contrasts=_contrasts(group, originals[recipe], reach),
                 theirs={cell.setting: cell for cell in overlaid if cell.line.subject == name},
             )
         )

@@ -28,21 +28,21 @@ def summary_table(evidence: Evidence, test_examples: int | None = None) -> Rende
     `test_examples` is the size of the test set, for the smallest difference that an accuracy can show.
     """
     rows = evidence.rows
-    dense, made, failed = evidence.baselines, priced(cells(rows), evidence.epochs), failures(rows)
-    found = reaches(made, dense)
-    best = {(cell.line, cell.density): cell for cell in best_over_time(made)}
+    dense, finished, failed = evidence.baselines, priced(cells(rows), evidence.epochs), failures(rows)
+    found = reaches(finished, dense)
+    best = {(cell.line, cell.density): cell for cell in best_over_time(finished)}
     places = sorted(best.keys() | failed.keys(), key=lambda place: (place[0], -place[1]))
     if not places:
         raise InputError(f"nothing to summarise: none of the {len(rows)} rows is a retrained network")
     parts: list[RenderableType] = []
     for experiment in dict.fromkeys(line.experiment for line, _ in places):
-        mine = [place for place in places if place[0].experiment == experiment]
-        lines = [Line(*experiment, name) for name in looks(line.technique for line, _ in mine)]
-        any_failed = any(failed[place] for place in mine)
+        here = [place for place in places if place[0].experiment == experiment]
+        lines = [Line(*experiment, name) for name in looks(line.technique for line, _ in here)]
+        any_failed = any(failed[place] for place in here)
         table = _table(lines[0], dense[lines[0].recipe], any_failed)
-        shown = ratios(density for _, density in mine)
+        shown = ratios(density for _, density in here)
         for line in lines:
-            for density in (density for own, density in mine if own == line):
+            for density in (density for own, density in here if own == line):
                 values = _texts(best.get((line, density)), dense[line.recipe])
                 lost = [str(failed[line, density] or "")] if any_failed else []
                 table.add_row(Text(line.technique), shown[density], *values, *lost)
@@ -108,9 +108,9 @@ def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], one:
     for name, reached in found.items():
         texts = []
         for reach in (reached.no_drop, reached.one_percent):
-            told = reach_words(reach, reached.tried, labels)
+            words = reach_words(reach, reached.tried, labels)
             cost = "–" if reach.search_epochs is None else f"{reach.search_epochs:g}"
-            texts += [told.ratio, told.range or "unknown", *([cost] if costs else [])]
+            texts += [words.ratio, words.range or "unknown", *([cost] if costs else [])]
         table.add_row(Text(name), *texts)
     return table
 
@@ -149,8 +149,8 @@ def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
             yield from (_cells(curve.line, shown, every_cell), "")
     if card.leads:
         yield from (Text("Iterative, 4× and beyond, retrained in full, mean over levels"), _leads(card.leads), "")
-    if said := remarks(card):
-        yield from (Text(said), "")
+    if text := remarks(card):
+        yield from (Text(text), "")
 
 
 def _criteria(card: Card) -> Table:

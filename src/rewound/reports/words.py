@@ -43,24 +43,24 @@ def headlines(
     groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in best:
         groups[line.subject].append(line)
-    said = {}
+    sentences = {}
     for key, lines in groups.items():
         mode = [line for line in lines if line.iterative] or lines
         rivals = [line for line in mode if line.technique not in ABLATIONS] or mode
-        said[key] = _sentence({line: (reached[line], best[line]) for line in rivals}, dense[key[0]])
-    return said
+        sentences[key] = _sentence({line: (reached[line], best[line]) for line in rivals}, dense[key[0]])
+    return sentences
 
 
 def _sentence(lines: dict[Line, tuple[Reaches, list[Cell]]], dense: Baseline) -> str:
     names = {name: _inside(name, look.label) for name, look in looks(line.technique for line in lines).items()}
     order = list(names)
-    made = [cell for _, best in lines.values() for cell in best]
-    shown = ratios(cell.density for cell in made)
+    cells = [cell for _, best in lines.values() for cell in best]
+    shown = ratios(cell.density for cell in cells)
     how = "Pruned iteratively" if next(iter(lines)).iterative else "Pruned in one shot"
     reached = {line: reach.no_drop for line, (reach, _) in lines.items()}
     kept = [(line, reach.compression) for line, reach in reached.items() if reach.compression is not None]
     if not kept:
-        return _no_one(made, names, shown, how, dense)
+        return _no_one(cells, names, shown, how, dense)
     parts: list[str] = []
     for line, no_drop in sorted(kept, key=lambda pair: (-pair[1], order.index(pair[0].technique))):
         reach, best = lines[line]
@@ -86,9 +86,9 @@ def _is_doubtful(reached: list[Reach]) -> bool:
     return any(behind[2] > ahead[0] or ahead[1] < behind[0] for ahead, behind in pairs)
 
 
-def _no_one(made: list[Cell], names: dict[str, str], shown: dict[float, str], how: str, dense: Baseline) -> str:
-    mildest = max(cell.density for cell in made)
-    best = max((cell for cell in made if cell.density == mildest), key=lambda cell: cell.median)
+def _no_one(cells: list[Cell], names: dict[str, str], shown: dict[float, str], how: str, dense: Baseline) -> str:
+    mildest = max(cell.density for cell in cells)
+    best = max((cell for cell in cells if cell.density == mildest), key=lambda cell: cell.median)
     delta = f"{dense.delta(best.median):+.2f}".replace("-", "−")
     return (
         f"{how}, no technique keeps dense {dense.metric} at {shown[mildest]}, the smallest compression tried; "
