@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 import rewound
 from command_line import Rewound, command, environment
 from rewound.commands.console import console
+from rewound.pruning.counts import counts_of
+from rewound.pruning.cutting import kept_count
 from rewound.pruning.mask import Mask
 from rewound.recipes.digits import Digits
 from tiny import POISON, Tiny, Watched
@@ -85,6 +87,8 @@ def test_prune_a_recipe_with_other_fields(rewound_command: Rewound) -> None:
     network = rewound.prune(task, one_shot=True, compression=2, store="other")
     summary = json.loads(Path("pruned/summary.json").read_text())
     assert summary["levels"] == [vars(level) for level in network.levels]
+    counts = counts_of(network.model, network.mask)
+    assert summary["network_compression"] == counts.network_compression < summary["compression"]
     about = rewound.load("pruned/ticket.safetensors").about
     assert (about["recipe"], about["fields"]) == ("tiny:Tiny", summary["fields"])
     assert Tiny.with_fields(summary["fields"]) == task
@@ -99,11 +103,14 @@ def test_a_compression_of_some_weights_says_of_how_many(rewound_command: Rewound
     name, *_ = names = list(Tiny().shapes)
     sizes = {name: math.prod(shape) for name, shape in Tiny().shapes.items()}
     said = (
-        f"2.00x smaller in the {sum(sizes.values()) - sizes[name]:,} weights selected of {sum(sizes.values()):,}, test"
+        f"2.00x of the pruned weights (the {sum(sizes.values()) - sizes[name]:,} selected of {sum(sizes.values()):,}), "
     )
     assert len(names) > 1
     assert said in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2, "--skip", name).out
-    assert "2.00x smaller, test" in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2).out
+    network, total = sum(p.numel() for p in Tiny().skeleton.parameters()), sum(sizes.values())
+    ratio = network / (network - total + kept_count(total, 0.5))
+    whole = f"2.00x of the pruned weights, {ratio:.2f}x of the whole network\ntest"
+    assert whole in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2).out
 
 
 def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(tmp_path: Path) -> None:
@@ -115,7 +122,9 @@ def test_prune_tells_its_levels_and_how_far_it_is(tmp_path: Path, capsys: pytest
     seen: list[tuple[float, float]] = []
     options = {"one_shot": True, "compression": 2, "store": tmp_path}
     network = rewound.prune(Tiny(), **options, progress=lambda *told: seen.append(told))  # type: ignore[arg-type]
-    assert re.fullmatch(r"level 0: 1\.00x, val .*\nlevel 1: 2\.00x, val .*\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"level 0: 1\.00x, 1\.00x of the whole network, val .*\nlevel 1: 2\.00x, .*, val .*\n", capsys.readouterr().out
+    )
     assert {total for _, total in seen} == {2 * Tiny().schedule.steps}
     assert seen == sorted(seen)
     assert seen[-1][0] == 2 * Tiny().schedule.steps
@@ -175,7 +184,7 @@ def test_prune_fits_80_columns(rewound_command: Rewound, monkeypatch: pytest.Mon
     monkeypatch.setattr(console, "width", 80)
     code, out, err = rewound_command("prune", "tiny:Tiny", "--rate", 0.5, "--compression", 2, "--out", "pruned")
     assert (code, err) == (0, "")
-    assert re.search(r"level +density +compression +val +test +FLOPs +epochs", out)
+    assert re.search(r"level +density +compression +network +val +test +FLOPs +epochs", out)
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -194,7 +203,7 @@ def test_a_level_that_diverges_is_a_drop(rewound_command: Rewound, monkeypatch: 
     code, out, err = rewound_command("prune", "tiny:Watched", "--rate", 0.2, "--max-drop", 1, "--out", "pruned")
     assert (code, err) == (0, "")
     assert "level 2 (density 0.64): the loss became nan by step 9; the levels before it remain\n" in out
-    assert re.search(r"1.25x smaller, test \S+ \(dense \S+\): pruned\n$", out)
+    assert re.search(r"1.25x of the pruned weights, \S+ of the whole network\ntest \S+ \(dense \S+\): pruned\n$", out)
 
 
 def test_prune_leaves_a_weight_at_least(rewound_command: Rewound) -> None:
@@ -239,6 +248,7 @@ def test_inspect_a_ticket(rewound_command: Rewound) -> None:
     assert found["network"][3] == f"{profile.total(mask):,}"
     assert found["recipe"] == ["digits"]
     assert found["lineage"] == ['["a",', "1]"]
+    assert " ".join(found["compression"]) == "4.00x of the pruned weights, 3.89x of the whole network"
     assert found["hash"] == [rewound.load("t.safetensors").hash]
     assert found["size"][0] == f"{Path('t.safetensors').stat().st_size:,}"
 
@@ -249,6 +259,15 @@ def test_inspect_the_folder_that_prune_wrote(rewound_command: Rewound) -> None:
     code, out, err = rewound_command("inspect", "pruned")
     assert (code, err) == (0, "")
     assert out == rewound_command("inspect", "pruned/ticket.safetensors").out
+
+
+def test_inspect_says_where_buffers_cannot_be_told_apart(rewound_command: Rewound) -> None:
+    state = {"weight": torch.ones(10, 10), "bias": torch.ones(20)}
+    mask = Mask({"weight": torch.arange(100).reshape(10, 10) < 50})
+    mask_of = {**state, "weight": state["weight"].masked_fill(~mask["weight"], 0)}
+    rewound.save(mask_of, mask, "t.safetensors")
+    said = "2.00x of the pruned weights, 1.71x of the whole network (buffers counted, too: the file does not tell them"
+    assert said in rewound_command("inspect", "t.safetensors").out
 
 
 def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:

@@ -1,13 +1,20 @@
 """Compression of the weights that are pruned, and of the whole network."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rewound import Pruner, epochs
+from rewound import Pruner, epochs, load, prune, save
+from rewound.plans.outlook import estimate
+from rewound.plans.planning import plan
 from rewound.pruning.counts import Counts, counts_of
 from rewound.pruning.cutting import kept_count
 from rewound.pruning.mask import Mask
+from rewound.recipe import selected_counts
+from rewound.sweeps.targets import retrained
+from tiny import Tiny
 
 
 def test_biases_and_normalisation_count_for_the_network_and_buffers_do_not() -> None:
@@ -62,3 +69,39 @@ def test_an_own_loop_says_what_its_compression_is_of_the_whole_network() -> None
     assert said[-1] == "level 1 of 1: 4.00x (density 0.25), 1.07x of the whole network, epoch 2 of 2"
     assert run.levels[0].network_compression == 1
     assert run.levels[1].network_compression == 1800 / (1800 - 160 + kept_count(160, 0.25))
+
+
+def test_a_ticket_knows_the_parameters_of_its_network(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10))
+    mask = Pruner()(model, 0.25)
+    mask.apply(model)
+    save(model, mask, tmp_path / "model.safetensors")
+    assert load(tmp_path / "model.safetensors").counts == counts_of(model, mask)
+    save(model.state_dict(), mask, tmp_path / "state.safetensors")
+    ticket = load(tmp_path / "state.safetensors")
+    assert (ticket.parameters, ticket.counts) == (None, None)
+    assert ticket.hash == load(tmp_path / "model.safetensors").hash
+
+
+def test_a_plan_says_what_compression_counts() -> None:
+    def rows(*pruners: Pruner) -> dict[str, str]:
+        asked = [
+            t for pruner in pruners for t in retrained(Tiny(), 1, "lr-rewinding", 1, [0.5], pruner, iterative=False)
+        ]
+        return {name: value for name, value in estimate(plan(asked), None, "cpu", 1) if "may be pruned" in name}
+
+    whole = selected_counts(Tiny(), Pruner())
+    of = f"{whole.network:,} parameters"
+    assert rows(Pruner(), Pruner(score="random")) == {"weights that may be pruned": f"{whole.selected:,} of {of}"}
+    stem = 4 * 9
+    assert rows(Pruner(), Pruner(skip=("stem.*",))) == {
+        "weights that may be pruned (tiny:Tiny)": f"{whole.selected:,} of {of}",
+        "weights that may be pruned (tiny:Tiny skip=stem.*)": f"{whole.selected - stem:,} of {of}",
+    }
+
+
+def test_prune_warns_where_little_of_the_network_is_selected(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="of the network's .* parameters are selected for pruning"):
+        prune(
+            Tiny(), pruner=Pruner(only=("stem.*",)), compression=2, one_shot=True, store=tmp_path, say=lambda line: None
+        )

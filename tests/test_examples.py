@@ -69,7 +69,7 @@ def test_an_example_prunes_its_network(name: str, tmp_path: Path) -> None:
 def test_the_recipe_prunes_its_network_and_the_sweep_beside_it_runs(tmp_path: Path) -> None:
     lines = ran("own_recipe", tmp_path)
     assert len(lines) == 9
-    assert re.fullmatch(r"level 8: 5\.00x, val 0\.9\d+, test 0\.9\d+", lines[8])
+    assert re.fullmatch(r"level 8: 5\.00x, 4\.\d\dx of the whole network, val 0\.9\d+, test 0\.9\d+", lines[8])
     assert rewound.load(tmp_path / "tumours-pruned" / "ticket.safetensors").mask.density == pytest.approx(0.2, abs=1e-3)
     run = ("-m", "rewound", "run", "own_sweep.toml", "--store", str(tmp_path), "--out", str(tmp_path / "report"))
     assert python(EXAMPLES, *run)[-1].startswith("open in a browser: ")

@@ -20,9 +20,10 @@ from rewound.plans.options import Options, keeps_all
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import Plan, plan
 from rewound.plans.realisation import recomputing, stored_state
+from rewound.pruning.counts import Counts, parameter_count
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner, as_pruner
-from rewound.recipe import Recipe, check_recipe
+from rewound.recipe import Recipe, check_recipe, selected_counts
 from rewound.recipes import recipe_named
 from rewound.storage.artifact import separate
 from rewound.storage.records import DEFAULT_STORE
@@ -46,6 +47,8 @@ class LevelReport:
     flops: int
     search_epochs: float
     key: str
+    network_compression: float
+    """Of all parameters of the network, where `compression` is of those that may be pruned."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,6 +126,7 @@ def prune(
     epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
+    selected_counts(task, as_pruner(pruner)).warn_of_small_part()
     search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
     for line in outdated(search.plan, search.store, Options(device=device)):
         say(line)
@@ -136,7 +140,8 @@ def prune(
                 raise
             say(f"{failure}; the levels before it remain")
             break
-        say(f"level {number}: {level.compression:.2f}x, val {level.val:.4f}, test {level.test:.4f}")
+        whole = f"{level.network_compression:.2f}x of the whole network"
+        say(f"level {number}: {level.compression:.2f}x, {whole}, val {level.val:.4f}, test {level.test:.4f}")
         scores = [level.val for level in levels]
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
             break
@@ -150,6 +155,7 @@ def prune(
         "technique": technique,
         "retrain_epochs": epochs,
         "compression": levels[chosen].compression,
+        "network_compression": levels[chosen].network_compression,
         "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
         "pruner": vars(as_pruner(pruner)),
         "metric": task.metric.name,
@@ -188,7 +194,11 @@ class _Search:
         if result is None or "failed" in result:
             raise self._failure(part, f"level {number} (density {target.density:.4g})")
         density, scores = target.density, (result["val"], result["test"], result["flops"])
-        return LevelReport(number, density, 1 / density, *scores, target.search_epochs, target.state.key)
+        pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
+        network = parameter_count(self.recipe.skeleton)
+        left = Counts(network - pruned, network, network)
+        cost, key = target.search_epochs, target.state.key
+        return LevelReport(number, density, 1 / density, *scores, cost, key, left.network_compression)
 
     def _failure(self, part: Plan, level: str) -> Diverged | Failed:
         """Why a level was not reached: it diverged, or something on the way to it did."""

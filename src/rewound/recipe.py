@@ -22,7 +22,9 @@ from rewound.errors import InputError, check_kind
 from rewound.flops import Profile, profile
 from rewound.hyperparameters import coerced, field_word, widened
 from rewound.names import path_of, source_digest, unknown
+from rewound.pruning.counts import Counts, parameter_count
 from rewound.pruning.prunable import prunable_weights
+from rewound.pruning.pruner import Pruner
 from rewound.schedule import Schedule
 
 Batch: TypeAlias = tuple[Tensor, ...]
@@ -216,6 +218,17 @@ def changed_fields(recipe: Recipe) -> list[str]:
     changed = recipe.identity()["fields"]
     assert isinstance(changed, dict)
     return [field_word(name, value) for name, value in changed.items()]
+
+
+def selected_counts(recipe: Recipe, pruner: Pruner) -> Counts:
+    """How many weights of a recipe a pruner selects, and how many parameters its network has.
+
+    >>> from rewound.recipes.digits import Digits
+    >>> selected_counts(Digits(), Pruner(skip=("stem.*",)))
+    Counts(kept=56032, selected=56032, network=56874)
+    """
+    selected = sum(math.prod(recipe.shapes[name]) for name in pruner.selected(recipe.shapes, recipe.skeleton))
+    return Counts(selected, selected, parameter_count(recipe.skeleton))
 
 
 def check_recipe(given: object) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -35,15 +36,17 @@ def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Pat
     network.save(folder)
     console.print(_level_table(network.levels, network.chosen))
     chosen = network.levels[network.chosen]
-    smaller = f"{chosen.compression:.2f}x smaller{_selected(network)}"
-    say(f"{smaller}, test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
+    pruned_to = f"{chosen.compression:.2f}x of the pruned weights{_selected(network)}"
+    whole = f"{chosen.network_compression:.2f}x of the whole network"
+    say(f"{pruned_to}, {whole}")
+    say(f"test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
 
 
 def _selected(network: PrunedNetwork) -> str:
     """What is said of a compression that counts only some of the weights."""
     total = sum(weight.numel() for weight in prunable_weights(network.model).values())
     counted = network.mask.total
-    return "" if counted == total else f" in the {counted:,} weights selected of {total:,}"
+    return "" if counted == total else f" (the {counted:,} selected of {total:,})"
 
 
 def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> None:
@@ -70,13 +73,15 @@ def _written(text: str, encoding: str) -> str:
 
 
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
-    table = plain_table(caption="Epochs: of retraining, all levels so far.")
-    for name in ("level", "density", "compression", "val", "test", "FLOPs", "epochs"):
+    words = "Compression: of the weights that may be pruned; network: of all parameters. Epochs: of retraining, so far."
+    table = plain_table(caption=words)
+    for name in ("level", "density", "compression", "network", "val", "test", "FLOPs", "epochs"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for level in levels:
         mark = "returned" if level.level == chosen else ""
-        numbers = (f"{level.density:.4g}", f"{level.compression:.2f}x", f"{level.val:.4f}", f"{level.test:.4f}")
+        ratios = (f"{level.compression:.2f}x", f"{level.network_compression:.2f}x")
+        numbers = (f"{level.density:.4g}", *ratios, f"{level.val:.4f}", f"{level.test:.4f}")
         table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
     return table
 
@@ -109,9 +114,20 @@ def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> Renderabl
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in ticket.about.items():
         facts.add_row(_shown(name), _shown(value if isinstance(value, str) else json.dumps(value)))
+    facts.add_row("compression", _compression(ticket, profile))
     facts.add_row("hash", ticket.hash)
     facts.add_row("size", f"{size:,} bytes, {size / max(dense, 1):.1%} of the dense {dense:,}")
     return Group(_layers(ticket, profile), *([] if profile else ["", _NO_FLOPS]), "", facts)
+
+
+def _compression(ticket: Ticket, profile: Profile | None) -> str:
+    """Of the masked layers and of the network: of its parameters, if a recipe or the file tells them from buffers."""
+    known = ticket.parameters
+    if known is None and profile is not None:
+        known = sum(shape.numel() for shape in profile.shapes.values())
+    everything = sum(tensor.numel() for tensor in _once(ticket).values())
+    counts = replace(ticket, parameters=everything if known is None else known).counts
+    return f"{counts}" + (" (buffers counted, too: the file does not tell them apart)" if known is None else "")
 
 
 def _layers(ticket: Ticket, profile: Profile | None) -> Table:

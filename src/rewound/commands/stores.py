@@ -11,6 +11,7 @@ from rewound.commands.console import console, say
 from rewound.errors import InputError
 from rewound.plans.outlook import unbound_note
 from rewound.plans.packing import read_packs, unpack_store
+from rewound.pruning.counts import Counts
 from rewound.quantities import sized, spoken
 from rewound.storage.records import Result
 from rewound.storage.store import Store, is_store
@@ -65,6 +66,12 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield "val", str(result["val"])
         yield "test", str(result["test"])
         yield "FLOPs", f"{result['flops']:,}"
+        layers = result["layers"].values()
+        kept, total = sum(layer["kept"] for layer in layers), sum(layer["total"] for layer in layers)
+        yield "weights", f"{kept:,} of the {total:,} that may be pruned"
+        if "parameters" in result and kept < total:
+            counts = Counts(kept, total, result["parameters"])
+            yield "compression", f"{counts.network_compression:.2f}x of the whole network"
 
 
 def _detail(store: Store, prefix: str) -> Table:

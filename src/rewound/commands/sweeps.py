@@ -19,7 +19,7 @@ from rewound.paper.networks import TEST_SHARES
 from rewound.plans import planning
 from rewound.plans.collection import collected, is_measured
 from rewound.plans.options import Options
-from rewound.plans.outlook import estimate, outdated
+from rewound.plans.outlook import estimate, outdated, parts_pruned
 from rewound.plans.packing import pack_store
 from rewound.plans.remaining import todo
 from rewound.quantities import sized
@@ -48,6 +48,8 @@ def run_sweep(
                 store.forget(node.key)
     for line in outdated(plan, store, options):
         say(line)
+    for counts in parts_pruned(plan):
+        counts.warn_of_small_part()
     steps = sum(node.steps for node in plan.nodes)
     with progress_of(sweep.name) as show:
         run(plan, store, options, say=say, tick=lambda headway: show(headway.steps, steps))
@@ -61,6 +63,8 @@ def plan_sweep(declared: Declaration, root: Path, device: str, jobs: int) -> Non
     """Print what a run would cost."""
     jobs = workers(jobs, device)
     plan, store = planning.plan(_sweep(declared).targets), Store(root, say) if is_store(root) else None
+    for counts in parts_pruned(plan):
+        counts.warn_of_small_part()
     table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
     for what, value in estimate(plan, store, device, jobs):
         table.add_row(what, value)

@@ -23,6 +23,7 @@ from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
 from rewound.plans.realisation import rates, realised, stored_state
 from rewound.plans.remaining import answers, release
+from rewound.pruning.counts import parameter_count
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner
 from rewound.recipe import Recipe, Scores
@@ -227,7 +228,7 @@ def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
 
 def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
     """Add FLOPs and kept counts, in all and by layer."""
-    result["flops"] = recipe.profile.total(mask)
+    result["flops"], result["parameters"] = recipe.profile.total(mask), parameter_count(recipe.skeleton)
     flops = recipe.profile.layers(mask)
     result["layers"] = {}
     for name, shape in recipe.shapes.items():

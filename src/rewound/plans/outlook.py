@@ -2,16 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
 from rewound.devices import device_kind
+from rewound.errors import few
+from rewound.history import Pruned
 from rewound.plans.execution import made_by
 from rewound.plans.options import Options
 from rewound.plans.planning import Node, Plan
 from rewound.plans.remaining import steps_to_do, to_recompute, todo
+from rewound.pruning.counts import Counts
+from rewound.pruning.pruner import Pruner
 from rewound.quantities import counted, sized, spoken
-from rewound.recipe import Recipe
+from rewound.recipe import Recipe, changed_fields, selected_counts
 from rewound.storage.records import Result
 from rewound.storage.store import Store
 
@@ -21,6 +26,8 @@ def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterato
     left = todo(plan, store) if store else list(plan.nodes)
     again = to_recompute(left, store) if store else []
     yield "rows (networks to measure)", f"{len(plan.targets):,}"
+    for counts, label in parts_pruned(plan).items():
+        yield f"weights that may be pruned{label}", f"{counts.selected:,} of {counts.network:,} parameters"
     yield (
         "nodes (pieces of training)",
         f"{len(plan.nodes):,} ({len(plan.nodes) - len(left):,} done, {len(left):,} to do)",
@@ -37,6 +44,21 @@ def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterato
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
     yield "tensors kept while needed", f"at most {sized(size)} ({counted(len(kept), 'state')})"
+
+
+def parts_pruned(plan: Plan) -> dict[Counts, str]:
+    """What compression counts, of how much; with a label for each recipe and way of pruning where there are several."""
+    labels: dict[Counts, dict[str, None]] = {}
+    for target in plan.targets:
+        if isinstance(pruned := target.state.parent, Pruned):
+            words = " ".join([target.recipe.label(), *changed_fields(target.recipe), *pruned.pruner.words.values()])
+            labels.setdefault(_selected(target.recipe, pruned.pruner), {})[words] = None
+    return {counts: "" if len(labels) == 1 else f" ({few(list(words))})" for counts, words in labels.items()}
+
+
+@lru_cache(maxsize=4096)
+def _selected(recipe: Recipe, pruner: Pruner) -> Counts:
+    return selected_counts(recipe, pruner)
 
 
 def _epochs(plan: Plan, nodes: list[Node]) -> float:

@@ -40,7 +40,8 @@ def accuracy(subject: Subject) -> Json:
     return {
         "id": "accuracy",
         "title": f"{_metric(subject)} against compression",
-        "text": "Medians over trials, each technique at the retraining time that validates best, as the difference to "
+        "text": "Compression counts the weights that may be pruned, not the whole network. Medians over trials, each "
+        "technique at the retraining time that validates best, as the difference to "
         f"the mean dense network. The band is one standard deviation of the dense runs.{triangles}",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }

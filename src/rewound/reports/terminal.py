@@ -78,7 +78,8 @@ def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
     table = plain_table(
         f"{line.recipe}, {pruning_title(line.pruning)}, {mode_title(line.iterative).lower()}",
         f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
-        f"to dense {dense.mean * dense.scale:.2f} {chance}. Cost: epochs of retraining, all levels.",
+        f"to dense {dense.mean * dense.scale:.2f} {chance}. Ratio: compression of the weights "
+        "that may be pruned, not of the whole network. Cost: epochs of retraining, all levels.",
     )
     table.add_column("technique", overflow="fold")
     for name in ("ratio", "median", "min", "max", "delta", "t", "cost"):

@@ -44,6 +44,8 @@ class Result(TypedDict, total=False):
     test: float
     flops: int
     layers: dict[str, LayerCount]
+    parameters: int
+    """How many the whole network has; missing in earlier results."""
     failed: Failure
 
 

@@ -136,6 +136,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "val": _is_number,
     "test": _is_number,
     "flops": _is_count,
+    "parameters": _is_count,
     "layers": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_layer, value.values())),
     "failed": _is_failure,
 }

@@ -5,7 +5,8 @@
 | `values/<dtype>` | the values of all tensors of that type, one after the other; of masked ones those kept    |
 | `mask`           | one bit per weight of the masked tensors, each tensor from a new byte on; Huffman-coded   |
 | `layout`         | the tensors in the order of their values, and which of them are masked; Huffman-coded     |
-| metadata         | `rewound`: JSON with `version`, `about`, `hash` of the network, `checksum` of these three |
+| metadata         | `rewound`: JSON with `version`, `about`, `hash` of the network, the number of its         |
+|                  | `parameters` where it is known, and a `checksum` of these                                 |
 
 The layout is JSON: `state` maps a name to `[dtype, shape]`, or to another name where two are tied; `mask` lists names.
 
@@ -78,6 +79,8 @@ class Packed:
     values: Mapping[str, Tensor]
     """By dtype, those of all places one after the other."""
     about: Mapping[str, object]
+    parameters: int | None = None
+    """How many parameters the network has, tied ones once; the rest of the tensors are buffers. None: not known."""
 
     @cached_property
     def hash(self) -> str:
@@ -91,7 +94,9 @@ def encoded(content: Packed) -> bytes:
     bits = b"".join(packed.numpy().tobytes() for packed in content.bits.values())
     layout = _json({"state": content.state, "mask": content.mask}).encode()
     values = {name: whole for name, whole in _named(content.values).items() if whole.numel()}
-    header = {"version": VERSION, "about": content.about, "hash": content.hash}
+    header: dict[str, object] = {"version": VERSION, "about": content.about, "hash": content.hash}
+    if content.parameters is not None:
+        header["parameters"] = content.parameters
     # One entry, for safetensors writes several in an order that changes from run to run.
     metadata = {"rewound": _json({**header, "checksum": digest(header)})}
     return serialized({"layout": _coded(layout), "mask": _coded(bits), **values}, metadata)
@@ -159,7 +164,11 @@ def _packed(header: dict[str, object], parts: dict[str, _Part]) -> Packed:
     places = {name: place for name, place in state.items() if isinstance(place, Extent)}
     masked = {place if isinstance(place := state[name], str) else name for name in mask}
     bits = _bits({name: place for name, place in places.items() if name in masked}, _taken("mask", parts))
-    content = Packed(state, mask, bits, _values(places, bits, parts), about)
+    parameters, sizes = header.get("parameters"), {name: place.size for name, place in places.items()}
+    least, most = sum(sizes[name] for name in masked), sum(sizes.values())
+    if not (parameters is None or (type(parameters) is int and least <= parameters <= most)):
+        raise Damaged("it does not have as many parameters as its metadata says")
+    content = Packed(state, mask, bits, _values(places, bits, parts), about, parameters)
     if header.get("hash") != content.hash:
         raise Damaged("its content does not match its hash")
     return content

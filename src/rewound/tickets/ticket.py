@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from rewound.errors import InputError, as_path, check_kind, few, warn
+from rewound.pruning.counts import Counts, parameter_count
 from rewound.pruning.mask import Mask, by_plain_name
 from rewound.tickets.fileformat import DTYPES, REMEDY, Extent, Packed, decoded, encoded
 from rewound.wholefiles import write_whole
@@ -32,6 +33,17 @@ class Ticket:
     """What was said of it when it was saved: recipe, technique, lineage, ..."""
     hash: str
     """The same for the same network, whatever is said about it."""
+    parameters: int | None = None
+    """How many parameters the network has, buffers not among them; None if it was saved from a state_dict."""
+
+    @property
+    def counts(self) -> Counts | None:
+        """How far the masked weights and the whole network are compressed, if its parameters are known."""
+        if self.parameters is None:
+            return None
+        masks: dict[int, Tensor] = {id(self.state[name]): kept for name, kept in self.mask.items()}  # tied: once
+        kept = sum(int(each.count_nonzero()) for each in masks.values())
+        return Counts(kept, sum(each.numel() for each in masks.values()), self.parameters)
 
     def __repr__(self) -> str:
         return f"Ticket({len(self.state)} tensors, {self.mask!r}, hash {self.hash[:12]})"
@@ -102,7 +114,8 @@ def save(
     check_kind("mask", mask, Mask, "the order is rewound.save(model, mask, path)")
     file = as_path("ticket", path)
     state = _plain(_averaged(model).state_dict() if isinstance(model, nn.Module) else model)
-    content = encoded(_packed(state, mask, about))
+    parameters = parameter_count(_averaged(model)) if isinstance(model, nn.Module) else None
+    content = encoded(_packed(state, mask, about, parameters))
     _warn_of_cut(state, mask)
     try:
         write_whole(file, content)
@@ -132,7 +145,8 @@ def parsed(data: bytes, name: str = "the file") -> Ticket:
         tensors[name] = _filled(run, masks[name]) if name in masks else run.clone().reshape(place.shape)
     owners = {name: name if isinstance(place, Extent) else place for name, place in content.state.items()}
     state = {name: tensors[owner] for name, owner in owners.items()}
-    return Ticket(state, Mask({name: masks[owners[name]] for name in content.mask}), content.about, content.hash)
+    mask = Mask({name: masks[owners[name]] for name in content.mask})
+    return Ticket(state, mask, content.about, content.hash, content.parameters)
 
 
 def _filled(values: Tensor, kept: Tensor) -> Tensor:
@@ -161,7 +175,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]) -> Packed:
+def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object], parameters: int | None) -> Packed:
     wrong = [name for name, kept in mask.items() if name not in state or state[name].shape != kept.shape]
     if wrong:
         raise InputError(f"this mask is for another model: no tensor here has the name and shape of {few(wrong)}")
@@ -180,8 +194,11 @@ def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]
         flat = tensor.detach().cpu().reshape(-1)
         runs.setdefault(place.dtype, []).append(flat[kept[name].reshape(-1)] if name in kept else flat)
     values = {dtype: torch.cat(run) for dtype, run in runs.items()}
+    sizes = {name: place.size for name, place in places.items() if isinstance(place, Extent)}
+    if parameters is not None and not sum(sizes[name] for name in kept) <= parameters <= sum(sizes.values()):
+        parameters = None  # of a module whose state_dict does not hold them all
     bits = Mask({name: kept[name] for name in state if name in kept}).packed()
-    return Packed(places, list(mask), bits, values, _facts(about))
+    return Packed(places, list(mask), bits, values, _facts(about), parameters)
 
 
 def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:
