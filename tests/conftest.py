@@ -1,5 +1,6 @@
 """What tests of several files are given: one thread, a store, the command, a browser, and work done once for all."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -140,3 +141,9 @@ def published_page(authors: list[Row], tmp_path_factory: pytest.TempPathFactory)
     """The page of the authors' tables."""
     path = tmp_path_factory.mktemp("published") / "index.html"
     return write_page(Evidence(Tables(authors)), path, Origin("published"))
+
+
+@pytest.fixture
+def looks_at_ends_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a small network's epoch may take longer than runs go without a look."""
+    monkeypatch.setattr("rewound.plans.execution.LOOK", math.inf)

@@ -18,6 +18,8 @@ from rewound.tables.results import read_rows
 from tiny import ENTERED, POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
 
+pytestmark = pytest.mark.usefixtures("looks_at_ends_of_epochs")
+
 
 def failing(trials: tuple[int, ...] = (1, 2)) -> Sweep:
     return sweep_of(FINE_TUNING, ITERATIVE, recipe="Watched", trials=trials)

@@ -1,5 +1,6 @@
 """Work that is interrupted: nobody holds it afterwards, and it goes on from its draft to the same bits."""
 
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -18,6 +19,8 @@ from rewound.recipe import Position
 from rewound.storage.store import Store
 from tiny import ENTERED, Tiny
 from tiny_sweeps import FINE_TUNING, assert_same_tensors, run, sweep_of, timeless, values
+
+pytestmark = pytest.mark.usefixtures("looks_at_ends_of_epochs")
 
 
 class Interrupted(Exception):
@@ -142,3 +145,36 @@ def test_an_error_while_a_node_is_begun_leaves_no_claim(store: Store, monkeypatc
             run(sweep_of(FINE_TUNING), store)
     assert store.claims() == {}
     run(sweep_of(FINE_TUNING), store)
+
+
+@pytest.mark.parametrize("after", [1, 4, 13])
+def test_an_epoch_is_interrupted_in_its_middle_and_goes_on_to_the_same_bits_and_curves(
+    store: Store, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = sweep_of(FINE_TUNING, recipe="Watched")
+    other = Store(store.root.with_name("other"))
+    run(sweep, other, keep_all=True)
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    for name in ("LOOK", "SNAPSHOT", "HEARTBEAT"):  # the clock has always moved on: a look and a draft at every step
+        monkeypatch.setattr(rewound.plans.execution, name, -1.0)
+    with pytest.raises(Interrupted):
+        local.run(plan(sweep.targets), store, Options(keep_all=True), say=lambda text: None, tick=interrupting(after))
+    monkeypatch.undo()
+    ENTERED.clear()
+    run(sweep, store, keep_all=True)
+    assert ENTERED[0] == (0, after + 1), "one step before the interruption"
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, other))
+    assert_same_tensors(store, other)
+
+
+def test_the_time_is_up_within_an_epoch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(FINE_TUNING, recipe="Watched")
+    began = time.monotonic()
+    steps = iter(range(10**6))
+    monkeypatch.setattr(time, "monotonic", lambda: began + next(steps) / 10)  # a tenth of a second at each look
+    local.run(plan(sweep.targets), store, Options(minutes=0.01), say=lambda text: None)
+    monkeypatch.undo()
+    (draft,) = (store.drafted(key) for key in store.drafts())
+    assert draft is not None
+    assert 0 < draft.steps < 9, "an epoch has 9 steps"
+    assert store.claims() == {}

@@ -28,6 +28,8 @@ from stored import merged
 from tiny import POISON, Held, Tiny
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, states, sweep_of
 
+pytestmark = pytest.mark.usefixtures("looks_at_ends_of_epochs")
+
 STEPS = Held().steps_per_epoch
 # Fine-tuning of eleven steps is where longer fine-tuning and LR rewinding of sixteen part.
 SHORT = sweep_of({"technique": "fine-tuning", "retrain-epochs": 11 / STEPS, "density": 0.5}, recipe="Held")

@@ -1,6 +1,7 @@
 """A captured step is a step of `train`, wherever it is placed."""
 
-from itertools import pairwise
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Vectors
 from rewound.errors import Diverged
 from rewound.fleets.captured import Program, capturable
+from rewound.fleets.fleet import _Plain
 from rewound.fleets.place import Place, Run
 from rewound.fleets.updates import FlatMomentum, TorchOptimizer
 from rewound.recipe import Position, Recipe, changed_fields
@@ -137,6 +139,28 @@ def test_torchs_sgd_and_the_flat_one_are_the_same_update() -> None:
     assert [type(place.update) for place in (flat, place)] == [FlatMomentum, TorchOptimizer]
     one, other = ends
     assert furthest(one, other) < ROUNDING
+
+
+def test_a_run_stops_when_it_is_due_and_goes_on_to_the_same_end() -> None:
+    run = Run(begin(DIGITS, 1), sparse(DIGITS), RATES, [9])
+    looks = [count(1) for _ in range(2)]
+    due = [replace(run, due=lambda look=look: next(look) % 4 == 0) for look in looks]  # type: ignore[misc]
+    place = Place(Program(DIGITS, CPU, None))
+    outcomes: list[list[State]] = [[], []]
+    for room, each in zip((place, _Plain(DIGITS, CPU)), due, strict=True):
+        room.start(each)
+        ended = False
+        while not ended:
+            while not room.arrived():
+                room.launch()
+            outcome, ended = room.report()
+            assert isinstance(outcome, State)
+            outcomes[room is not place].append(outcome.clone())
+    assert [[state.position.steps for state in states] for states in outcomes] == [[4, 8, 9, 13, 17]] * 2
+    place.start(run)
+    stopped(place)
+    assert same([stopped(place).outcome], outcomes[0][-1:])
+    assert same(outcomes[1][-1:], alone(DIGITS, run)[-1:])
 
 
 def test_a_place_does_not_remember_a_run_that_diverged() -> None:

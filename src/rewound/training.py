@@ -7,7 +7,7 @@ in which W and which g they pass (see `technique`).
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 
@@ -65,6 +65,11 @@ class State:
         return State(model, slots, seed, Position(prunings, 0))
 
 
+def never() -> bool:
+    """No stops but the given ones."""
+    return False
+
+
 def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
     """W_0, the initial weights of a trial; `fresh` draws other ones, as reinitialization does (law 6)."""
     check_recipe(recipe)
@@ -80,9 +85,10 @@ def train(
     *,
     lr: Sequence[Segment],
     stops: Collection[int] = (),
+    due: Callable[[], bool] = never,
     device: torch.device | str = "cpu",
 ) -> Iterator[State]:
-    """Train^t(W, m, g): yields the state after each of `stops` steps and after the last one.
+    """Train^t(W, m, g): yields the state after each of `stops` steps, when `due` says so, and after the last step.
 
     What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it. torch's global
     generators are the caller's: a step draws from its own seed, and leaves them as they were.
@@ -118,7 +124,7 @@ def train(
                         nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
                     optimizer.step()
                 done += 1
-                if done in marks:
+                if done in marks or due():
                     mean = losses.item() / (done - since)
                     if not math.isfinite(mean):
                         raise Diverged(start + done, mean)

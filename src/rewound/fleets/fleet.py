@@ -187,7 +187,9 @@ class _Plain:
 
     def start(self, run: Run) -> None:
         self._end = run.state.position.steps + total(run.lr)
-        self._states = train(self.recipe, run.state, run.mask, lr=run.lr, stops=run.stops, device=self.device)
+        self._states = train(
+            self.recipe, run.state, run.mask, lr=run.lr, stops=run.stops, due=run.due, device=self.device
+        )
 
     def launch(self) -> bool:
         return False

@@ -23,19 +23,23 @@ from rewound.pruning.mask import Mask
 from rewound.randomness import fold, own_draws
 from rewound.recipe import Position, Scores
 from rewound.schedule import Segment, total
-from rewound.training import State, scored
+from rewound.training import State, never, scored
 
 _LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
 
 
 @dataclass(frozen=True)
 class Run:
-    """One Train^t(W, m, g) to do: `stops` are counted in steps from the start, the last step is always one."""
+    """One Train^t(W, m, g) to do: `stops` are counted in steps from the start, the last step is always one.
+
+    `due` is asked after each step whether to stop there, too: by the clock, for example.
+    """
 
     state: State
     mask: Mask | None
     lr: Sequence[Segment]
     stops: Collection[int] = ()
+    due: Callable[[], bool] = never
 
 
 class Place:
@@ -128,7 +132,7 @@ class Place:
         self._rates = (rate for rate, steps in run.lr for _ in range(steps))
         self._rate = math.nan
         self._stops = deque(sorted({step for step in run.stops if 0 < step < total(run.lr)} | {total(run.lr)}))
-        self._done = self._since = 0
+        self._done, self._since, self._due = 0, 0, run.due
         recipe = self.program.recipe
         self._turns = recipe.turns(state.seed, Position(self._prunings, self._first * recipe.accumulation))
         self._numbers = [-1 for _ in self.program.parts]
@@ -158,7 +162,7 @@ class Place:
             self._done += 1
             if self.stream is not None:
                 self._ahead.append(self.stream.record_event())
-            if self._done == self._stops[0]:
+            if self._done == self._stops[0] or self._due():
                 self._at_stop = True
                 self.stop_losses.copy_(self.losses, non_blocking=True)
                 self.losses.zero_()
@@ -171,10 +175,11 @@ class Place:
 
     def report(self) -> tuple[State | Diverged, bool]:
         """What there is to see at the stop, and whether the run has ended; valid until `resume` or `start`."""
-        stop = self._stops.popleft()
-        mean = self.stop_losses.item() / (stop - self._since)
-        self._since, self._at_stop, self._arrival = stop, False, None
-        position = Position(self._prunings, self._first + stop)
+        mean = self.stop_losses.item() / (self._done - self._since)
+        self._since, self._at_stop, self._arrival = self._done, False, None
+        position = Position(self._prunings, self._first + self._done)
+        if self._done == self._stops[0]:
+            self._stops.popleft()
         if not math.isfinite(mean):
             return Diverged(position.steps, mean), True
         return State(self.model.state_dict(), self.update.slots(), self._seed, position, mean), not self._stops

@@ -35,6 +35,8 @@ from rewound.training import State, untrained_weights
 
 SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
+LOOK = 5.0
+"""Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
                 job.look_at(outcome)
                 if ended:
                     job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
-                elif time.monotonic() > worker.until:
+                elif time.monotonic() > worker.until and member not in drafted:
                     job.keep_draft(outcome)
                     drafted.add(member)
             looked = time.perf_counter()  # evaluation is nobody's training time
@@ -107,7 +109,7 @@ class Job:
 
     def __init__(self, node: Node, plan: Plan, worker: Worker) -> None:
         self.node, self.plan, self.worker = node, plan, worker
-        self.beaten = self.saved = time.perf_counter()
+        self.beaten = self.saved = self.looked = time.perf_counter()
         self.begin = node.after.steps if node.after else 0
         self.after = node.after.key if node.after else None
         self.curve, self.seconds = list[CurvePoint](), 0.0
@@ -124,7 +126,8 @@ class Job:
             state, self.mask, facts = realised(node.after or node.state.parent, *source)
         self.rates = rates(node.state, facts, *source)
         done = state.position.steps
-        self.run = Run(state, self.mask, sliced(self.rates, done), _epoch_ends(node.recipe, done, node.state.steps))
+        ends = _epoch_ends(node.recipe, done, node.state.steps)
+        self.run = Run(state, self.mask, sliced(self.rates, done), ends, self.is_due)
 
     def _take_over(self, notes: Notes) -> None:
         """Go on with what a draft has noted, from where it began: another plan may have cut the run elsewhere."""
@@ -137,10 +140,15 @@ class Job:
                 f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
             )
 
+    def is_due(self) -> bool:
+        """Whether the run is to be looked at now, wherever it is: an epoch may take an hour."""
+        return time.perf_counter() - self.looked > LOOK or time.monotonic() > self.worker.until
+
     def look_at(self, state: State) -> None:
         """Note where training is; now and then say so, and keep a draft."""
         store, key, now, step = self.worker.store, self.node.key, time.perf_counter(), state.position.steps
-        self.curve.append(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
+        self.looked = now
+        self._note(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
         if step >= self.trains_by:
             self._check_trains(state)
         if now - self.beaten > HEARTBEAT:
@@ -148,6 +156,15 @@ class Job:
             self.beaten = now
         if now - self.saved > SNAPSHOT and step < self.node.state.steps:
             self.keep_draft(state)
+
+    def _note(self, point: CurvePoint) -> None:
+        """Add a point to the curve; of an epoch that was looked at several times, one point is kept."""
+        if self.curve and self.curve[-1].step % epoch_steps(self.node.recipe):
+            last = self.curve.pop()
+            begin = self.curve[-1].step if self.curve else self.begin
+            losses = (last.step - begin) * last.loss + (point.step - last.step) * point.loss
+            point = point._replace(loss=losses / (point.step - begin))
+        self.curve.append(point)
 
     def _check_trains(self, state: State) -> None:
         """Law 11, once in a dense node: an error for weights that are not trained and would be pruned."""
