@@ -207,3 +207,64 @@ def test_an_optimizer_that_couples_elements_keeps_zeros(kind: type[Centred], giv
     assert not torch.equal(model[4].weight, start * mask["4.weight"])
     assert len(optimizer.seen) == 6
     assert all(all_zero(tensor[~mask["4.weight"]]) for tensor in optimizer.seen)
+
+
+class Codes(Tensor):
+    """A quantised slot in the way of torchao: it can be copied from and to, and little else."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> "Codes":
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, codes: Tensor) -> None:
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: object, types: object, args: tuple[Tensor, Tensor], kwargs: object = None
+    ) -> Tensor:
+        if func is not torch.ops.aten.copy_.default:
+            raise NotImplementedError(f"Codes dispatch: attempting to run unimplemented operator {func}")
+        to, source = args
+        values = source.codes / 100 if isinstance(source, Codes) else source
+        _ = to.codes.copy_(values * 100) if isinstance(to, Codes) else to.copy_(values)
+        return to
+
+
+class Quantised(SGD):
+    """Keeps its momentum in eighth bits: as a tensor of its own kind, or as codes of which 0 stands for -1."""
+
+    own_kind = True
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            if "codes" not in (state := self.state[parameter]):
+                zeros = torch.zeros_like(parameter)
+                state["codes"] = Codes(zeros) if self.own_kind else (zeros + 128).to(torch.uint8)
+            held = state["codes"]
+            before = torch.zeros_like(parameter).copy_(held) if self.own_kind else held.float() / 128 - 1
+            momentum = 0.9 * before + parameter.grad
+            held.copy_(momentum if self.own_kind else ((momentum + 1) * 128).clamp(0, 255).round())
+            parameter.sub_(0.1 * momentum)
+
+
+@pytest.mark.parametrize("own_kind", [True, False])
+def test_quantised_slots_neither_fail_nor_become_other_values(own_kind: bool) -> None:
+    model = network()
+    mask = half(model)
+    optimizer = Quantised(model.parameters(), lr=0.1)
+    optimizer.own_kind = own_kind
+    for step in range(2):
+        update(model, model, optimizer, "plain", step)
+    before = {name: optimizer.state[weight]["codes"] for name, weight in model.named_parameters() if name in mask}
+    held = {name: (slot.codes if own_kind else slot).clone() for name, slot in before.items()}
+    with mask.attached(model, optimizer):
+        for name, slot in before.items():
+            now = slot.codes if own_kind else slot
+            assert torch.allclose(now, held[name] * mask[name]) if own_kind else torch.equal(now, held[name])
+        for step in range(2, 6):
+            update(model, model, optimizer, "plain", step)
+            assert all_zero(pruned_values(model, mask))

@@ -28,6 +28,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from optimizers_around import timm_lookahead
 from rewound import Diverged, Epochs, InputError, Mask, densities
 from rewound.integrations.transformers import rewind
 
@@ -212,6 +213,25 @@ def test_a_resumed_run_ends_as_if_it_had_never_stopped(technique: str, tmp_path:
     for step in (3, BATCHES + 2, 2 * BATCHES, 2 * BATCHES + 3, 3 * BATCHES, 4 * BATCHES):
         mine = trainer(tmp_path)
         again = rewound_by(mine, **options)
+        mine.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.levels == run.levels
+        assert rates(mine) == rates(whole)[step:]
+        for name, value in whole.model.state_dict().items():  # type: ignore[union-attr]
+            assert torch.equal(mine.model.state_dict()[name], value), (step, name)  # type: ignore[union-attr]
+
+
+def test_a_run_with_an_optimizer_around_another_is_resumed(tmp_path: Path) -> None:
+    def lookahead(**options: object) -> tuple[Trainer, Epochs]:
+        mine = trainer(tmp_path, **options)
+        assert mine.model is not None
+        around = timm_lookahead()
+        mine.optimizer = around(torch.optim.AdamW(mine.model.parameters(), lr=0.01))  # type: ignore[arg-type, call-arg]
+        return mine, rewound_by(mine, retrain_epochs=1)
+
+    whole, run = lookahead(save_strategy="steps", save_steps=1)
+    whole.train()
+    for step in (BATCHES + 2, 2 * BATCHES + 3):
+        mine, again = lookahead()
         mine.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert again.levels == run.levels
         assert rates(mine) == rates(whole)[step:]

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
+from rewound.loops.joint import with_held
 from rewound.loops.loop import Epochs
 from rewound.loops.preparation import epochs
 from rewound.loops.snapshot import StateDict, Stateful
@@ -90,7 +91,7 @@ def rewind(
         say=say,
     )
     args.num_train_epochs = len(run)
-    trainer.add_callback(_Rewinding(run, bare_optimizer(optimizer), steps))
+    trainer.add_callback(_Rewinding(run, _seen_saving(bare_optimizer(optimizer)), steps))
     return run
 
 
@@ -134,6 +135,21 @@ def _steps_per_epoch(trainer: Trainer) -> int:
     except TypeError as error:
         raise InputError("the training data have no length, so their epochs have no end; give data with one") from error
     return math.ceil(batches / trainer.args.gradient_accumulation_steps)
+
+
+def _seen_saving(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose hooks are called when the given one is saved: for timm's Lookahead, the one inside it."""
+    seen: list[Optimizer] = []
+    hooks = [each.register_state_dict_post_hook(lambda each, _: seen.append(each)) for each in with_held(optimizer)]
+    optimizer.state_dict()
+    for hook in hooks:
+        hook.remove()
+    if not seen:
+        raise InputError(
+            f"{type(optimizer).__name__} saves its state without torch's hooks, so that the trainer's checkpoints "
+            "could not hold how far the run has come; give the trainer an optimizer that calls Optimizer.state_dict"
+        )
+    return optimizer if optimizer in seen else seen[-1]
 
 
 class _Rewinding(TrainerCallback):

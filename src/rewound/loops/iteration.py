@@ -163,13 +163,20 @@ class _Iteration:
         run, progress = self.run, self.run.progress
         progress.end_epoch()
         self._keeper.note()
-        if progress.epoch == 1 and not run.level and self.course.final is None:
-            check_final_ahead(self.course.how, self.subjects, self.course.training_epochs, progress.recording)
+        if progress.epoch == 1 and not run.level:
+            self._look_ahead()
         overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
         if run.is_resumable and overdue and progress.done < run.present.length:
             run.check_finite()
             self._folder.write("latest", self.subjects, progress)
             self._saved_at = time.monotonic()
+
+    def _look_ahead(self) -> None:
+        """Refuse after the first epoch what would fail after the dense run; optimizers have slots by now."""
+        self.subjects.check()
+        if self.course.final is None:
+            recording, T = self.run.progress.recording, self.course.training_epochs
+            check_final_ahead(self.course.how, self.subjects, T, recording)
 
     def _end_level(self) -> None:
         run, progress, max_drop = self.run, self.run.progress, self.course.max_drop

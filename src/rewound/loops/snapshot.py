@@ -8,6 +8,7 @@ never when it rewinds: a level draws on.
 import io
 import pickle
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,7 +160,8 @@ class Subjects:
 
     def check(self) -> None:
         """An error that names what could not be read again without running its code."""
-        for thing in (self.optimizer, *self.schedulers, *(t for t in self.also if not isinstance(t, nn.Module))):
+        optimizers = (self.optimizer, *unsaved(self.optimizer))
+        for thing in (*optimizers, *self.schedulers, *(t for t in self.also if not isinstance(t, nn.Module))):
             if isinstance(thing, type) or not hasattr(thing, "state_dict"):
                 raise InputError(
                     f"{shown(thing)} has no state to be saved; give schedulers, and in also torch.Generators and what "
@@ -167,7 +169,7 @@ class Subjects:
                 )
             buffer = io.BytesIO()
             try:
-                torch.save(thing.state_dict(), buffer)
+                torch.save(_without_tensors(thing.state_dict()), buffer)
                 buffer.seek(0)
                 torch.load(buffer, weights_only=True)
             except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
@@ -177,11 +179,21 @@ class Subjects:
                 ) from error
 
 
+def _without_tensors(state: object) -> object:
+    """A state with a number for each plain tensor, which can be saved and takes memory."""
+    if type(state) in (dict, OrderedDict):
+        return type(state)((key, _without_tensors(value)) for key, value in state.items())  # type: ignore[attr-defined, call-arg]
+    if type(state) in (list, tuple):
+        return type(state)(map(_without_tensors, state))  # type: ignore[call-arg, call-overload]
+    return 0 if type(state) in (Tensor, nn.Parameter) else state
+
+
 def checked_content(content: object) -> Content:
     """What a file holds, if it has the parts of a snapshot, each of its kind; whoever wrote it."""
     for name in ("model", "optimizer"):
         _part(content, name, dict)
-    for name in ("schedulers", "also", "random"):
+    held = ("held",) if "held" in _part({"": content}, "", dict) else ()
+    for name in ("schedulers", "also", "random", *held):
         for entry in _part(content, name, list):
             if not isinstance(entry, dict):
                 raise InputError(f"{name} holds a {type(entry).__name__}, not a dict")

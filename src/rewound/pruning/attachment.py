@@ -206,9 +206,23 @@ def _mask_slots(optimizer: Optimizer, weights: Sequence[_Weight]) -> None:
     for weight in weights:
         for slot in optimizer.state.get(weight.parameter, {}).values():
             if isinstance(slot, Tensor) and slot.shape == weight.parameter.shape:
-                zero(slot, weight.mask)
+                _mask_slot(slot, weight.mask.to(slot.device))  # which an optimizer may keep on the CPU
     if isinstance(optimizer, LBFGS):
         _forget_curvature(optimizer, {weight.parameter: weight.mask for weight in weights})
+
+
+def _mask_slot(slot: Tensor, mask: Tensor) -> None:
+    """Set to zero what is pruned of a slot; not in quantised ones that are plain codes, whose 0 stands for a value.
+
+    No optimizer that keeps such codes is among the elementwise ones: its weights are masked after each step.
+    """
+    if type(slot) in (Tensor, nn.Parameter):
+        if slot.is_floating_point() or slot.is_complex():
+            zero(slot, mask)
+    else:  # as torchao's, which can be copied and little else
+        values = torch.empty(slot.shape, dtype=slot.dtype, device=slot.device).copy_(slot)
+        zero(values, mask)
+        slot.copy_(values)
 
 
 def _forget_curvature(optimizer: LBFGS, masks: Mapping[nn.Parameter, Tensor]) -> None:
