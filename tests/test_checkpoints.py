@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import io
 import os
 import shutil
 import subprocess
@@ -130,7 +131,11 @@ def test_without_a_folder_only_what_the_run_itself_goes_back_to_is_written(
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos")])
 def test_a_full_disk_is_one_sentence(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.save
+
     def save(content: object, file: BinaryIO) -> None:
+        if isinstance(file, io.BytesIO):  # memory has room
+            return whole(content, file)
         file.write(b"half")
         raise error
 
