@@ -1,5 +1,6 @@
 """`prune` and `inspect`: a pruned network in files, the same as by call, and what a ticket says of itself."""
 
+import csv
 import json
 import math
 import pickle
@@ -31,7 +32,7 @@ def test_prune_writes_the_network(rewound_command: Rewound) -> None:
     assert "3.00x" in out
     assert {path.name for path in Path("pruned").iterdir()} == {
         *("model.safetensors", "mask.safetensors", "ticket.safetensors"),
-        "summary.json",
+        *("summary.json", "levels"),
     }
     weights = load_file("pruned/model.safetensors")
     model = Tiny().model(0)
@@ -151,33 +152,92 @@ def test_prune_stops_within_the_drop(rewound_command: Rewound) -> None:
     assert Tiny().evaluate(model.eval()).val == val[chosen]
 
 
-def test_prune_returns_networks_whose_tensors_were_not_kept(rewound_command: Rewound) -> None:
+def level_rows(folder: str) -> list[dict[str, str]]:
+    with Path(folder, "levels", "levels.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_prune_keeps_every_level_to_choose_from(rewound_command: Rewound) -> None:
+    code, _, err = rewound_command("prune", "tiny:Tiny", "--compression", 3, "--rate", 0.5, "--out", "pruned")
+    assert (code, err) == (0, "")
+    summary, rows = json.loads(Path("pruned/summary.json").read_text()), level_rows("pruned")
+    assert [row["ticket"] for row in rows] == ["1.00x.safetensors", "2.00x.safetensors", "3.00x.safetensors"]
+    for row, level in zip(rows, summary["levels"], strict=True):
+        ticket = rewound.load(f"pruned/levels/{row['ticket']}")
+        model = Tiny().model(0)
+        ticket.into(model)
+        assert Tiny().evaluate(model.eval()).val == level["val"] == pytest.approx(float(row["value"]))
+        assert row["metric"] == "accuracy (validation)"
+        assert (int(row["flops"]), int(row["level"])) == (level["flops"], level["level"])
+        assert int(row["weights_kept"]) == ticket.mask.kept
+        assert row["returned"] == str(int(level["level"] == summary["chosen"]))
+        assert ticket.about["lineage"] == level["key"]
+        assert ticket.about["recipe"] == "tiny:Tiny"
+    returned, ticket = rewound.load("pruned/ticket.safetensors"), rewound.load("pruned/levels/3.00x.safetensors")
+    assert returned.hash == ticket.hash
+
+
+def test_prune_to_a_smaller_compression_needs_no_training(rewound_command: Rewound) -> None:
     words = ("prune", "tiny:Tiny", "--rate", 0.5, "--compression")
     assert rewound_command(*words, 4, "--out", "four").code == 0
-    code, out, err = rewound_command(*words, 2, "--out", "two")  # level 1 of the run before: measured, then dropped
-    assert (code, err) == (0, "")
-    assert "recomputing" in out
-    assert rewound_command(*words, 2, "--store", "other", "--out", "other-two").code == 0
-    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):
-        assert Path("two", name).read_bytes() == Path("other-two", name).read_bytes()
-    code, out, err = rewound_command(*words, 2, "--out", "two")
-    assert (code, err) == (0, "")
-    assert "recomputing" not in out, "what was returned is kept"
-
-
-def test_prune_goes_on_to_a_larger_compression(rewound_command: Rewound) -> None:
-    words = ("prune", "tiny:Tiny", "--rate", 0.5, "--out", "pruned")
-    assert rewound_command(*words, "--compression", 4).code == 0
-    code, out, err = rewound_command(*words, "--compression", 8)
-    assert (code, err) == (0, "")
-    assert len(told := re.findall(r"recomputing (\w+): .* \(--keep all keeps them\)", out)) == 3
-    assert len(set(told)) == 3, "each once"
-    other = (*words, "--store", "other", "--keep", "all")
-    assert rewound_command(*other, "--compression", 3).code == 0
-    code, out, err = rewound_command(*other, "--compression", 8)
+    code, out, err = rewound_command(*words, 2, "--out", "two")  # level 1 of the run before
     assert (code, err) == (0, "")
     assert "recomputing" not in out
+    assert rewound_command(*words, 2, "--store", "other", "--out", "other-two").code == 0
+    for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors", "levels/levels.csv"):
+        assert Path("two", name).read_bytes() == Path("other-two", name).read_bytes()
+
+
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding", "reinitialization", "fine-tuning"])
+def test_prune_goes_on_to_a_larger_compression(rewound_command: Rewound, technique: str) -> None:
+    words = ("prune", "tiny:Tiny", "--rate", 0.5, "--technique", technique, "--retrain-epochs", 1, "--out", "pruned")
+    for compression in (3, 4, 8):  # the first ends with a smaller step, the second does not
+        code, out, err = rewound_command(*words, "--compression", compression)
+        assert (code, err) == (0, "")
+        assert "recomputing" not in out
+    assert [row["compression"] for row in level_rows("pruned")] == ["1", "2", "3", "4", "8"]
+    assert [row["returned"] for row in level_rows("pruned")] == ["0", "0", "0", "0", "1"]
+    assert rewound_command(*words[:-1], "anew", "--store", "other", "--compression", 8).code == 0
+    assert Path("anew/ticket.safetensors").read_bytes() == Path("pruned/ticket.safetensors").read_bytes()
     assert rewound_command(*words, "--keep", "some").err == "error: keep must be 'needed' or 'all', not 'some'\n"
+
+
+def test_what_prune_keeps_by_default_is_less_than_all(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--compression", 3, "--retrain-epochs", 1)
+    assert rewound_command(*words, "--out", "needed").code == 0
+    assert rewound_command(*words, "--out", "all", "--store", "other", "--keep", "all").code == 0
+    needed, everything = (rewound.storage.store.Store(Path(root)).size() for root in ("rewound-store", "other"))
+    assert 0.5 * everything < needed < 0.85 * everything, "of levels in between no optimizer state"
+
+
+def test_a_search_of_another_kind_does_not_write_over_the_first(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--one-shot", "--retrain-epochs", 1, "--compression")
+    assert rewound_command(*words, 2).code == 0
+    first = Path("rewound-pruned/tiny.Tiny/ticket.safetensors").read_bytes()
+    others = (("--seed", 2), ("--field", "batch_size=64"), ("--technique", "fine-tuning"), ("--score", "random"))
+    for number, other in enumerate(others, start=2):
+        code, out, err = rewound_command(*words, 2, *other)
+        assert (code, err) == (0, "")
+        assert out.endswith(f": rewound-pruned/tiny.Tiny-{number}\n")
+    assert Path("rewound-pruned/tiny.Tiny/ticket.safetensors").read_bytes() == first
+    assert rewound_command(*words, 3).out.endswith(": rewound-pruned/tiny.Tiny\n"), "further, it is the same search"
+    assert rewound_command(*words, 3, "--seed", 2).out.endswith(": rewound-pruned/tiny.Tiny-2\n")
+    code, out, err = rewound_command(*words, 2, "--seed", 3, "--out", "rewound-pruned/tiny.Tiny")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: rewound-pruned/tiny.Tiny holds another network: it was pruned with seed 1, not 3; choose another with "
+        "--out\n"
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("command", ["prune", "run", "report"])
+def test_a_folder_that_takes_no_files_is_told_before_the_work(rewound_command: Rewound, command: str) -> None:
+    words = {"prune": ("tiny:Tiny",), "run": ("digits",), "report": ("digits",)}[command]
+    code, out, err = rewound_command(command, *words, "--out", "/proc/x")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: cannot write into /proc/x: /proc takes no files \(.*\); choose another .*--out\n", err)
+    assert not Path("rewound-store").exists()
 
 
 def test_prune_fits_80_columns(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_all_that_is_written_follows_the_umask(tmp_path: Path, mode: int) -> Non
     store.claim(KEY)
     write_table(["a"], [[1]], tmp_path / "tables" / "results.csv.gz")
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
-    assert len(files) == 9
+    assert len(files) == 11
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: oct(mode) for path in files}
 
 

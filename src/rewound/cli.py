@@ -3,7 +3,6 @@
 What a command does is in `commands/*`, imported when it runs: help, tables and misspelt sweeps need no torch.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -148,8 +147,16 @@ def prune_command(
     seed: Annotated[int, typer.Option(help="the trial")] = 1,
     device: Device = "cpu",
     store: StorePath = DEFAULT_STORE,
-    keep: Keep = "needed",
-    out: Annotated[Path | None, typer.Option(help="folder for the pruned network")] = None,
+    keep: Annotated[
+        str, typer.Option(help="tensors to keep: needed (a larger compression goes on from them), or all")
+    ] = "needed",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder for the pruned network, with a ticket of every level in levels/",
+            show_default="rewound-pruned/RECIPE",
+        ),
+    ] = None,
 ) -> None:
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     from rewound.commands.networks import prune_network
@@ -157,7 +164,6 @@ def prune_command(
     from rewound.pruning.pruner import Pruner
     from rewound.recipes import recipe_named
 
-    folder = out or Path("rewound-pruned") / recipe.replace(":", ".").replace(os.sep, ".")
     pruned = partial(
         prune,
         recipe_named(recipe).with_fields(fields_in(fields or ())),
@@ -173,7 +179,7 @@ def prune_command(
         store=store,
         keep=keep,
     )
-    prune_network(recipe, pruned, folder)
+    prune_network(recipe, pruned, out)
 
 
 @app.command("show", epilog="Example: rewound show 3f2a")

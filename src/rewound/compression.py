@@ -9,28 +9,30 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from safetensors.torch import save_file
 from torch import nn
 
 from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, goals, has_dropped, longest_time, returned
-from rewound.errors import Diverged, Failed, InputError, as_number, as_path, as_whole
+from rewound.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
 from rewound.executors.local import opened, run
 from rewound.plans.options import Options, keeps_all
 from rewound.plans.outlook import outdated
 from rewound.plans.planning import Plan, plan
 from rewound.plans.realisation import recomputing, stored_state
-from rewound.pruning.counts import Counts, parameter_count
+from rewound.pruning.counts import Counts, counts_of, parameter_count
 from rewound.pruning.mask import Mask
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.recipe import Recipe, check_recipe, selected_counts
 from rewound.recipes import recipe_named
-from rewound.storage.artifact import separate
+from rewound.storage.artifact import digest, separate
 from rewound.storage.records import DEFAULT_STORE
 from rewound.storage.statefile import Kept
 from rewound.storage.store import Store
 from rewound.sweeps.targets import Target, dense, retrained
 from rewound.technique import technique_named
+from rewound.tickets.choices import Choice, Choices, place_of
 from rewound.tickets.ticket import save as write_ticket
 from rewound.wholefiles import replacing, write_whole
 
@@ -61,6 +63,8 @@ class PrunedNetwork:
     chosen: int
     settings: Mapping[str, object]
     """What was asked for, by name; all of it is in `summary.json`."""
+    network_of: Callable[[int], tuple[nn.Module, Mask] | None] = lambda level: None
+    """The network of a level, as long as the store keeps it."""
 
     def __repr__(self) -> str:
         last, level = len(self.levels) - 1, self.levels[self.chosen]
@@ -68,20 +72,92 @@ class PrunedNetwork:
 
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
-        (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file) and `summary.json`."""
+        (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file), `summary.json`, and
+        in `levels/` a ticket of every level with a table, `levels.csv`, to choose from."""
         folder = as_path("folder", folder)
         with replacing(folder / "model.safetensors") as temporary:
             save_file(separate(self.model.state_dict()), temporary, {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
         with replacing(folder / "mask.safetensors") as temporary:
             save_file(self.mask.packed(), temporary, {"shapes": shapes})
-        told = ("recipe", "fields", "technique", "retrain_epochs")
-        about = {name: value for name in told if (value := self.settings[name]) != {}}
-        about["lineage"] = self.levels[self.chosen].key  # a state's address is its history
+        about = self._about(self.chosen)
         write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
+        self._save_levels(folder / "levels")
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
         write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         return folder
+
+    def _about(self, level: int) -> dict[str, object]:
+        """What a ticket of that level says."""
+        told = ("recipe", "fields", "technique", "retrain_epochs")
+        about = {name: value for name in told if (value := self.settings[name]) != {}}
+        return {**about, "lineage": self.levels[level].key}  # a state's address is its history
+
+    def _save_levels(self, folder: Path) -> None:
+        """Write every level as a ticket, and their table; what the folder has of this search is kept."""
+        choices = Choices(folder, digest({"dense": self.levels[0].key, **searched(self.settings)}))
+        choices.read(warn)
+        gone: list[str] = []
+        for level in self.levels:
+            if place_of(level.level, level.density) in choices.kept:
+                continue
+            found = (self.model, self.mask) if level.level == self.chosen else self.network_of(level.level)
+            if found is None:
+                gone.append(str(level.level))
+                continue
+            model, mask = found
+            choice = Choice(
+                level=level.level,
+                density=level.density,
+                counts=counts_of(model, mask),
+                flops=level.flops,
+                metric=f"{self.settings.get('metric', 'metric')} (validation)",
+                value=level.val,
+            )
+            choices.add(choice, model.state_dict(), mask, self._about(level.level))
+        if gone:
+            warn(f"there are no tickets of levels {few(gone)} in {folder}: the store no longer has their tensors")
+        chosen = self.levels[self.chosen]
+        choices.write_table(place_of(chosen.level, chosen.density))
+
+
+def search_of(
+    recipe: Recipe,
+    *,
+    technique: str = TECHNIQUE,
+    retrain_epochs: float | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    seed: int = 1,
+) -> dict[str, object]:
+    """What tells one search from another: all that `prune` is asked for, but how far to go."""
+    return searched(
+        {
+            "recipe": recipe.label(),
+            "fields": recipe.identity()["fields"],
+            "technique": technique,
+            "retrain_epochs": _epochs(recipe, technique, retrain_epochs),
+            "pruner": vars(as_pruner(pruner)),
+            "asked": {"rate": rate, "one_shot": one_shot, "seed": seed},
+        }
+    )
+
+
+def searched(settings: Mapping[str, object]) -> dict[str, object]:
+    """The same of the settings of a pruned network, as they are in `summary.json`."""
+    asked = cast(Mapping[str, object], settings.get("asked", {}))
+    names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
+    steps = ("one_shot", "seed") if asked.get("one_shot") else ("one_shot", "seed", "rate")
+    found = {name: settings.get(name) for name in names} | {name: asked.get(name) for name in steps}
+    plain: dict[str, object] = json.loads(json.dumps(found))
+    return plain
+
+
+def _epochs(recipe: Recipe, technique: str, retrain_epochs: float | None) -> float:
+    """How long a level is retrained."""
+    longest = longest_time(technique_named(technique), recipe.training_epochs)
+    return longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
 
 
 def prune(
@@ -108,7 +184,8 @@ def prune(
     `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
     by more than that, or when one diverges, and returns the last level that does not; without it, `Diverged` is raised.
     Everything done is in `store`: the same call continues an interrupted one, and one with a larger compression goes on
-    from its levels if `keep` is "all".
+    from where it ended. For that the dense run and the last two levels are kept with the optimizer's state, and of the
+    other levels the networks alone; with `keep="all"` everything is kept.
 
     `say` takes a line for each level, `progress` how many steps are done, and of how many.
     """
@@ -122,8 +199,7 @@ def prune(
             "or declare another unit in the recipe's metric"
         )
     all_kept = keeps_all(keep)
-    longest = longest_time(technique_named(technique), task.training_epochs)
-    epochs = longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
+    epochs = _epochs(task, technique, retrain_epochs)
     densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
     targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
     selected_counts(task, as_pruner(pruner)).warn_of_small_part()
@@ -148,7 +224,7 @@ def prune(
     chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
     model, mask = search.network(chosen)
     if not all_kept:
-        search.drop({*present, levels[chosen].key})
+        search.tidy(len(levels), but=present)
     settings: dict[str, object] = {
         "recipe": task.label(),
         "fields": task.identity()["fields"],
@@ -161,7 +237,7 @@ def prune(
         "metric": task.metric.name,
         "unit": task.metric.unit,
     }
-    return PrunedNetwork(model, mask, tuple(levels), chosen, settings)
+    return PrunedNetwork(model, mask, tuple(levels), chosen, settings, search.kept_network)
 
 
 @dataclass(frozen=True)
@@ -186,7 +262,9 @@ class _Search:
     def reach(self, number: int) -> LevelReport:
         """Train and prune up to a level, as far as that is still to do."""
         whole, target = self.plan, self.targets[number]
-        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), whole.readers)
+        # A larger compression may read any level, so each is kept with the optimizer's state.
+        readers = {**{each.state.key: () for each in self.targets}, **whole.readers}
+        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), readers)
         total = sum(node.steps for node in whole.nodes)
         options = Options(device=self.device, keep_all=True)
         run(part, self.store, options, say=self.say, tick=lambda done: self.progress(done.steps, total))
@@ -217,6 +295,13 @@ class _Search:
             stored = self._stored(number)
         if stored is None:
             raise Failed(f"the tensors of {key[:12]} are gone from the store; run the same command again")
+        return self._network(stored)
+
+    def kept_network(self, number: int) -> tuple[nn.Module, Mask] | None:
+        """The network of a level, if the store has its tensors."""
+        return None if (stored := self._stored(number)) is None else self._network(stored)
+
+    def _network(self, stored: Kept) -> tuple[nn.Module, Mask]:
         model = self.recipe.model(stored.state.seed)
         model.load_state_dict(dict(stored.state.model))
         return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))
@@ -224,8 +309,14 @@ class _Search:
     def _stored(self, number: int) -> Kept | None:
         return stored_state(self.targets[number].state, self.store, to_train=False)
 
-    def drop(self, but: Collection[str]) -> None:
-        """Remove the tensors of the search: they are kept while something planned needs them, and what is returned."""
+    def tidy(self, reached: int, but: Collection[str]) -> None:
+        """Keep what a larger compression goes on from: the dense run, and the last two levels, since the last may have
+        been a smaller step than it takes. Of the other levels the networks stay, to choose from; all else goes."""
+        ends = [target.state.key for target in self.targets[:reached]]
         for node in self.plan.nodes:
-            if node.key not in but:
+            if node.key in but or not node.state.prunings or node.key in ends[-2:]:
+                continue
+            if node.key not in ends:
                 self.store.drop(node.key, even_if_for_good=True)
+            elif (stored := stored_state(node.state, self.store)) is not None:
+                self.store.save(node.key, stored.state, stored.mask, slots=False, for_good=True)

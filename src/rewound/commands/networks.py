@@ -2,8 +2,12 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from inspect import signature
+from itertools import count
 from pathlib import Path
 
 import typer
@@ -15,7 +19,8 @@ from torch import Tensor
 
 from rewound.commands.console import console, progress_of, say
 from rewound.commands.outputs import writable
-from rewound.compression import LevelReport, PrunedNetwork
+from rewound.compression import LevelReport, PrunedNetwork, search_of, searched
+from rewound.errors import InputError, shown
 from rewound.flops import Profile
 from rewound.pruning.prunable import prunable_weights
 from rewound.quantities import counted
@@ -28,9 +33,10 @@ WIDE = 10_000
 """Columns where there is no terminal: each layer on a line of its own, however long its name."""
 
 
-def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Path) -> None:
-    """Show how `pruned` (`rewound.prune` of the recipe, and whatever else was asked) goes on; save what it returns."""
-    writable(folder)
+def prune_network(recipe: str, pruned: partial[PrunedNetwork], out: Path | None) -> None:
+    """Show how `pruned` (`rewound.prune` of a recipe, and whatever else was asked) goes on; save what it returns."""
+    asked = {name: value for name, value in pruned.keywords.items() if name in signature(search_of).parameters}
+    folder = _folder(recipe, out, search_of(*pruned.args, **asked))
     with progress_of(recipe) as show:
         network = pruned(say=say, progress=show)
     network.save(folder)
@@ -40,6 +46,29 @@ def prune_network(recipe: str, pruned: Callable[..., PrunedNetwork], folder: Pat
     whole = f"{chosen.network_compression:.2f}x of the whole network"
     say(f"{pruned_to}, {whole}")
     say(f"test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
+
+
+def _folder(recipe: str, out: Path | None, asked: Mapping[str, object]) -> Path:
+    """Where the network goes: not over one that was searched for otherwise; another compression is the same search."""
+    if out is not None:
+        if difference := _difference(writable(out), asked):
+            raise InputError(f"{out} holds another network: it was pruned with {difference}; choose another with --out")
+        return out
+    name = recipe.replace(":", ".").replace(os.sep, ".")
+    folders = (Path("rewound-pruned") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(writable(folder) for folder in folders if not _difference(folder, asked))
+
+
+def _difference(folder: Path, asked: Mapping[str, object]) -> str:
+    """What the network in a folder was asked for that this one is not; nothing where there is none."""
+    try:
+        made = searched(json.loads((folder / "summary.json").read_text()))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, TypeError, AttributeError):
+        return "a summary.json that cannot be read"
+    names = [name for name in asked if made.get(name) != asked[name]]
+    return f"{names[0]} {shown(made.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""
 
 
 def _selected(network: PrunedNetwork) -> str:

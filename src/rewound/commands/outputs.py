@@ -1,6 +1,6 @@
 """Where a command will write, looked at before its work: nothing is computed in vain."""
 
-import os
+import tempfile
 from pathlib import Path
 
 from rewound.errors import InputError, as_path
@@ -12,13 +12,18 @@ def report_folder(out: Path | None, name: str) -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """The folder, which need not be there yet, if files can be written into it."""
+    """The folder, which need not be there yet, if files can be written into it; nothing is left there."""
     folder = as_path("--out", folder)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    reason = "not a folder" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "not writable"
-    if reason:
-        raise InputError(f"cannot write into {folder}: {there} is {reason}; choose another folder with --out")
-    return folder
+    try:
+        # What a system says it allows is not all: root may write into /proc, which takes no files.
+        with tempfile.TemporaryDirectory(dir=there, prefix=".rewound-"):
+            return folder
+    except NotADirectoryError:
+        reason = f"{there} is not a folder"
+    except OSError as error:
+        reason = f"{there} takes no files ({error.strerror})"
+    raise InputError(f"cannot write into {folder}: {reason}; choose another folder with --out")
 
 
 def writable_file(path: Path) -> Path:
