@@ -50,4 +50,6 @@ for epoch in run:  # was: for epoch in range(EPOCHS)
     accelerator.save_state(str(STATE))
 
 assert run.mask is not None
-print(f"{1 / run.mask.density:.2f}x smaller: accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")
+last = run.levels[-1]
+print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")

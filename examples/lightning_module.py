@@ -60,4 +60,6 @@ trainer.fit(Digits(), DataLoader(train, batch_size=64, shuffle=True), DataLoader
 
 run = rewind.run
 assert run.mask is not None
-print(f"{1 / run.mask.density:.2f}x smaller: accuracy {run.levels[-1].value:.3f}, dense {run.levels[0].value:.3f}")
+last = run.levels[-1]
+print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"accuracy {run.levels[-1].value:.3f}, dense {run.levels[0].value:.3f}")

@@ -37,5 +37,7 @@ for _ in run:  # was: for _ in range(EPOCHS)
     run.report(accuracy())  # only to be told of it level by level, or for max_drop=
 
 assert run.mask is not None
-print(f"{1 / run.mask.density:.2f}x smaller: accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")
+last = run.levels[-1]
+print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")
 rewound.save(model, run.mask, "digits.safetensors")

@@ -129,7 +129,8 @@ def test_prune_tells_its_levels_and_how_far_it_is(tmp_path: Path, capsys: pytest
     assert {total for _, total in seen} == {2 * Tiny().schedule.steps}
     assert seen == sorted(seen)
     assert seen[-1][0] == 2 * Tiny().schedule.steps
-    assert repr(network) == f"PrunedNetwork(2.00x, level 1 of 1, test {network.levels[1].test:.4g})"
+    whole = f"{counts_of(network.model, network.mask).network_compression:.2f}x of the whole network"
+    assert repr(network) == f"PrunedNetwork(2.00x, {whole}, level 1 of 1, test {network.levels[1].test:.4g})"
     rewound.prune(Tiny(), **options, say=lambda line: None)  # type: ignore[arg-type]
     assert capsys.readouterr().out == ""
 

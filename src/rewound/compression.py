@@ -68,7 +68,8 @@ class PrunedNetwork:
 
     def __repr__(self) -> str:
         last, level = len(self.levels) - 1, self.levels[self.chosen]
-        return f"PrunedNetwork({level.compression:.2f}x, level {self.chosen} of {last}, test {level.test:.4g})"
+        ratios = f"{level.compression:.2f}x, {level.network_compression:.2f}x of the whole network"
+        return f"PrunedNetwork({ratios}, level {self.chosen} of {last}, test {level.test:.4g})"
 
     def save(self, folder: str | Path) -> Path:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
