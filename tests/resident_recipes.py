@@ -49,6 +49,7 @@ OTHERS: dict[str, Callable[..., Optimizer]] = {
     "adagrad": Adagrad,
     "asgd": ASGD,
     "rprop": Rprop,
+    "no-epsilon": partial(Adam, eps=0.0),
     "dampening": partial(SGD, momentum=0.9, dampening=0.5),
     "own": Own,
 }

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         *((Strangers(what=what), True) for what in ("", "dropout", "noise", "unused", "frozen")),
         *((Strangers(what=what), False) for what in ("buffer", "python", "numpy")),
         *((Vectors(kind=kind), True) for kind in CAPTURED),
-        *((Vectors(kind=kind), False) for kind in ("adagrad", "asgd", "rprop", "dampening", "own")),
+        *((Vectors(kind=kind), False) for kind in ("adagrad", "asgd", "rprop", "no-epsilon", "dampening", "own")),
         *((Sentences(), True), (Sentences(accumulation=2), False), (Recurrent(), True)),
     ],
 )

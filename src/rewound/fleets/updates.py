@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from rewound.pruning.attachment import may_divide_by_zero
 from rewound.pruning.mask import Mask
 
 Gradients = Sequence[Tensor | None]
@@ -41,11 +42,13 @@ class Update(Protocol):
 def captures(optimizer: Optimizer) -> bool:
     """Whether a step of the optimizer can be captured: nothing in it depends on what the host knows."""
     groups = optimizer.param_groups
+    parameters = {parameter for group in groups for parameter in group["params"]}
     return (
         type(optimizer) in _CAPTURABLE
         and not any(group.get("dampening") for group in groups)  # the first step is another one
         and not any(group.get("differentiable") for group in groups)
-        and all(parameter.is_floating_point() for group in groups for parameter in group["params"])
+        and all(parameter.is_floating_point() for parameter in parameters)
+        and not may_divide_by_zero(optimizer, parameters)  # `attached` masks after such a step
     )
 
 

@@ -179,14 +179,14 @@ class _Attachment:
     def after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         weights = self.adopt(optimizer)
         if type(optimizer) in _ELEMENTWISE:
-            if _may_divide_by_zero(optimizer, self.weights):
+            if may_divide_by_zero(optimizer, self.weights):
                 _mask_weights(weights)
                 _mask_slots(optimizer, weights)  # Adadelta keeps what it divided
         elif steps_under_way(optimizer) == 1:
             _mask_weights(weights)
 
 
-def _may_divide_by_zero(optimizer: Optimizer, weights: Collection[nn.Parameter]) -> bool:
+def may_divide_by_zero(optimizer: Optimizer, weights: Collection[nn.Parameter]) -> bool:
     """Whether the update of a zero weight may be 0/0: epsilon is zero, or too small for the weights' type."""
     return any(
         group["eps"] < torch.finfo(parameter.dtype).smallest_normal
