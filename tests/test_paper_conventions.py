@@ -195,6 +195,22 @@ def test_other_works_are_black_dots_and_named() -> None:
     assert "Liu et al. (2019)" in legend_entries(sheet)
 
 
+def test_a_line_ends_where_it_leaves_the_axis() -> None:
+    """One technique falls from -1 at 2x to -5 at 8x, and the axis ends at -3: halfway on a logarithmic axis, at 4x."""
+    deltas = {0.5: -1.0, 0.125: -5.0, 0.0625: -5.0, 0.03125: -1.0}
+    made = [
+        row if row.dense else replace(row, val=0.95, test=0.95 + deltas[row.density] / 100)
+        for row in table(R56, [FINE], deltas, iterative=True)
+    ]
+    sheet = drawn(made, 2)
+    (chart,) = charts(sheet)
+    (layer,) = (layer for layer in chart["layer"] if layer.get("mark", {}).get("type") == "line" and "data" in layer)
+    corners = sorted((point["compression"], point["value"]) for point in layer["data"]["values"])
+    assert [value for _, value in corners] == pytest.approx([-1, -3, None, None, -3, -1])
+    assert [at for at, _ in corners] == pytest.approx([2, 4, 8, 16, 16 * 2**0.5, 32])
+    assert "Median below the axis" in legend_entries(sheet)
+
+
 def test_what_is_left_out_or_failed_is_counted() -> None:
     made = table(GNMT, densities=(0.5, 0.02, 0.01))
     made = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in made]

@@ -263,8 +263,9 @@ def printed(
 ) -> list[Json]:
     """The layers of a chart for paper, where nothing answers to the reader; `titles` are those of its axes.
 
-    Bars that go on outside the axis end in hollow triangles, and the data named `published` are black dots. Of the
-    ticks on the horizontal axis, those whose numbers are in the parameter `labelled` have a label.
+    With `clip`, something is outside the axis: bars that go on there end in hollow triangles. The data named `lines`
+    are the curves as far as they are inside, those named `published` black dots. Of the ticks on the horizontal axis,
+    those whose numbers are in the parameter `labelled` have a label.
     """
     x, y = TIME if kind == "time" else COMPRESSION, value(_TIMES if kind == "speed" else SIGNED, {"expr": "ticks"})
     number = "round(datum.index * (length(places) - 1))"  # of a tick, which Vega counts from 0 to 1
@@ -272,18 +273,17 @@ def printed(
     all_ticks: Json = {"tickCount": {"expr": "length(places)"}, "labelOverlap": False}  # else fewer in a small panel
     x = {**x, "axis": {**_part(x, "axis"), "title": titles[0], "labelExpr": label, **all_ticks}}
     y = {**y, "axis": {**_part(y, "axis"), "title": titles[1]}}
-    whole: Json = {"clip": False}  # clipping takes most of the time of a PNG
+    whole: Json = {"clip": False}  # clipping one layer takes as much time of a PNG as drawing a panel
     zone = [_with_mark(_SAFE_ZONE, whole)] if kind == "time" else []
     rule = _fixed("rule", "muted", whole, y=at(1 if kind == "speed" else 0))
-    behind = [rule] if kind == "speed" else [*zone, _BAND, rule]
+    behind = [rule] if kind == "speed" else [*zone, _with_mark(_BAND, {"clip": clip}), rule]
     _, line, points = lines(looks, x, y)
     return [
         *behind,
         _with_mark(spread(looks, x, y), {"strokeWidth": 1.2 * size, "opacity": 1, "clip": clip}),
-        below(looks, x, {"filled": True, "size": 24}, apart=5),
+        *([below(looks, x, {"filled": True, "size": 24}, apart=5), *_cut(looks, x)] if clip else []),
         {**THEIRS, "layer": [below(looks, x, {"filled": False, "size": 40, "strokeWidth": 1}, apart=5)]},
-        _with_mark(line, {"strokeWidth": 1.8 * size, "clip": clip}),
-        *_cut(looks, x),
+        {**_with_mark(line, {"strokeWidth": 1.8 * size, **whole}), "data": {"name": "lines"}},
         _with_mark(points, {"strokeWidth": 0.6}),
         *outlines(looks, x, y),
         *_published(x, y),
@@ -330,8 +330,11 @@ def _part(whole: Json, name: str) -> Json:
 def filled_in(layers: Sequence[Json], parameters: Json, data: Mapping[str, Sequence[Json]]) -> list[Json]:
     """Layers with their parameters and named data written out, as the panels of one specification share theirs.
 
-    >>> filled_in([{"filter": "datum.low < window[0]", "data": {"name": "ours"}}], {"window": [-3, 1]}, {"ours": []})
-    [{'filter': 'datum.low < [-3, 1][0]', 'data': {'values': []}}]
+    >>> layer = {"filter": "datum.low < window[0]", "data": {"name": "ours"}}
+    >>> filled_in([layer], {"window": [-3, 1]}, {"ours": [{"low": -2}]})
+    [{'filter': 'datum.low < [-3, 1][0]', 'data': {'values': [{'low': -2}]}}]
+    >>> filled_in([layer], {"window": [-3, 1]}, {"ours": []})
+    []
     """
     word = re.compile(rf"(?<![.\w])({'|'.join(parameters)})\b")
 
@@ -348,7 +351,8 @@ def filled_in(layers: Sequence[Json], parameters: Json, data: Mapping[str, Seque
             return word.sub(lambda found: json.dumps(parameters[found[0]]), part)
         return part
 
-    return [{name: filled(value, name) for name, value in layer.items() if name != "name"} for layer in layers]
+    written = [{name: filled(value, name) for name, value in layer.items() if name != "name"} for layer in layers]
+    return [layer for layer in written if layer.get("data") != {"values": []}]  # fewer layers take less time
 
 
 def _fixed(mark: str, colour: str, more: Json | None = None, **encoding: Json) -> Json:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import log
+from math import exp, log
 from pathlib import Path
 from textwrap import wrap
 from typing import Final, Literal, TypeAlias
@@ -185,8 +185,13 @@ def _panel(sheet: Sheet, place: tuple[int, int]) -> Json:
     same = left is not None and _ylabel(sheet.panels[left]) == _ylabel(panel)
     titles = (None if under is not None else xlabel, None if same else _ylabel(panel))
     kind = "speed" if panel.y == "speed-up" else panel.x
-    chart = printed(kind, named, titles, sheet.marks, clip=bool(outside(panel)))
-    data = {"compared": _values(panel.theirs, named, sheet.marks), "published": _dots(panel)}
+    wide_band = panel.measured.baseline.spread > min(map(abs, panel_limits(panel)))
+    chart = printed(kind, named, titles, sheet.marks, clip=wide_band or bool(outside(panel)))
+    data = {
+        "lines": _lines(panel, named, sheet.marks),
+        "compared": _values(panel.theirs, named, sheet.marks),
+        "published": _dots(panel),
+    }
     layers = filled_in(chart, _parameters(panel, named, sheet.size), data)
     if panel.published and sheet.names_sources_inside:
         layers.append(_source_name(panel.published[0].source, height))
@@ -248,13 +253,35 @@ def _values(curves: Curves, named: Mapping[str, Look], size: float) -> list[Json
             "low": point.low,
             "high": point.high,
             "place": order.index(name),
-            "shift": 0.6 * size * (order.index(name) - (len(order) - 1) / 2),
+            "shift": _shift(name, order, size),
             "size": _area(named[name], size),
             "edge": _outline(named[name]),
         }
         for name in reversed(order)  # the first technique is drawn last, over the others
         for point in sorted(curves.get(name, ()))
     ]
+
+
+def _shift(name: str, order: Sequence[str], size: float) -> float:
+    return 0.6 * size * (order.index(name) - (len(order) - 1) / 2)
+
+
+def _lines(panel: Panel, named: Mapping[str, Look], size: float) -> list[Json]:
+    """The curves of a panel, cut where they leave its axis below, and interrupted there."""
+    (bottom, _), order = panel_limits(panel), list(named)
+    field, scale, back = ("compression", log, exp) if panel.x == "compression" else ("t", float, float)
+    rows: list[Json] = []
+    for name in reversed(order):
+        last: tuple[float, float] | None = None
+        for point in sorted(panel.curves.get(name, ())):
+            x, y = scale(1 / point.x if panel.x == "compression" else point.x), point.median
+            corners: list[tuple[float, float | None]] = [(x, y if y >= bottom else None)]
+            if last and (last[1] < bottom) != (y < bottom):
+                corners.insert(0, (last[0] + (x - last[0]) * (bottom - last[1]) / (y - last[1]), bottom))
+            common: Json = {"technique": name, "shift": _shift(name, order, size)}
+            rows += [{**common, field: back(across), "value": height} for across, height in corners]
+            last = x, y
+    return rows
 
 
 def _area(look: Look, size: float) -> float:
