@@ -12,24 +12,37 @@ another run that differs in its seed alone. Then the run goes on from the copy. 
     CRASHED             an error that is no sentence: what must not happen, either
 
     python benchmarks/bit_flips.py --of loop --flips 1000
+    python benchmarks/bit_flips.py --of store --flips 1000
 """
 
 import argparse
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 import rewound
+import rewound.executors.local
 import rewound.loops.iteration
-from rewound import InputError
+import rewound.plans.execution
+from rewound import InputError, Sweep
+from rewound.executors.local import run
+from rewound.executors.watch import Headway
+from rewound.plans.collection import collected
+from rewound.plans.options import Options
+from rewound.plans.planning import Plan, plan
+from rewound.storage.store import Store
+from rewound.sweeps.sweep import parse_sweep
 
 SWAPS = 0.1
 """How often files are swapped instead of a bit flipped."""
@@ -88,7 +101,63 @@ def go_on_with_loop(folder: Path, said: list[str]) -> object:
     return network, hashes, (levels / "levels.csv").read_text()
 
 
-KINDS = {"loop": Kept(make_loop, go_on_with_loop, lambda path: path.name != "lock")}
+# Stores of sweeps
+
+SWEEP = {
+    "recipe": "own_recipe:Tumours",
+    "recipe-fields": {"epochs": 2.0, "width": 8},
+    "experiment": [
+        {"technique": "fine-tuning", "retrain-epochs": [1, 2], "density": 0.5},
+        {"technique": "weight-rewinding", "retrain-epochs": 1, "levels": {"keep": 0.5, "count": 2}},
+    ],
+}
+"""Two trials of a network of 320 weights, pruned by two techniques."""
+
+
+def sweep_of(seed: int) -> Sweep:
+    if (examples := str(Path(__file__).parents[1] / "examples")) not in sys.path:
+        sys.path.append(examples)
+    return parse_sweep({**SWEEP, "trials": [2 * seed + 1, 2 * seed + 2]}, "small")
+
+
+def make_store(folder: Path, seed: int) -> None:
+    """Leave a sweep with half of its results, their states, and the draft of a node."""
+    targets, store = sweep_of(seed).targets, Store(folder)
+    work = plan(targets)
+    dense = tuple(node for node in work.nodes if not node.state.prunings)
+    run(Plan(work.targets, dense, work.readers), store, Options(keep_all=True), say=lambda text: None)
+
+    def stop(headway: Headway) -> None:
+        if len(store.finished()) >= len(work.nodes) // 2 and store.drafts():
+            raise _Enough
+
+    often = (
+        patch.object(rewound.plans.execution, "SNAPSHOT", 0.0),
+        patch.object(rewound.executors.local, "_TELL", 0.0),
+    )
+    with often[0], often[1], suppress(_Enough):
+        run(work, store, Options(keep_all=True), say=lambda text: None, tick=stop)
+    assert store.drafts()
+
+
+class _Enough(Exception):
+    """The sweep is half done."""
+
+
+def go_on_with_store(folder: Path, said: list[str]) -> object:
+    """The tables of the sweep, but for how long it took."""
+    lines: list[str] = []
+    targets, store = sweep_of(0).targets, Store(folder, lines.append)
+    run(plan(targets), store, Options(), say=lines.append)
+    said += [line for line in lines if line.startswith("damaged")]
+    tables = collected(targets, store)
+    return [replace(row, seconds=None) for row in tables.rows], tables.layers, tables.curves, tables.missing
+
+
+KINDS = {
+    "loop": Kept(make_loop, go_on_with_loop, lambda path: path.name != "lock"),
+    "store": Kept(make_store, go_on_with_store, lambda path: path.name != ".lock"),
+}
 
 
 # Damage, and what comes of it
@@ -104,8 +173,9 @@ def damage(folder: Path, other: Path, kept: Kept, draw: random.Random) -> str:
     files = files_in(folder, kept)
     if draw.random() < SWAPS:
         alike = [(one, two) for one in files for two in files if one < two and one.suffix == two.suffix]
-        across = [(one, two) for one in files if (two := other / one.relative_to(folder)).exists()]
-        one, two = draw.choice(alike if alike and draw.random() < 0.5 else across)
+        theirs = [(one, other / one.relative_to(folder)) for one in files]
+        across = [(one, two) for one, two in theirs if two.exists() and two.read_bytes() != one.read_bytes()]
+        one, two = draw.choice(alike if alike and (draw.random() < 0.5 or not across) else across)
         held = one.read_bytes()
         one.write_bytes(two.read_bytes())
         if folder in two.parents:

@@ -1,5 +1,6 @@
 """What tests of several files are given: one thread, a store, the command, a browser, and work done once for all."""
 
+import importlib.util
 import math
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,6 +112,18 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["run", "tiny.toml", "--jobs", "1", "--keep", "all", "--out", "report"]
     subprocess.run(command(*words), cwd=folder, env=environment(), check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def bit_flips() -> ModuleType:
+    """The script `benchmarks/bit_flips.py`, which damages what is kept on disk."""
+    path = Path(__file__).parents[1] / "benchmarks" / "bit_flips.py"
+    spec = importlib.util.spec_from_file_location("bit_flips", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["bit_flips"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")

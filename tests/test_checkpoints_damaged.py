@@ -1,10 +1,8 @@
 """Damage to a folder of checkpoints is found out: no flipped bit, no swapped file gives another network in silence."""
 
-import importlib.util
 import json
 import random
 import shutil
-import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -41,21 +39,10 @@ def left(folder: Path, until: int | None = T + 6, seed: int = 0, **options: obje
     return loop
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "bit_flips.py"
-    spec = importlib.util.spec_from_file_location("bit_flips", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["bit_flips"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_no_flipped_bit_and_no_swapped_file_gives_another_network_in_silence(benchmark: ModuleType) -> None:
-    counts = Counter(came for came, _, _ in benchmark.outcomes(benchmark.KINDS["loop"], 30, seed=1))
+def test_no_flipped_bit_and_no_swapped_file_gives_another_network_in_silence(bit_flips: ModuleType) -> None:
+    counts = Counter(came for came, _, _ in bit_flips.outcomes(bit_flips.KINDS["loop"], 30, seed=1))
     assert set(counts) <= {"identical", "identical, told", "refused"}
     assert counts["identical, told"] > 0 < counts["refused"]
 

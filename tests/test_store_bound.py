@@ -1,6 +1,8 @@
 """Contents are bound to their keys: a file that lies under another name is damaged, whatever its checksum says."""
 
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -164,3 +166,13 @@ def test_what_is_bound_comes_back(store: Store) -> None:
     assert found is not None
     assert_same(found.state, a_state())
     assert store.unbound(KEY) == []
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_and_no_swapped_file_gives_another_table_in_silence(
+    bit_flips: ModuleType, one_thread: None
+) -> None:
+    """A few of the 1,000 tries that docs/limits.md tells of."""
+    counts = Counter(came for came, _, _ in bit_flips.outcomes(bit_flips.KINDS["store"], 20, seed=1))
+    assert set(counts) <= {"identical", "identical, told"}
+    assert counts["identical, told"] > 10

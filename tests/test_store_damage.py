@@ -1,12 +1,16 @@
 """Damage in a store: it is named, set aside, and counts as absent."""
 
 import errno
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 import rewound.storage.statefile
+from command_line import Rewound
 from rewound.errors import InputError
 from rewound.storage.records import Notes
 from rewound.storage.store import Store
@@ -130,3 +134,96 @@ def test_what_is_dropped_meanwhile_is_absent_and_not_damaged(
     monkeypatch.setattr(rewound.storage.statefile, "safe_open", late)
     assert store.load(KEY) is None
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"\xb1\n", b"2\n", b"999\n", b"later\n", b"-1\n", b"1" * 5000, b"1 \xff"]
+)
+def test_a_damaged_version_is_set_aside_and_written_anew(
+    store: Store, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number above 1 has a checksum beside it: without one, it is no newer version."""
+    store.publish(KEY, RESULT)
+    (store.root / "version").write_bytes(content)
+    assert Store(store.root).result(KEY) == RESULT
+    assert "damaged: version is not what was written; set aside as" in capsys.readouterr().out
+    assert (store.root / "damaged" / "version").read_bytes() == content
+    assert (store.root / "version").read_bytes() == b"1\n"
+    Store(store.root)
+    assert capsys.readouterr().out == ""
+
+
+def test_no_flipped_bit_of_a_version_closes_a_store(store: Store) -> None:
+    for bit in range(16):
+        flip(store.root / "version", bit // 8, bit % 8)
+        Store(store.root)
+        assert (store.root / "version").read_bytes().strip() == b"1"
+        (store.root / "version").write_bytes(b"1\n")
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["state", "draft"])
+def test_no_flipped_bit_of_a_header_is_believed(store: Store, draft: bool) -> None:
+    """Headers are also read alone: to plan, to see how far a draft is, and before a state is dropped."""
+    store.save(KEY, a_state(), a_mask(), draft=Notes(curve=[], seconds=1.0) if draft else None, for_good=True)
+    path = artifact(store, "drafts" if draft else "states")
+    content = path.read_bytes()
+    for index in range(0, 8 + int.from_bytes(content[:8], "little"), 3):
+        for look in (
+            lambda: store.has_state(KEY, to_train=True) in (True, False),
+            lambda: store.drafted(KEY) in (None, a_state().position),
+            lambda: store.unbound(KEY) == [],
+            lambda: store.drop(KEY, draft=draft) is None and (path.exists() or any(store.root.glob("damaged/*"))),
+        ):
+            path.write_bytes(content)
+            flip(path, index, bit=index % 8)
+            assert look(), f"byte {index}"
+            for aside in store.root.glob("damaged/*"):
+                aside.unlink()
+
+
+def means_the_same(one: bytes, other: bytes) -> bool:
+    """Whether two contents differ in white space at most."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False
+
+
+def damages(path: Path) -> Iterator[bytes]:
+    """What may become of a file: bits flipped all over it, its end lost, nothing left of it, other bytes."""
+    content = path.read_bytes()
+    for index in (0, 9, len(content) // 2, len(content) - 2):
+        flipped = bytearray(content)
+        flipped[min(index, len(content) - 1)] ^= 4
+        yield bytes(flipped)
+    yield from (content[: len(content) // 2], b"", bytes(len(content)), b"[" * 50_000, b'{"checksum": 3}')
+
+
+@pytest.mark.parametrize("kind", ["results", "states", "drafts", "claims", "version"])
+def test_damage_ends_no_command_with_a_traceback(
+    done: Path, tmp_path: Path, kind: str, rewound_command: Rewound
+) -> None:
+    """`rewound_command` passes on what is no sentence; what is damaged is named, and the rest is used."""
+    store, sweep = Store(tmp_path / "store", lambda text: None), done / "tiny.toml"
+    where = ("--store", store.root)
+    plan_line = rewound_command("plan", sweep, "--store", done / "rewound-store").out
+    shutil.rmtree(store.root)
+    shutil.copytree(done / "rewound-store", store.root)
+    key = min(store.finished())
+    if kind == "drafts":
+        kept = store.load(key)
+        assert kept is not None
+        store.save(key, kept.state, kept.mask, draft=Notes(curve=[], seconds=1.0))
+    store.claim(key)
+    path = store.root / kind if kind == "version" else min(store.root.glob(f"{kind}/**/*{key}*"))
+    content = path.read_bytes()
+    for number, damaged in enumerate(damages(path)):
+        for words in (("show",), ("show", key), ("plan", sweep), ("pack", sweep, "--out", tmp_path / "pack")):
+            path.write_bytes(damaged)
+            code, out, err = rewound_command(*words, *where)
+            assert code in (0, 2), (number, words, err)
+            if kind in ("results", "version") and words != ("show", key):
+                assert "damaged" in out or means_the_same(damaged, content), (number, words)
+            if words[0] == "plan" and kind != "results":
+                assert plan_line.splitlines()[2:] == out.splitlines()[2 + ("damaged" in out) :]
+        path.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 
 import rewound.storage.statefile
 import rewound.wholefiles
+from command_line import Rewound
 from rewound.errors import InputError
 from rewound.storage.records import Notes
 from rewound.storage.store import Store, _version_line
@@ -143,6 +145,38 @@ def test_a_disk_that_is_read_only(tiny_disk: Path) -> None:
     for attempt in (lambda: again.publish(KEY, RESULT), lambda: again.claim(KEY), lambda: Store(tiny_disk / "new")):
         with pytest.raises(InputError, match="read-only file system"):
             attempt()
+
+
+def test_a_finished_sweep_is_reported_from_a_disk_that_is_read_only(
+    tiny_disk: Path, done: Path, rewound_command: Rewound
+) -> None:
+    """Nothing is to be done, so nothing needs to be written: not even where folders or tensors are left over."""
+    shutil.copytree(done / "rewound-store", tiny_disk / "store")
+    shutil.rmtree(tiny_disk / "store" / "claims")
+    key = min(Store(done / "rewound-store").finished())
+    (tiny_disk / "store" / "drafts" / f"{key}.safetensors").write_bytes(b"of a node that has ended since")
+    (tiny_disk / "store" / "results" / key[:2] / ".0123456789abcdef.part").touch()
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    words = (done / "tiny.toml", "--store", tiny_disk / "store")
+    for command in (("run", "--out", "run"), ("report", "--out", "report")):
+        code, _, err = rewound_command(command[0], *words, *command[1:])
+        assert (code, err) == (0, "")
+        assert Path(command[2], "results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
+    for command in (("plan", *words), ("pack", *words, "--out", "pack"), ("show", *words[1:])):
+        assert rewound_command(*command).code == 0
+
+
+def test_damage_on_a_disk_that_is_read_only_is_named(tiny_disk: Path, done: Path, rewound_command: Rewound) -> None:
+    shutil.copytree(done / "rewound-store", tiny_disk / "store")
+    path = min((tiny_disk / "store").glob("results/*/*.json"))
+    path.write_bytes(b"damaged")
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    code, out, err = rewound_command("show", "--store", tiny_disk / "store")
+    assert (code, err) == (0, "")
+    assert out.count(f"damaged: {path.name} is not what was written; not used, to be recomputed\n") == 1
+    code, _, err = rewound_command("run", done / "tiny.toml", "--store", tiny_disk / "store", "--out", "run")
+    assert code == 2
+    assert "it is on a read-only file system; choose another with --store" in err
 
 
 def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:

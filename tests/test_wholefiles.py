@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import rewound
 from rewound import Mask
 from rewound.compression import LevelReport, PrunedNetwork
+from rewound.owners import this_process
 from rewound.storage.store import Store
 from rewound.tables.csvfiles import write_table
 from rewound.wholefiles import replacing, write_whole
@@ -56,3 +58,14 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
         write_whole(tmp_path / "folder", b"")
     assert caught.value.filename == str(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_a_killed_script_left_half_written_is_gone_when_it_runs_again(tmp_path: Path) -> None:
+    dead = this_process()._replace(birth="1")  # a process of this number that ended before this one began
+    left = tmp_path / f".0123456789abcdef.{dead.as_word()}.part"
+    left.write_bytes(b"half a snapshot")
+    model = torch.nn.Linear(4, 2)
+    run = rewound.epochs(1, model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=tmp_path, compression=2)
+    for _ in run:
+        assert not left.exists()
+        break

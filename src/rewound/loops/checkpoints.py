@@ -29,7 +29,7 @@ from rewound.loops.progress import Progress, progress_of
 from rewound.loops.sealed import Damaged, read_unchecked, seal_of, write_sealed
 from rewound.loops.snapshot import Content, Subjects, checked_content
 from rewound.storage.artifact import digest
-from rewound.wholefiles import write_whole
+from rewound.wholefiles import remove_unfinished, write_whole
 
 Arguments = Mapping[str, object]
 VERSION = 2
@@ -237,6 +237,8 @@ def opened(path: Path | None) -> Iterator[tuple[Folder, Held]]:
     """The run's folder, locked; a temporary one where nobody asked to resume."""
     if path is not None:
         with locked(path) as held:
+            if held.file is not None:
+                remove_unfinished(path)
             yield Folder(path), held
         return
     with tempfile.TemporaryDirectory() as temporary:
