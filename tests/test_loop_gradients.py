@@ -213,6 +213,7 @@ def test_a_later_level_keeps_to_what_the_first_pruned() -> None:
     assert run.mask.density == pytest.approx(1 / 3, abs=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:only 11.8% of the network")  # most of it is `spare`
 def test_an_adopted_network_is_looked_at_in_its_first_level() -> None:
     model = Branching()
     run = started(model, optimizer := by_sgd(model), adopt=True, scheduler=rewound.Schedule.constant(T, 0.01))

@@ -25,6 +25,7 @@ from rewound.names import path_of, source_digest, unknown
 from rewound.pruning.counts import Counts, parameter_count
 from rewound.pruning.prunable import prunable_weights
 from rewound.pruning.pruner import Pruner
+from rewound.randomness import own_draws
 from rewound.schedule import Schedule
 
 Batch: TypeAlias = tuple[Tensor, ...]
@@ -142,7 +143,8 @@ class Recipe(ABC):
     @cached_property
     def skeleton(self) -> nn.Module:
         """A model of this recipe to read names, shapes and operation counts from, never to train."""
-        return self.model(0)
+        with own_draws(torch.device("cpu")):  # layers draw weights when they are made
+            return self.model(0)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
