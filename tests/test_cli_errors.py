@@ -20,12 +20,53 @@ def bad(words: list[str], says: str, **files: str) -> tuple[list[str], str, dict
 
 BAD = {
     "unknown sweep": bad(["run", "digts"], "unknown sweep 'digts'; did you mean 'digits'"),
-    "no file": bad(["run", "absent.toml"], "cannot read sweep absent.toml: No such file or directory"),
-    "not TOML": bad(["run", "x.toml"], "x.toml is not TOML", x_toml="{"),
+    "no file": bad(
+        ["run", "absent.toml"],
+        "cannot read sweep absent.toml: No such file or directory; give the path of a TOML file, or one of cifar10-",
+    ),
+    "not TOML": bad(["run", "x.toml"], "(at line 1, column 1); correct it there", x_toml="{"),
+    "no command": bad(["fly"], "unknown command 'fly' (known: data, diff,"),
+    "misspelt command": bad(["rnu", "digits"], "unknown command 'rnu'; did you mean 'run'"),
+    "no sweep": bad(
+        ["run"], "rewound run needs SWEEP, a TOML file, or the name of a shipped sweep such as digits; for"
+    ),
+    "no pack": bad(
+        ["pack", "digits"], "rewound pack needs --out, the file to write; pieces get a number appended; for"
+    ),
+    "misspelt option": bad(
+        ["run", "digits", "--jbos", "1"], "unknown option of rewound run '--jbos'; did you mean '--jobs"
+    ),
+    "a word for a number": bad(
+        ["prune", "digits", "--compression", "ten"], "--compression must be a number, not 'ten'\n"
+    ),
+    "a part of a job": bad(["run", "digits", "--jobs=1.5"], "--jobs must be a whole number, not '1.5'\n"),
+    "one word too many": bad(["plan", "digits", "now"], "(now); see rewound plan --help"),
+    "an option without its value": bad(["run", "digits", "--store"], "'--store' requires an argument; see rewound"),
+    "sparsity": bad(
+        ["prune", "digits", "--sparsity", "0.95"], "no option --sparsity; for 95% sparsity give --compression 20\n"
+    ),
+    "sparsity in percent": bad(["prune", "digits", "--sparsity=80"], "for 80% sparsity give --compression 5\n"),
+    "density": bad(
+        ["prune", "digits", "--density", "0.1"], "no option --density; for density 0.1 give --compression 10\n"
+    ),
+    "a rate for one shot": bad(
+        ["prune", "digits", "--one-shot", "--rate", "0.5"],
+        "rate 0.5 is how much each level prunes, and one-shot pruning has one level, which prunes all that compression "
+        "asks for; leave out one of the two\n",
+    ),
+    **{
+        f"{words[0]} where nothing can be written": bad(
+            [*words, "--out", "/proc/x"],
+            "cannot write into /proc/x: /proc takes no files (No such file or directory); choose",
+        )
+        for words in (["run", "digits"], ["report", "digits"], ["prune", "digits"])
+    },
     "unknown recipe": bad(["plan", "x.toml"], "unknown recipe 'digit'", x_toml=SWEEP.replace("tiny:Tiny", "digit")),
     "unknown technique": bad(["run", "x.toml"], "did you mean 'fine-tuning'", x_toml=SWEEP.replace("tuning", "tune")),
     "unknown key": bad(["run", "x.toml"], "unknown key 'sweep'", x_toml=f"sweep = 1\n{SWEEP}"),
-    "density": bad(["run", "x.toml"], "density must be above 0 and at most 1, not 2", x_toml=SWEEP.replace("0.5", "2")),
+    "no such density": bad(
+        ["run", "x.toml"], "density must be above 0 and at most 1, not 2", x_toml=SWEEP.replace("0.5", "2")
+    ),
     "no retraining": bad(["run", "x.toml"], "must be above 0, not 0", x_toml=SWEEP.replace("[1, 2]", "0")),
     "rewound too far": bad(
         ["run", "x.toml"], "cannot rewind 3 epochs: tiny:Tiny trains for 2", x_toml=SWEEP.replace("[1, 2]", "3")
@@ -108,7 +149,9 @@ BAD = {
         ["report", "--results", "x.csv", "--compare", "y.csv"], "nothing to compare", x_csv=row(t=4), y_csv=row(t=8)
     ),
     "no such recipe": bad(["prune", "digit"], "unknown recipe 'digit'; did you mean 'digits'"),
-    "no such module": bad(["prune", "no.such:Task"], "cannot import recipe 'no.such:Task'"),
+    "no such module": bad(
+        ["prune", "no.such:Task"], "cannot import recipe 'no.such:Task': No module named 'no'; start in the folder that"
+    ),
     "no such technique": bad(["prune", "digits", "--technique", "magic"], "unknown technique 'magic'"),
     "no compression": bad(["prune", "digits", "--compression", "1"], "compression must be above 1, not 1"),
     "endless compression": bad(["prune", "digits", "--compression", "inf"], "must be a finite number, not inf"),
@@ -164,6 +207,18 @@ def test_bad_input_is_one_sentence(rewound_command: Rewound, monkeypatch: pytest
         assert Path(name).read_text() == text, "nothing is lost"
     if words[0] in ("report", "plan", "pack", "diff", "show"):
         assert {path.name for path in Path().iterdir()} == set(files), "what only looks leaves nothing behind"
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("field", ["weight-decay", "momentum"])
+def test_a_step_that_no_float_holds(rewound_command: Rewound, field: str, jobs: int) -> None:
+    Path("x.toml").write_text(SWEEP.replace("[[", f"[recipe-fields]\n{field} = 1e308\n\n[[", 1))
+    code, _, err = rewound_command("run", "x.toml", "--jobs", jobs)
+    assert code == 2
+    assert err == (
+        f"error: a step of tiny:Tiny {field}=1e+308 needs a number that is too large for the type of its weights; "
+        "lower the learning rate, momentum or weight decay\n"
+    )
 
 
 STORED = {name: command for name, command in COMMANDS.items() if any(p.name == "store" for p in command.params)}

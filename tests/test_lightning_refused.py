@@ -15,8 +15,14 @@ from lightning.pytorch.callbacks import (
 
 from lightning_module import MARKS, Module, fit, loader, rewinding, trainer
 from rewound import InputError
+from rewound.integrations.lightning import Rewind
 
 pytestmark = MARKS
+
+
+def test_a_sparsity_is_answered_with_the_compression() -> None:
+    with pytest.raises(InputError, match=r"^Rewind has no sparsity; for 90% sparsity give compression=10$"):
+        Rewind(sparsity=0.9)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,14 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def test_what_is_no_density_or_time_is_refused() -> None:
+    for density in (0.0, -0.5, 2.0, 1e-320):
+        with pytest.raises(InputError, match=f"density {density:g} is outside"):
+            Row("digits", "unstructured", False, "fine-tuning", density, 4, 1, 0.9, 0.9)
+    with pytest.raises(InputError, match="retrain_epochs must be at least 0, not -1; give the retraining time"):
+        Row("digits", "unstructured", False, "fine-tuning", 0.5, -1, 1, 0.9, 0.9)
+
+
 def test_the_columns_are_the_contract() -> None:
     assert ",".join(COLUMNS) == HEADER
 

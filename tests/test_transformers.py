@@ -264,6 +264,11 @@ def test_a_training_stopped_by_somebody_else_is_left_where_it_is(tmp_path: Path)
     assert len(run.levels) == 3
 
 
+def test_a_sparsity_is_answered_with_the_compression() -> None:
+    with pytest.raises(InputError, match=r"^rewind has no sparsity; for 90% sparsity give compression=10$"):
+        rewind(None, sparsity=0.9)  # type: ignore[arg-type, call-arg]
+
+
 def test_a_checkpoint_without_the_run_is_refused(tmp_path: Path) -> None:
     dense = trainer(tmp_path, save_strategy="steps", save_steps=3)
     dense.train()

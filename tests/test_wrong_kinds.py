@@ -47,6 +47,24 @@ def trained(mask: object = None, lr: object = ()) -> object:
 
 # mypy would find each of them; who runs a notebook reads the sentence.
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "a sparsity": (lambda: epochs(sparsity=0.9), "epochs has no sparsity; for 90% sparsity give compression=10"),
+    "a sparsity in percent": (
+        lambda: epochs(sparsity=75),
+        "epochs has no sparsity; for 75% sparsity give compression=4",
+    ),
+    "a density": (lambda: epochs(density=0.05), "epochs has no density; for density 0.05 give compression=20"),
+    "a sparsity in words": (
+        lambda: epochs(sparsity="high"),
+        "epochs has no sparsity; for 90% sparsity give compression=",
+    ),
+    "a sparsity to prune to": (
+        lambda: rewound.prune("digits", sparsity=0.8),  # type: ignore[call-arg]
+        "prune has no sparsity; for 80% sparsity give compression=5",
+    ),
+    "a rate for one shot": (
+        lambda: epochs(one_shot=True, rate=0.5),
+        "rate 0.5 is how much each level prunes, and one-shot pruning has one level, which prunes all that compression",
+    ),
     "a pruner by its score": (
         lambda: epochs(pruner="magnitude"),
         "pruner must be of type Pruner, not 'magnitude'; give a rewound.Pruner, as Pruner(score=\"magnitude\")",

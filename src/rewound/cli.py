@@ -258,4 +258,4 @@ def main() -> None:
     """The `rewound` command."""
     sys.path.append(str(Path.cwd()))  # where `mine:Technique` is looked for, as python -m does
     with exits():
-        app()
+        sys.exit(app(prog_name="rewound", standalone_mode=False))

@@ -14,7 +14,7 @@ from typing import cast
 from safetensors.torch import save_file
 from torch import nn
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, goals, has_dropped, longest_time, returned
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression, goals, has_dropped, longest_time, returned
 from rewound.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
 from rewound.executors.local import opened, run
 from rewound.plans.options import Options, keeps_all
@@ -161,6 +161,7 @@ def _epochs(recipe: Recipe, technique: str, retrain_epochs: float | None) -> flo
     return longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
 
 
+@by_compression
 def prune(
     recipe: str | Recipe,
     *,

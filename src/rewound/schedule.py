@@ -23,6 +23,8 @@ CURVES: Mapping[str, Callable[[float, float, float], float]] = {
     "exponential": lambda start, stop, done: start * (stop / start) ** done,
     "cosine": lambda start, stop, done: stop + (start - stop) * (1 + math.cos(math.pi * done)) / 2,
 }
+_LARGEST = 3.4028234663852886e38  # of float32: a step with a larger rate is an error in torch
+_BETWEEN = f"from 0 to {_LARGEST:.4g}"
 
 
 class Segment(NamedTuple):
@@ -85,16 +87,19 @@ class Schedule:
             raise InputError("a schedule needs at least one piece, as Schedule.constant has")
         ends = [0.0, *(piece.until for piece in self.pieces)]
         if any(b <= a for a, b in pairwise(ends)) or ends[-1] < self.steps:
-            raise InputError(f"the pieces of a schedule must end in growing order, the last at {self.steps} or later")
-        if (rate := self.declared_final) is not None and not 0 <= rate < math.inf:
-            raise InputError(f"the learning rate that holds after the end must be a number of at least 0, not {rate:g}")
+            raise InputError(
+                f"the pieces of a schedule must end in growing order, the last at {self.steps} or later; "
+                "train for longer, or with fewer pieces"
+            )
+        if (rate := self.declared_final) is not None and not 0 <= rate <= _LARGEST:
+            raise InputError(f"the learning rate that holds after the end must be {_BETWEEN}, not {rate:g}")
         for piece in self.pieces:
             if piece.curve not in CURVES:
                 raise InputError(unknown("curve", piece.curve, CURVES))
             rates = (piece.start, piece.stop)
-            least = "above 0 on an exponential curve" if piece.curve == "exponential" else "at least 0"
-            if not all(0 <= rate < math.inf for rate in rates) or (piece.curve == "exponential" and 0 in rates):
-                raise InputError(f"learning rates must be finite and {least}, not {piece.start} to {piece.stop}")
+            above = ", and above 0 on an exponential curve" if piece.curve == "exponential" else ""
+            if not all(0 <= rate <= _LARGEST for rate in rates) or (piece.curve == "exponential" and 0 in rates):
+                raise InputError(f"learning rates must be {_BETWEEN}{above}, not {piece.start} to {piece.stop}")
 
     @classmethod
     def constant(cls, steps: int, rate: float) -> "Schedule":

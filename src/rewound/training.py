@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.errors import Diverged, InputError, check_kind, shown
 from rewound.pruning.mask import Mask
 from rewound.randomness import fold, own_draws
-from rewound.recipe import Position, Recipe, Scores, check_recipe
+from rewound.recipe import Position, Recipe, Scores, changed_fields, check_recipe
 from rewound.schedule import Segment, total
 
 _COUNTS = ("step", "mu_product")
@@ -122,7 +122,7 @@ def train(
                         losses += loss.detach()
                     if math.isfinite(recipe.clip_norm):
                         nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
-                    optimizer.step()
+                    _take_step(optimizer, recipe)
                 done += 1
                 if done in marks or due():
                     mean = losses.item() / (done - since)
@@ -131,6 +131,19 @@ def train(
                     yield viewed(model, optimizer, seed, Position(prunings, start + done), mean)
                     since = done
                     losses.zero_()
+
+
+def _take_step(optimizer: Optimizer, recipe: Recipe) -> None:
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        given = " ".join([recipe.label(), *changed_fields(recipe)])
+        raise InputError(
+            f"a step of {given} needs a number that is too large for the type of its weights; "
+            "lower the learning rate, momentum or weight decay"
+        ) from error
 
 
 def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> Scores:

@@ -5,15 +5,19 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.text import Text
 
 from rewound.quantities import spoken
+from rewound.reports.look import printable
 from rewound.reports.page import PAGE
 
 Show = Callable[[float, float], None]
@@ -21,8 +25,27 @@ Show = Callable[[float, float], None]
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
-# Text is text: rich would make a picture of `:boom:` in `mine:boom:`, and a style of the brackets in a path `runs[1]`.
-console = Console(emoji=False, markup=False)
+
+class PlainConsole(Console):
+    """Prints text as text, whoever wrote it: names in tables and files may hold codes that command a terminal.
+
+    Control characters, ends of lines among them, are shown as they are written in Python. rich itself would make a
+    picture of `:boom:` in `mine:boom:`, and a style of the brackets in a path `runs[1]`.
+    """
+
+    def __init__(self, *, file: IO[str] | None = None, width: int | None = None, stderr: bool = False) -> None:
+        super().__init__(file=file, width=width, stderr=stderr, emoji=False, markup=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, Text) and not renderable.plain.isprintable():
+            renderable = Text(printable(renderable.plain), renderable.style)
+        return super().render(renderable, options)
+
+
+console = PlainConsole()
 
 
 def say(text: str) -> None:

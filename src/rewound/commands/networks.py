@@ -12,12 +12,11 @@ from pathlib import Path
 
 import typer
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
-from rewound.commands.console import console, progress_of, say
+from rewound.commands.console import PlainConsole, console, progress_of, say
 from rewound.commands.outputs import writable
 from rewound.compression import LevelReport, PrunedNetwork, search_of, searched
 from rewound.errors import InputError, shown
@@ -89,7 +88,7 @@ def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object])
         console.print(page)
         return
     text = io.StringIO()
-    Console(file=text, width=console.width if console.is_terminal else WIDE, emoji=False, markup=False).print(page)
+    PlainConsole(file=text, width=console.width if console.is_terminal else WIDE).print(page)
     for line in text.getvalue().splitlines():
         typer.echo(_written(line.rstrip(), console.encoding))
 
@@ -142,7 +141,7 @@ def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> Renderabl
     dense = sum(tensor.numel() * tensor.itemsize for tensor in _once(ticket).values())
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in ticket.about.items():
-        facts.add_row(_shown(name), _shown(value if isinstance(value, str) else json.dumps(value)))
+        facts.add_row(name, value if isinstance(value, str) else json.dumps(value))
     facts.add_row("compression", _compression(ticket, profile))
     facts.add_row("hash", ticket.hash)
     facts.add_row("size", f"{size:,} bytes, {size / max(dense, 1):.1%} of the dense {dense:,}")
@@ -168,7 +167,7 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
 
     def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
         operations = [f"{flops:,}" if flops is not None else "–"] if profile else []
-        table.add_row(_shown(name), shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
+        table.add_row(name, shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
 
     tensors, mask = _once(ticket), ticket.mask
     masked = [name for name in tensors if name in mask]
@@ -192,8 +191,3 @@ def _once(ticket: Ticket) -> dict[str, Tensor]:
     for name in sorted(ticket.state, key=lambda name: name not in ticket.mask):
         names.setdefault(id(ticket.state[name]), name)
     return {name: tensor for name, tensor in ticket.state.items() if names[id(tensor)] == name}
-
-
-def _shown(text: str) -> Text:
-    """The text of a file that nobody vouches for: no codes that would do something to a terminal."""
-    return Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

@@ -32,7 +32,7 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
     """Merge packs into a store, which is not touched if one of them cannot be read."""
     for path in files:
         if not path.is_file():
-            raise InputError(f"there is no file {path}")
+            raise InputError(f"there is no file {path}; give the files that rewound pack wrote")
     merged = unpack_store(read_packs(files), Store(root, say))
     console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and left out")
     if merged.unbound:

@@ -109,6 +109,8 @@ def _process(work: Work, pipe: Connection, parent: int) -> None:
     except Exception as error:
         fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
         send("fault", str(fault), fault.where)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself now; what runs at exit would be interrupted
 
 
 def _stop() -> None:

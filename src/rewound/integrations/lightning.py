@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
@@ -37,6 +37,7 @@ class Rewind(Callback):
     `trainer.validate` finds before. The run itself is `callback.run`.
     """
 
+    @by_compression
     def __init__(
         self,
         *,

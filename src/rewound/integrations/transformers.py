@@ -13,7 +13,7 @@ from typing import cast
 
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.joint import with_held
@@ -36,6 +36,7 @@ except ImportError as error:
     raise ImportError("Hugging Face's Trainer is missing: pip install 'rewound[transformers]'") from error
 
 
+@by_compression
 def rewind(
     trainer: Trainer,
     *,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, longest_time
+from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression, longest_time
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.averages import warn_of_dense
 from rewound.loops.beside import averages, check_beside
@@ -36,6 +36,7 @@ from rewound.technique import technique_named
 _ORDER = "the order is epochs(training_epochs, model, optimizer, scheduler)"
 
 
+@by_compression
 def epochs(
     training_epochs: int,
     model: nn.Module,

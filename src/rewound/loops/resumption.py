@@ -32,6 +32,8 @@ def resume_or_begin(run: Run, folder: Folder) -> None:
         check_none_forgotten(subjects.schedulers, subjects.optimizer)
     arguments = course.arguments(subjects.model, subjects.optimizer)
     may_differ = ["compression"] if newest is not None and progress.densities else ["compression", "final"]
+    if course.one_shot:  # it has no meaning there, and was once accepted
+        may_differ.append("rate")
     folder.claim(arguments, progress.run, run.say, may_differ, check=run.resumes)
     if newest is not None or run.handed_over:
         _check_rewound_to(course, progress, folder)

@@ -35,6 +35,15 @@ _OTHERS: Final = (
 )
 
 
+def printable(text: str) -> str:
+    """The text with control characters, ends of lines among them, as they are written in Python.
+
+    >>> printable("red" + chr(27) + "[31m") == "red" + chr(92) + "x1b[31m"
+    True
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def looks(techniques: Iterable[str]) -> dict[str, Look]:
     """The look of each technique, in legend order; unknown ones follow by name, in colours of their own.
 

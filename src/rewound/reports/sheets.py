@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 from rewound.paper.figures import pruning_order
 from rewound.paper.panels import Curves, Panel
 from rewound.reports.charts import DOT, Json, filled_in, printed
-from rewound.reports.look import Look, dash, looks, marker_path, ratios
+from rewound.reports.look import Look, dash, looks, marker_path, printable, ratios
 from rewound.reports.ranges import SAFE_ZONE, Axis, compression_axis, delta_label, panel_limits, time_axis
 from rewound.wholefiles import write_whole
 
@@ -132,7 +132,7 @@ def save_sheet(sheet: Sheet, out: Path, formats: Sequence[str] = ("png",)) -> li
     import vl_convert
 
     numbers: dict[str, int] = {}  # Vega goes on counting from sheet to sheet
-    svg = vl_convert.vegalite_to_svg(json.dumps(specification(sheet)))
+    svg = vl_convert.vegalite_to_svg(json.dumps(_printable(specification(sheet))))
     svg = re.sub(r'(?<=["#])clip\d+', lambda clip: f"clip{numbers.setdefault(clip[0], len(numbers))}", svg)
     paths = [out / f"{sheet.name}.{suffix}" for suffix in formats]
     for path in paths:
@@ -142,6 +142,15 @@ def save_sheet(sheet: Sheet, out: Path, formats: Sequence[str] = ("png",)) -> li
             data = vl_convert.svg_to_pdf(svg) if path.suffix == ".pdf" else svg.encode()
         write_whole(path, data, durable=False)
     return paths
+
+
+def _printable(value: object) -> object:
+    """The value with text that an SVG may hold: `vl_convert` ends the process at a control character."""
+    if isinstance(value, Mapping):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def specification(sheet: Sheet) -> Json:

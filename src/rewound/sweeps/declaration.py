@@ -37,9 +37,9 @@ def declared(word: str | Path) -> Declaration:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"cannot read sweep {word}: {getattr(error, 'strerror', None) or 'it is not text'}"
-            ) from error
+            reason = getattr(error, "strerror", None) or "it is not text"
+            remedy = f"give the path of a TOML file, or one of {', '.join(sorted(shipped))}"
+            raise InputError(f"cannot read sweep {word}: {reason}; {remedy}") from error
     elif word in shipped:
         text = shipped[word]
     else:
@@ -47,7 +47,7 @@ def declared(word: str | Path) -> Declaration:
     try:
         return Declaration(word, path.stem, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{word} is not TOML: {error}") from error
+        raise InputError(f"{word} is not TOML: {error}; correct it there") from error
 
 
 def shipped_sweeps() -> dict[str, str]:

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 
-from rewound.algorithm import KEEP, check_densities, densities
+from rewound.algorithm import KEEP, check_densities, densities, density_meant
 from rewound.errors import InputError, as_whole
 from rewound.pruning.pruner import Pruner
 from rewound.sweeps.declaration import Table
 from rewound.sweeps.entries import as_finite, axis_in, check_keys, combinations, texts_in
 
 _LISTS = {field.name: 1 for field in fields_of(Pruner) if isinstance(field.default, tuple)}  # only and skip
+_TWO_WAYS = "density = {density:.6g} (one-shot) or levels = {{ compression = {compression:.6g} }} (iterative)"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Experiment:
 
 def experiment_in(table: Table, trials: tuple[int, ...]) -> Experiment:
     """The experiment that a table declares, in a sweep with these trials."""
+    check_no_other_words(table, {"sparsity": "density = {density:.6g}", "compression": _TWO_WAYS})
     check_keys("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
     chosen = trials_in(table) if "trials" in table else None
     if chosen and (strange := set(chosen) - set(trials)):
@@ -56,6 +58,15 @@ def experiment_in(table: Table, trials: tuple[int, ...]) -> Experiment:
     )
 
 
+def check_no_other_words(table: Table, remedies: Mapping[str, str]) -> None:
+    """An error for a word that says how much is pruned and is not the one for its place, with what to write there."""
+    for word, remedy in remedies.items():
+        if word in table:
+            density = density_meant(word, axis_in(table, word)[0])
+            written = remedy.format(density=density, compression=1 / density)
+            raise InputError(f"{word} is not a key here; for {100 * (1 - density):.6g}% sparsity write {written}")
+
+
 def trials_in(table: Table) -> tuple[int, ...]:
     """The trials that a table lists."""
     if isinstance(number := table.get("trials"), int):
@@ -67,6 +78,7 @@ def _chains(value: object) -> Iterator[tuple[float, ...]]:
     """The densities of the runs that one table of `levels` stands for."""
     if not isinstance(value, Mapping):
         raise InputError(f"levels is a table such as {{ keep = 0.8, count = 10 }}, not {value!r}")
+    check_no_other_words(value, dict.fromkeys(("sparsity", "density"), "compression = {compression:.6g}"))
     check_keys("key of levels", value, ("keep", "count", "compression"))
     if ("count" in value) == ("compression" in value):
         raise InputError("levels has either count or compression")

@@ -7,6 +7,7 @@ is what is pruned as one, "unstructured" for single weights; then follows how, w
 """
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -42,8 +43,12 @@ class Row:
     key: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
+        if not (0 < self.density <= 1 and math.isfinite(1 / self.density)):
             raise InputError(f"density {self.density:g} is outside (0, 1]; give the fraction of weights kept")
+        if self.retrain_epochs is not None and self.retrain_epochs < 0:
+            raise InputError(
+                f"retrain_epochs must be at least 0, not {self.retrain_epochs:g}; give the retraining time"
+            )
         if self.technique and self.retrain_epochs is None:
             raise InputError(f"a row of technique {self.technique} has no retrain_epochs; only a dense row may lack it")
 
