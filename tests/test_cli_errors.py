@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from command_line import COMMANDS, HEADER, SWEEP, Rewound, command, environment, row, snapshot
+from rewound.storage.artifact import digest
 from rewound.storage.store import Store
 from rewound.tables.results import read_rows
 
@@ -83,7 +84,9 @@ BAD = {
     "device of another kind": bad(["run", "x.toml", "--device", "meta"], "is not supported", x_toml=SWEEP),
     "store is a file": bad(["run", "x.toml", "--store", "file"], "cannot use store file", x_toml=SWEEP, file="hello"),
     "store below a file": bad(["prune", "tiny:Tiny", "--store", "file/below"], "cannot use store", file="hello"),
-    "newer store": bad(["run", "x.toml", "--store", "."], "newer version (7; this one", x_toml=SWEEP, version="7\n"),
+    "newer store": bad(
+        ["run", "x.toml", "--store", "."], "newer version (7; this one", x_toml=SWEEP, version=f"7 {digest(7)}\n"
+    ),
     "another folder": bad(["show", "--store", "."], "there is no store at .; make one with"),
     "no store": bad(["show", "--store", "nowhere"], "there is no store at nowhere; make one with"),
     "nothing ran": bad(
