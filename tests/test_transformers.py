@@ -286,6 +286,7 @@ def test_a_checkpoint_of_other_batches_is_refused(tmp_path: Path) -> None:
     rewound_by(other)
     with pytest.raises(InputError, match="in epoch 3, but at 10 steps per epoch its 15 steps end in epoch 1"):
         other.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{3 * BATCHES}"))
+    assert not _global_optimizer_pre_hooks
 
 
 # How far to go

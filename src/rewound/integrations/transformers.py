@@ -195,6 +195,7 @@ class _Rewinding(TrainerCallback):
         if number is None:
             raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
         if number != here:
+            self.epochs.close()  # or its hooks would stay on every optimizer
             raise InputError(
                 f"this checkpoint was saved in epoch {number}, but at {self.steps_per_epoch} steps per epoch its "
                 f"{state.global_step} steps end in epoch {here}; give the same data and batch size"
