@@ -37,6 +37,16 @@ def test_every_public_function_tells_what_is_of_a_wrong_kind(name: str, given: o
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("word", ["sparsity", "density"])
+@pytest.mark.parametrize(
+    "name", [name for name in FUNCTIONS if "compression" in inspect.signature(getattr(rewound, name)).parameters]
+)
+def test_every_function_that_prunes_to_a_compression_knows_the_other_words_for_it(name: str, word: str) -> None:
+    if name != "densities":  # gives densities for a compression, as its name says
+        with pytest.raises(InputError, match=f"^{name} has no {word}; for .* give compression=2$"):
+            getattr(rewound, name)(**{word: 0.5})
+
+
 def epochs(scheduler: object = None, **options: object) -> object:
     return rewound.epochs(2, NET, SGD(NET.parameters(), lr=0.1), scheduler, **options)  # type: ignore[arg-type]
 
