@@ -50,6 +50,8 @@ def test_two_processes_prune_and_train_what_one_does_and_resume(tmp_path: Path) 
     for name, expected in weights(tmp_path / "one").items():
         for rank in (0, 1):
             assert torch.allclose(weights(tmp_path / "two", rank)[name], expected, rtol=0, atol=1e-5)
+    tables = [tmp_path / name / "run" / "levels" / "levels.csv" for name in ("one", "two")]
+    assert len({table.read_text() for table in tables}) == 1, "rank 0 keeps the levels, each once"
     # Rank 0 alone speaks, and says it once.
     assert "rewound: 3 dense epochs" in two[0][1]
     assert "rewound" not in two[1][1]
