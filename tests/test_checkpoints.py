@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import gc
 import io
 import os
 import shutil
@@ -21,6 +22,7 @@ import rewound
 import rewound.loops.iteration
 from loops import STEPS, Loop, T, network, one_step, redraw, same
 from rewound import TECHNIQUES, Epochs, InputError
+from rewound.loops.lock import _HELD
 
 SCRIPT = Path(__file__).with_name("own_loop.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
@@ -251,6 +253,16 @@ def test_a_cell_that_is_run_again_takes_its_folder_over_and_keeps_the_lock(tmp_p
     again.close()
     loop.over(loop.run(compression=2, checkpoint=tmp_path))
     assert loop.seen[-1][0] == 5 * T - 1
+
+
+def test_a_trainer_that_is_dropped_in_the_middle_leaves_its_folder(tmp_path: Path) -> None:
+    loop = Loop()
+    training = iter(loop.run(compression=2, checkpoint=tmp_path))
+    next(training)
+    loop.model.trainer = training  # type: ignore[assignment]  # what is trained knows who trains it, as in Lightning
+    del training, loop
+    gc.collect()
+    assert tmp_path not in _HELD
 
 
 def test_a_folder_is_not_taken_from_another_thread(tmp_path: Path) -> None:

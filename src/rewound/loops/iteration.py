@@ -6,6 +6,7 @@ recorded learning rates set before every step; the scheduler itself rests until 
 """
 
 import time
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
@@ -35,7 +36,8 @@ def iterated(run: Run) -> Generator[int]:
     """The epochs of the whole run, from where it has been left."""
     with opened(run.path) as (folder, held):
         epochs = _Iteration(run, folder).epochs()
-        held.leave = epochs.close
+        known = weakref.ref(epochs)  # a trainer that is dropped is collected with the run inside it
+        held.leave = lambda: inside.close() if (inside := known()) is not None else None
         yield from epochs
         held.check()
 
