@@ -40,7 +40,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         module, other, seen = Module(), rewinding(), Rates()
         fit(trainer(tmp_path, other, seen), module, tmp_path / f"step={step}.ckpt")
         assert seen.seen == rates.seen[step:]
-        assert [reached.epochs for reached in other.run.levels] == [T, 2 * T, 3 * T]
+        assert [reached.done for reached in other.run.levels] == [T, 2 * T, 3 * T]
         assert other.run.mask is not None
         assert_sparse(module.state_dict(), other.run.mask)
 

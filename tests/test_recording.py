@@ -238,7 +238,7 @@ def test_a_tensor_is_filled_in_place() -> None:
 def test_a_rehearsal_is_what_training_would_do_and_leaves_no_trace(name: str, by_step: bool) -> None:
     optimizer, scheduler = made("two groups", name, by_step)
     groups, state = copy.deepcopy(optimizer.param_groups), copy.deepcopy(scheduler.state_dict())  # type: ignore[attr-defined]
-    rehearsal = rehearsed(optimizer, [scheduler], EPOCHS, STEPS if by_step else 1)  # type: ignore[arg-type]
+    rehearsal = rehearsed(optimizer, [scheduler], [STEPS if by_step else 1] * EPOCHS)  # type: ignore[arg-type]
     assert [hyperparameters(g) for g in optimizer.param_groups] == [hyperparameters(g) for g in groups]
     assert str(scheduler.state_dict()) == str(state)  # type: ignore[attr-defined]
     recording = Recording()
@@ -254,7 +254,7 @@ def test_a_rehearsal_is_what_training_would_do_and_leaves_no_trace(name: str, by
 def test_a_schedule_is_by_epoch_or_by_step(steps: int) -> None:
     optimizer, _ = made("two groups", "StepLR", False)
     S = Schedule.cosine(steps, 0.3, final=0.03)
-    recording = scheduled(optimizer, S, EPOCHS)
+    recording = scheduled(optimizer, S, [1] * EPOCHS)
     for epoch in range(EPOCHS):
         at = [S.at(epoch * (steps // EPOCHS) + (step if steps == TOTAL else 0)) for step in range(STEPS)]
         rates = [[group["lr"] for group in step] for step in islice(recording.replayed(epoch), STEPS)]
@@ -265,7 +265,7 @@ def test_a_schedule_is_by_epoch_or_by_step(steps: int) -> None:
 def test_a_schedule_must_divide_into_its_epochs() -> None:
     optimizer, _ = made("SGD", "StepLR", False)
     with pytest.raises(InputError, match="a schedule of 100 steps does not divide into 6 epochs"):
-        scheduled(optimizer, Schedule.constant(100, 0.1), EPOCHS)
+        scheduled(optimizer, Schedule.constant(100, 0.1), [1] * EPOCHS)
 
 
 @pytest.mark.parametrize(("name", "by_step"), SCHEDULERS)

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from optimizers_around import timm_lookahead
-from rewound import Diverged, Epochs, InputError, Mask, densities
+from rewound import Diverged, Epochs, InputError, Mask, Steps, densities
 from rewound.integrations.transformers import rewind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,7 +93,7 @@ def trainer(folder: Path, model: nn.Module | None = None, **options: object) -> 
     )
 
 
-def rewound_by(trainer: Trainer, **options: object) -> Epochs:
+def rewound_by(trainer: Trainer, **options: object) -> Epochs | Steps:
     return rewind(trainer, **{"compression": 1.5, "say": lambda line: None, **options})  # type: ignore[arg-type]
 
 
@@ -289,6 +289,62 @@ def test_a_checkpoint_of_other_batches_is_refused(tmp_path: Path) -> None:
     assert not _global_optimizer_pre_hooks
 
 
+# Counted in steps
+
+
+N = 7  # of which an epoch has 5
+
+
+class Stream(IterableDataset[dict[str, Tensor]]):
+    """Sentences that nobody has counted."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        sentences = Sentences(4 * BATCHES)
+        yield from (sentences[index] for index in range(len(sentences)))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_trainer_that_counts_steps_is_pruned_level_by_level(streams: bool, tmp_path: Path) -> None:
+    mine = trainer(tmp_path, max_steps=N, gradient_accumulation_steps=1 if streams else 2)
+    if streams:
+        mine.train_dataset = Stream()
+    run = rewound_by(mine, technique="weight-rewinding", retrain_steps=4)
+    mine.train()
+    assert isinstance(run, Steps)
+    assert mine.state.global_step == len(run) == N + 2 * 4
+    assert [reached.done for reached in run.levels] == [N, N + 4, N + 8]
+    assert rates(mine)[N:] == 2 * rates(mine)[N - 4 : N]
+    assert run.mask is not None
+    assert_sparse(mine.model.state_dict(), run.mask)  # type: ignore[union-attr]
+    assert not hooks(mine)
+
+
+def test_a_resumed_run_of_steps_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    options = {"technique": "weight-rewinding", "retrain_steps": 4}
+    whole = trainer(tmp_path, max_steps=N, save_strategy="steps", save_steps=1)
+    run = rewound_by(whole, **options)
+    whole.train()
+    for step in (2, 4, N, N + 1, N + 8):  # before and after what is rewound to, and at and after the end of a level
+        mine = trainer(tmp_path, max_steps=N)
+        again = rewound_by(mine, **options)
+        mine.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.levels == run.levels
+        assert rates(mine) == rates(whole)[step:]
+        for name, value in whole.model.state_dict().items():  # type: ignore[union-attr]
+            assert torch.equal(mine.model.state_dict()[name], value), (step, name)  # type: ignore[union-attr]
+
+
+def test_max_drop_ends_a_training_that_counts_steps(tmp_path: Path) -> None:
+    mine = trainer(tmp_path, max_steps=4, eval_strategy="steps", eval_steps=2, metric_for_best_model="accuracy")
+    run = rewound_by(mine, compression=10, max_drop=0.1)
+    mine.compute_metrics = lambda prediction: {"accuracy": 0.9 - 0.15 * max(0, run.level - 1)}
+    mine.train()
+    assert [reached.value for reached in run.levels] == pytest.approx([0.9, 0.9, 0.75, 0.6])
+    assert mine.state.global_step == 4 * 4
+    assert run.mask is not None
+    assert run.mask.density == pytest.approx(0.8, abs=1e-3)
+
+
 # How far to go
 
 
@@ -311,7 +367,7 @@ def test_max_drop_ends_the_training_and_returns_the_last_good_level(tmp_path: Pa
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_level_that_is_not_finite_ends_the_training(level: int, tmp_path: Path) -> None:
-    def exploding(folder: Path, **options: object) -> tuple[Trainer, Epochs]:
+    def exploding(folder: Path, **options: object) -> tuple[Trainer, Epochs | Steps]:
         mine = trainer(folder, eval_strategy="epoch", metric_for_best_model="accuracy")
         run = rewound_by(mine, **options)
 
@@ -375,7 +431,19 @@ def test_a_schedule_that_ends_at_zero_needs_a_final_rate_to_be_fine_tuned_at(tmp
 @pytest.mark.parametrize(
     ("options", "mine", "said"),
     [
-        ({"max_steps": 7}, {}, "counted in epochs, not in max_steps=7; give num_train_epochs"),
+        ({"max_steps": 7}, {"retrain_epochs": 1}, "counts in max_steps, so a level's time is given as retrain_steps="),
+        ({}, {"retrain_steps": 1}, "counts in num_train_epochs, so a level's time is given as retrain_epochs="),
+        ({"max_steps": 7}, {"retrain_steps": 8}, "cannot rewind 8 steps: the original run trains for 7"),
+        (
+            {"max_steps": 7, "eval_strategy": "epoch", "metric_for_best_model": "accuracy"},
+            {"max_drop": 0.1},
+            "give metric_for_best_model=, eval_strategy='steps' and .* not 'accuracy', 'epoch' and 'no'",
+        ),
+        (
+            {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "accuracy"},
+            {"max_drop": 0.1, "retrain_steps": 5},
+            "eval_steps=3 has none after step 11, where one ends; give a divisor of 11",
+        ),
         ({"num_train_epochs": 2.5}, {}, "num_train_epochs must be a whole number, not 2.5"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},

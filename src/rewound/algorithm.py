@@ -47,15 +47,15 @@ class Level:
     """How long to retrain."""
 
 
-def levels(technique: Technique, t: int, T: int, densities: Sequence[float]) -> Iterator[Level]:
-    """The levels of pruning to each of `densities` in turn, retraining each for t of the original T.
+def levels(technique: Technique, t: int, T: int, densities: Sequence[float], *, unit: str = "epoch") -> Iterator[Level]:
+    """The levels of pruning to each of `densities` in turn, retraining each for t of the original T (epochs, or steps).
 
     >>> from rewound.technique import TECHNIQUES
     >>> list(levels(TECHNIQUES["weight-rewinding"], 30, 100, [0.2]))
     [Level(density=0.2, weights_from=70, schedule_from=70, length=30)]
     """
     check_kind("technique", technique, Technique, 'give the technique itself, as rewound.TECHNIQUES["lr-rewinding"]')
-    check_time(technique, t, T)
+    check_time(technique, t, T, unit=unit)
     check_densities(densities)
     weights_from: dict[str, int | Literal["previous", "fresh"]] = {
         "final": "previous",
@@ -178,7 +178,9 @@ def _within(scores: Sequence[float | None], max_drop: float | None, higher_is_be
     return [level == 0 or (s is not None and sign * (dense - s) <= max_drop) for level, s in enumerate(scores)]
 
 
-def check_time(technique: Technique, t: float, T: float, task: str = "the original run") -> None:
+def check_time(
+    technique: Technique, t: float, T: float, task: str = "the original run", *, unit: str = "epoch"
+) -> None:
     """Law 7: nothing can be rewound further than to its start."""
     if not as_number("retraining time", t) > 0:
         raise InputError(f"retraining time must be above 0, not {t:g}")
@@ -186,7 +188,7 @@ def check_time(technique: Technique, t: float, T: float, task: str = "the origin
         raise InputError("retraining time must be a finite number, not inf")
     if technique.rewinds and t > as_number("training time", T):
         raise InputError(
-            f"cannot rewind {t:g} epochs: {task} trains for {T:g}; use at most {T:g}, or technique fine-tuning"
+            f"cannot rewind {t:g} {unit}s: {task} trains for {T:g}; use at most {T:g}, or technique fine-tuning"
         )
 
 

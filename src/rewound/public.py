@@ -4,8 +4,8 @@ from rewound.algorithm import Level, densities, levels
 from rewound.compression import LevelReport, PrunedNetwork, prune
 from rewound.errors import Diverged, InputError
 from rewound.flops import Profile, profile
-from rewound.loops.loop import Epochs
-from rewound.loops.preparation import epochs
+from rewound.loops.loop import Epochs, Steps
+from rewound.loops.preparation import epochs, steps
 from rewound.loops.progress import Reached
 from rewound.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.pruning.mask import Mask
@@ -41,6 +41,7 @@ __all__ = [
     "Scores",
     "Segment",
     "State",
+    "Steps",
     "Sweep",
     "Technique",
     "Ticket",
@@ -56,5 +57,6 @@ __all__ = [
     "profile",
     "prune",
     "save",
+    "steps",
     "train",
 ]

@@ -1,13 +1,14 @@
 """Prune under Hugging Face's Trainer: `rewind(trainer, compression=10)`, then `trainer.train()` as before.
 
-The epochs asked for in TrainingArguments are the dense run. The trainer gets the optimizer and the scheduler of those
-epochs now, as many epochs more as the levels take, and a callback that prunes and rewinds between them. How far the run
-has come is kept in `optimizer.pt` of every checkpoint: `trainer.train(resume_from_checkpoint=...)` goes on under the
-same mask, from the middle of an epoch too.
+The epochs asked for in TrainingArguments, or the steps if it has `max_steps`, are the dense run. The trainer gets the
+optimizer and the scheduler of those now, as many epochs or steps more as the levels take, and a callback that prunes
+and rewinds between them. How far the run has come is kept in `optimizer.pt` of every checkpoint:
+`trainer.train(resume_from_checkpoint=...)` goes on under the same mask, from the middle of an epoch too.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +18,8 @@ from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.joint import with_held
-from rewound.loops.loop import Epochs
-from rewound.loops.preparation import epochs
+from rewound.loops.loop import Epochs, Steps
+from rewound.loops.preparation import epochs, steps
 from rewound.loops.snapshot import StateDict, Stateful
 from rewound.loops.unwrapping import bare_optimizer
 from rewound.pruning.pruner import Pruner
@@ -43,6 +44,7 @@ def rewind(
     compression: float = COMPRESSION,
     technique: str = TECHNIQUE,
     retrain_epochs: int | None = None,
+    retrain_steps: int | None = None,
     rate: float = RATE,
     one_shot: bool = False,
     pruner: Pruner | None = None,
@@ -53,31 +55,42 @@ def rewind(
     final: float | None = None,
     adopt: bool = False,
     say: Callable[[str], None] = print,
-) -> Epochs:
+) -> Epochs | Steps:
     """Make `trainer.train()` prune its model to `compression`: the paper's Algorithm 1 unless told otherwise.
 
-    The arguments are those of `rewound.epochs`, with T = `num_train_epochs`. `checkpoint` is the folder of what the run
-    goes back to, by default `rewound` below the trainer's `output_dir`. A level's accuracy is `metric_for_best_model`
-    as evaluated in its last epoch.
+    The arguments are those of `rewound.epochs`, with T = `num_train_epochs`; if the trainer has `max_steps`, those of
+    `rewound.steps`, with T = `max_steps`. `checkpoint` is the folder of what the run goes back to, by default `rewound`
+    below the trainer's `output_dir`. A level's accuracy is `metric_for_best_model` as evaluated in its last epoch, or
+    after its last step.
     """
     check_kind("trainer", trainer, Trainer, "give the trainer itself; for a loop of your own there is rewound.epochs")
-    _check(trainer, max_drop)
-    args, steps = trainer.args, _steps_per_epoch(trainer)
-    training_epochs = int(args.num_train_epochs)
+    _check(trainer)
+    args, by_steps = trainer.args, trainer.args.max_steps > 0
+    if (retrain_epochs if by_steps else retrain_steps) is not None:
+        counted, other = ("max_steps", "retrain_steps") if by_steps else ("num_train_epochs", "retrain_epochs")
+        raise InputError(f"this trainer counts in {counted}, so a level's time is given as {other}=")
+    if max_drop is not None:
+        _check_evaluated(args, by_steps)
+    steps_per_unit = 1 if by_steps else _steps_per_epoch(trainer)
+    training_time = args.max_steps if by_steps else int(args.num_train_epochs)
     if trainer._created_lr_scheduler:  # by an earlier `train`, whose network is adopted
         trainer.lr_scheduler = None
     model, optimizer = trainer.model, trainer.create_optimizer()
-    scheduler = trainer.create_scheduler(num_training_steps=training_epochs * steps)
+    scheduler = trainer.create_scheduler(num_training_steps=training_time * steps_per_unit)
     assert model is not None
     trainer._created_lr_scheduler = False  # as if it had been given: `train` would make one for all levels together
-    run = epochs(
-        training_epochs,
+    make = (
+        partial(steps, retrain_steps=retrain_steps)
+        if by_steps
+        else partial(epochs, retrain_epochs=retrain_epochs, steps_per_epoch=steps_per_unit if adopt else 1)
+    )
+    run: Epochs | Steps = make(
+        training_time,
         model,
         optimizer,
         scheduler,
         compression=compression,
         technique=technique,
-        retrain_epochs=retrain_epochs,
         rate=rate,
         one_shot=one_shot,
         pruner=pruner,
@@ -87,23 +100,24 @@ def rewind(
         max_drop=max_drop,
         final=final,
         adopt=adopt,
-        steps_per_epoch=steps if adopt else 1,
         resume=False,
         say=say,
     )
-    args.num_train_epochs = len(run)
-    trainer.add_callback(_Rewinding(run, _seen_saving(bare_optimizer(optimizer)), steps))
+    if by_steps:
+        _check_ends(args, run.ends, max_drop)
+        args.max_steps = len(run)
+    else:
+        args.num_train_epochs = len(run)
+    trainer.add_callback(_Rewinding(run, _seen_saving(bare_optimizer(optimizer)), steps_per_unit))
     return run
 
 
-def _check(trainer: Trainer, max_drop: float | None) -> None:
-    """Whether what the trainer has now is what it will train, by epochs."""
+def _check(trainer: Trainer) -> None:
+    """Whether what the trainer has now is what it will train."""
     args = trainer.args
     if any(isinstance(callback, _Rewinding) for callback in trainer.callback_handler.callbacks):
         raise InputError("this trainer is being rewound already; make a new one for another run")
-    if args.max_steps > 0:
-        raise InputError(f"a run is counted in epochs, not in max_steps={args.max_steps}; give num_train_epochs")
-    if args.num_train_epochs != int(args.num_train_epochs):
+    if args.max_steps <= 0 and args.num_train_epochs != int(args.num_train_epochs):
         raise InputError(f"num_train_epochs must be a whole number, not {args.num_train_epochs:g}")
     if args.load_best_model_at_end:
         raise InputError(
@@ -121,12 +135,31 @@ def _check(trainer: Trainer, max_drop: float | None) -> None:
         raise InputError("a trainer with model_init makes its model only when it trains; give it model=")
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("cannot prune parameters sharded by FSDP or DeepSpeed; use DistributedDataParallel")
+
+
+def _check_evaluated(args: TrainingArguments, by_steps: bool) -> None:
+    """Whether every level is evaluated at its end, before the trainer saves it."""
     metric = args.metric_for_best_model
     evaluated, saved = (getattr(strategy, "value", strategy) for strategy in (args.eval_strategy, args.save_strategy))
-    if max_drop is not None and (metric is None or evaluated != "epoch" or saved == "steps"):
+    if by_steps and (metric is None or evaluated != "steps" or saved == "epoch"):
+        raise InputError(
+            "max_drop needs the accuracy of every level: give metric_for_best_model=, eval_strategy='steps' and "
+            f"save_strategy='steps' or 'no', not {metric!r}, {evaluated!r} and {saved!r}"
+        )
+    if not by_steps and (metric is None or evaluated != "epoch" or saved == "steps"):
         raise InputError(
             "max_drop needs the accuracy of every level: give metric_for_best_model=, eval_strategy='epoch' and "
             f"save_strategy='epoch' or 'no', not {metric!r}, {evaluated!r} and {saved!r}"
+        )
+
+
+def _check_ends(args: TrainingArguments, ends: Sequence[int], max_drop: float | None) -> None:
+    """Whether a level that ends after so many steps is evaluated there."""
+    every = args.eval_steps
+    if max_drop is not None and (missed := [end for end in ends if every is None or every < 1 or end % every]):
+        raise InputError(
+            f"max_drop needs an evaluation at the end of every level, but eval_steps={every} has none after step "
+            f"{missed[0]:,}, where one ends; give a divisor of {missed[0]:,}"
         )
 
 
@@ -134,7 +167,7 @@ def _steps_per_epoch(trainer: Trainer) -> int:
     try:
         batches = len(trainer.get_train_dataloader())
     except TypeError as error:
-        raise InputError("the training data have no length, so their epochs have no end; give data with one") from error
+        raise InputError("the training data have no length, so their epochs have no end; give max_steps") from error
     return math.ceil(batches / trainer.args.gradient_accumulation_steps)
 
 
@@ -154,10 +187,10 @@ def _seen_saving(optimizer: Optimizer) -> Optimizer:
 
 
 class _Rewinding(TrainerCallback):
-    """Advances a run with the epochs of a trainer."""
+    """Advances a run with the epochs, or the steps, of a trainer: units of so many steps each."""
 
-    def __init__(self, run: Epochs, optimizer: Optimizer, steps_per_epoch: int) -> None:
-        self.run, self.optimizer, self.steps_per_epoch = run, optimizer, steps_per_epoch
+    def __init__(self, run: Epochs | Steps, optimizer: Optimizer, steps_per_unit: int) -> None:
+        self.run, self.optimizer, self.steps_per_unit = run, optimizer, steps_per_unit
         self.loaded = self.has_trained = False
         # A trainer tells nobody where it resumes from, but it restores its optimizer before anything else happens.
         self.hook = optimizer.register_load_state_dict_pre_hook(self.load)
@@ -168,10 +201,18 @@ class _Rewinding(TrainerCallback):
             self.loaded = True
 
     def save(self, optimizer: Optimizer, state: StateDict) -> StateDict:
-        return {**state, "rewound": self.run.state_dict(epoch_ended=self.is_between_epochs(self.state))}
+        if isinstance(self.run, Steps):
+            return {**state, "rewound": self.run.state_dict()}
+        return {**state, "rewound": self.run.state_dict(epoch_ended=self.is_between_units(self.state))}
 
-    def is_between_epochs(self, state: TrainerState) -> bool:
-        return state.global_step % self.steps_per_epoch == 0
+    def is_between_units(self, state: TrainerState) -> bool:
+        return state.global_step % self.steps_per_unit == 0
+
+    def is_at_end(self, state: TrainerState) -> bool:
+        run = self.run
+        return self.is_between_units(state) and (
+            run.is_in_last_step if isinstance(run, Steps) else run.is_in_last_epoch
+        )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -186,18 +227,30 @@ class _Rewinding(TrainerCallback):
             )
         self.state, self.has_trained = state, True
         self.hook = self.optimizer.register_state_dict_post_hook(self.save)
-        self.epochs = iter(self.run)
+        self.units = iter(self.run)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        number, here = next(self.epochs, None), state.global_step // self.steps_per_epoch
+        if isinstance(self.run, Epochs):
+            self.advance(state)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if isinstance(self.run, Steps):
+            self.advance(state)
+
+    def advance(self, state: TrainerState) -> None:
+        number, here = next(self.units, None), state.global_step // self.steps_per_unit
         if number is None:
             raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
         if number != here:
-            self.epochs.close()  # or its hooks would stay on every optimizer
+            self.units.close()  # or its hooks would stay on every optimizer
+            if isinstance(self.run, Steps):
+                raise InputError(
+                    f"this checkpoint was saved after step {number}, but its trainer counts {here}; resume another"
+                )
             raise InputError(
-                f"this checkpoint was saved in epoch {number}, but at {self.steps_per_epoch} steps per epoch its "
+                f"this checkpoint was saved in epoch {number}, but at {self.steps_per_unit} steps per epoch its "
                 f"{state.global_step} steps end in epoch {here}; give the same data and batch size"
             )
 
@@ -208,11 +261,11 @@ class _Rewinding(TrainerCallback):
         metric = str(args.metric_for_best_model).removeprefix("eval_")
         if (value := metrics.get(f"eval_{metric}")) is not None:
             self.run.report(value, higher_is_better=bool(args.greater_is_better), metric=metric)
-        if self.is_between_epochs(state) and self.run.is_in_last_epoch:
+        if self.is_at_end(state):
             control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if self.is_between_epochs(state) and self.run.is_in_last_epoch:
-            next(self.epochs, None)
-        self.epochs.close()
+        if self.is_at_end(state):
+            next(self.units, None)
+        self.units.close()
         self.hook.remove()

@@ -1,9 +1,16 @@
-"""What a run in a user's own loop will do, checked before its first epoch: its levels, and what they need."""
+"""What a run in a user's own loop will do, checked before it begins: its levels, and what they need.
 
+A loop counts epochs or steps: its unit. What the schedule does is recorded and replayed part by part. A part is one
+epoch; where steps are counted it is as long as it can be, from one step that a level goes back to up to the next.
+"""
+
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import inf
+from typing import Literal
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -19,16 +26,18 @@ from rewound.quantities import counted
 from rewound.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]
+Unit = Literal["epoch", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """A run as it was asked for."""
+    """A run as it was asked for; its times are in the unit that the loop counts."""
 
-    training_epochs: int
+    unit: Unit = "epoch"
+    training_time: int
     compression: float
     technique: str
-    retrain_epochs: int
+    retraining_time: int
     rate: float
     one_shot: bool
     pruner: Pruner
@@ -38,8 +47,8 @@ class Course:
     init: Init | None
 
     def __post_init__(self) -> None:
-        for name in ("training_epochs", "retrain_epochs"):
-            object.__setattr__(self, name, as_whole(name, getattr(self, name)))
+        for name, field in self._times.items():
+            object.__setattr__(self, field, as_whole(name, getattr(self, field)))
         for name in ("compression", "rate", "final", "max_drop"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_number(name, value))
@@ -51,18 +60,23 @@ class Course:
             )
         if self.final is not None and not 0 <= self.final < inf:
             raise InputError(f"final must be a learning rate, 0 or above, not {self.final:g}")
-        if self.training_epochs < 1:
-            raise InputError(f"training takes at least 1 epoch, not {self.training_epochs}")
+        if self.training_time < 1:
+            raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
         if self.max_drop is not None and not self.max_drop >= 0:
             raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
         source = self.levels[0].weights_from
         if self.adopt and isinstance(source, int):
             raise InputError(
-                f"cannot use {self.technique} on an adopted network: its weights at epoch {source} were not kept; "
-                "use lr-rewinding or fine-tuning"
+                f"cannot use {self.technique} on an adopted network: its weights at {self.unit} {source} were not "
+                "kept; use lr-rewinding or fine-tuning"
             )
         if source == "fresh" and self.init is None:
             raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
+
+    @property
+    def _times(self) -> dict[str, str]:
+        """The fields that are times, by the names of their arguments."""
+        return {f"training_{self.unit}s": "training_time", f"retrain_{self.unit}s": "retraining_time"}
 
     @property
     def how(self) -> Technique:
@@ -71,9 +85,9 @@ class Course:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """What each level prunes to, starts from and trains, in epochs."""
+        """What each level prunes to, starts from and trains."""
         densities = goals(self.compression, self.rate, one_shot=self.one_shot)
-        return tuple(levels(self.how, self.retrain_epochs, self.training_epochs, densities))
+        return tuple(levels(self.how, self.retraining_time, self.training_time, densities, unit=self.unit))
 
     @property
     def densities(self) -> list[float]:
@@ -83,32 +97,55 @@ class Course:
     @property
     def dense(self) -> Level:
         """The dense run as level 0; an adopted network has had its own."""
-        return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_epochs)
+        return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_time)
 
     @property
-    def epochs(self) -> int:
+    def length(self) -> int:
         """How long the whole run is."""
         return sum(level.length for level in (self.dense, *self.levels))
 
     @property
     def rewound_to(self) -> set[int]:
-        """The epochs of the dense run that the technique goes back to."""
+        """The epochs, or steps, of the dense run that the technique goes back to."""
         source = self.levels[0].weights_from
         return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
 
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where the parts of the dense run begin."""
+        T, level = self.training_time, self.levels[0]
+        if self.unit == "epoch":
+            return tuple(range(T))
+        gone_back_to = {at for at in (level.weights_from, level.schedule_from) if isinstance(at, int)}
+        return tuple(sorted(at for at in {0, *gone_back_to} if at < T))
+
+    @property
+    def part_lengths(self) -> list[int]:
+        """How long each part of the dense run is."""
+        return [stop - start for start, stop in pairwise((*self._starts, self.training_time))]
+
+    def part(self, position: int) -> tuple[int, float]:
+        """The part of the recording in which a position of the schedule lies, and the position at which it ends."""
+        if self.unit == "epoch":  # also after the dense run
+            return position, position + 1
+        ends = (*self._starts[1:], self.training_time, inf)
+        number = bisect_right(ends, position)
+        return number, ends[number]
+
     def told(self, done: int, network_compression: float) -> str:
-        """One line for a person, when so many epochs are done."""
-        dense = f"{counted(self.dense.length, 'dense epoch')}, then " if self.dense.length else ""
-        levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, 'epoch')}"
-        whole = counted(self.epochs, "epoch") + (f", {done:,} of them done" if done else "")
+        """One line for a person, when so much is done."""
+        dense = f"{counted(self.dense.length, f'dense {self.unit}')}, then " if self.dense.length else ""
+        levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, self.unit)}"
+        whole = counted(self.length, self.unit) + (f", {done:,} of them done" if done else "")
         goal = f"{self.compression:g}x ({network_compression:.2f}x of the whole network)"
         return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """What must stay the same for a run to be continued, as plain data."""
-        plain = ("training_epochs", "compression", "technique", "retrain_epochs", "rate", "one_shot", "final", "adopt")
+        plain = ("compression", "technique", "rate", "one_shot", "final", "adopt")
         pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.pruner).items()}
         return {
+            **{name: getattr(self, field) for name, field in self._times.items()},
             **{name: getattr(self, name) for name in plain},
             "pruner": pruner,
             "optimizer": optimizer_kind(optimizer),

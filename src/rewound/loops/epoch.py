@@ -1,6 +1,6 @@
-"""One epoch of a user's own loop, followed step by step through hooks on the optimizer.
+"""One part of a user's own loop, an epoch or many steps (`course`), followed step by step by hooks on the optimizer.
 
-In the dense run it is recorded: what each step uses is noted, whoever has set it. In a level it replays an epoch of the
+In the dense run it is recorded: what each step uses is noted, whoever has set it. In a level it replays a part of the
 recording: each step uses what the same step did there, whatever the loop has set. A step uses what its closure leaves,
 or where it has none what stands before it; a learning rate that the step itself moves is refused, since nobody can tell
 which one its update has used. A step that calls its parent's is one step; where torch has hooks on the parent's part,
@@ -10,7 +10,6 @@ too, it uses what that part finds.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
 from torch import nn
@@ -19,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import SWALR
 
 from rewound.errors import InputError, warn
+from rewound.loops.course import Unit
 from rewound.loops.groups import Value, assign, hyperparameters
 from rewound.loops.joint import held_by, members
 from rewound.loops.progress import Progress
@@ -36,17 +36,18 @@ Named = Mapping[str, nn.Parameter]
 
 @contextmanager
 def recorded(
-    optimizer: Optimizer, progress: Progress, unseen: Named, schedulers: Sequence[Scheduler] = ()
-) -> Iterator[None]:
-    """An epoch of the dense run: its steps are recorded; in it each optimizer needs a step of its `schedulers`.
+    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler] = ()
+) -> Iterator["Part"]:
+    """A part of the dense run: its steps are recorded; by its end each optimizer needs a step of its `schedulers`.
 
     Others may wait for their turn, as the one after a warm-up does, and SWALR always. Of the parameters that are
     `unseen`, those that a gradient reaches are noted.
     """
     schedulers = [scheduler for scheduler in schedulers if not isinstance(scheduler, SWALR)]
-    before = _positions(schedulers)
-    with counting_steps(schedulers) as steps, _Steps(optimizer, progress, progress.recording, unseen).followed():
-        yield
+    before = _positions(schedulers) if unit == "epoch" else [0] * len(schedulers)
+    part = Part(optimizer, progress, progress.recording, unseen, unit)
+    with counting_steps(schedulers) as steps, part.followed():
+        yield part
     moved = {id(s): id(getattr(bare_scheduler(s), "optimizer", optimizer)) for s in schedulers}
     stepped = {
         moved[id(scheduler)]
@@ -55,8 +56,9 @@ def recorded(
     }
     if idle := [scheduler for scheduler in schedulers if moved[id(scheduler)] not in stepped]:
         names = " + ".join(type(scheduler).__name__ for scheduler in idle)
+        when = f"epoch {progress.epoch}" if unit == "epoch" else f"{progress.epoch + 1:,} steps"
         raise InputError(
-            f"{names} was not stepped in epoch {progress.epoch}: call scheduler.step() in the loop, or leave the "
+            f"{names} was not stepped in {when}: call scheduler.step() in the loop, or leave the "
             "scheduler out if something else sets the learning rate"
         )
 
@@ -66,16 +68,28 @@ def replayed(
     optimizer: Optimizer,
     progress: Progress,
     unseen: Named,
+    unit: Unit,
     recording: Recording,
-    epoch: int,
+    number: int,
     schedulers: Sequence[Scheduler] = (),
-) -> Iterator[None]:
-    """An epoch of a level: its steps use what those of the recording's `epoch` did, while `schedulers` rest."""
-    replay = _Replay(optimizer, schedulers, recording, epoch, progress.steps)
-    with followed(schedulers, replay.move), _Steps(optimizer, progress, replay, unseen).followed():
-        yield
+    rehearsed: bool = False,
+) -> Iterator["Part"]:
+    """A part of a level: its steps use what those of the recording's part `number` did, while `schedulers` rest.
+
+    Where the recording was `rehearsed`, they must be stepped as often as they were taken to be.
+    """
+    replay = _Replay(optimizer, schedulers, recording, number, progress.steps)
+    part = Part(optimizer, progress, replay, unseen, unit)
+    with followed(schedulers, replay.move), part.followed():
+        yield part
     taken = len(members(optimizer))  # steps with every batch
-    if recording.steps(0) == taken < progress.steps <= replay.moves:
+    if unit == "step":
+        if rehearsed and 0 < replay.moves < part.units * len(schedulers) / 2:
+            raise InputError(
+                f"{type(schedulers[0]).__name__} was stepped {replay.moves:,} times in {part.units:,} steps, but "
+                "adopt=True took it for one stepped in every step; give the rates as a rewound.Schedule"
+            )
+    elif rehearsed and recording.steps(0) == taken < progress.steps <= replay.moves:
         raise InputError(
             f"{type(schedulers[0]).__name__} is stepped with every batch ({replay.moves // taken:,} times in epoch "
             f"{progress.epoch}), but adopt=True took it for one stepped once per epoch; give "
@@ -86,7 +100,7 @@ def replayed(
 class _Follower(Protocol):
     """Who is told of the steps of an epoch: a recording, or the replay of one."""
 
-    def before_step(self, optimizer: Optimizer) -> None: ...
+    def before_step(self, optimizer: Optimizer) -> Values: ...
     def inside_step(self, optimizer: Optimizer, before: Values) -> None: ...
     def after_step(self, optimizer: Optimizer) -> None: ...
 
@@ -98,7 +112,7 @@ class _Replay:
         self, optimizer: Optimizer, schedulers: Sequence[Scheduler], recording: Recording, epoch: int, taken: int
     ) -> None:
         self.optimizer, self.schedulers = optimizer, schedulers
-        self.values: Iterator[Values] = islice(recording.replayed(epoch), taken, None)
+        self.values = recording.replayed(epoch, taken)
         self.left = recording.steps(epoch) - taken
         """How many recorded steps of the epoch are left."""
         self.following = next(recording.replayed(epoch + 1))
@@ -107,10 +121,11 @@ class _Replay:
         """How often the loop has stepped a scheduler."""
         self._set(self.coming)
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> Values:
         self.present, self.coming = self.coming, next(self.values)
         self.left -= 1
         self._set(self.present)
+        return self.present
 
     def inside_step(self, optimizer: Optimizer, before: Values) -> None:
         self._set(self.present)
@@ -128,13 +143,23 @@ class _Replay:
         tell_rates(self.schedulers, self.optimizer)
 
 
-class _Steps:
-    """The steps that the members of an optimizer take in an epoch: counted, and told to a follower."""
+_PATIENCE = 100
+"""So many steps of a loop may go by before the first optimizer step."""
 
-    def __init__(self, optimizer: Optimizer, progress: Progress, follower: _Follower, unseen: Named) -> None:
-        self.optimizer, self.progress, self.follower = optimizer, progress, follower
+
+class Part:
+    """The steps that the members of an optimizer take in a part of a run: counted, and told to a follower."""
+
+    def __init__(
+        self, optimizer: Optimizer, progress: Progress, follower: _Follower, unseen: Named, unit: Unit
+    ) -> None:
+        self.optimizer, self.progress, self.follower, self.unit = optimizer, progress, follower, unit
         self.unseen = dict(unseen)
         self.idle = set(members(optimizer))
+        self.is_first, self.is_resumed = not progress.epoch, bool(progress.steps)
+        self.units = 0
+        """How many units the loop has done since this part was begun or resumed."""
+        self.least = len(members(optimizer)) if unit == "step" else 0
         self.found: Values = []
         """What the step under way has found in the groups."""
         self.used: list[object] | None = None
@@ -156,6 +181,19 @@ class _Steps:
             yield
         self._check_taken()
 
+    def end_unit(self) -> None:
+        """A unit of the loop is done: an epoch, or one of its steps.
+
+        Where the loop counts steps, one without an optimizer step has its place in the recording all the same, so that
+        the n-th replays the n-th: a GradScaler may skip steps in the dense run, and others in a level.
+        """
+        self.units += 1
+        for _ in range(self.progress.began + self.least - self.progress.steps):
+            self.follower.before_step(self.optimizer)
+            self.progress.steps += 1
+        if self.units == _PATIENCE and len(self.idle) == self.least and not self.is_resumed:
+            raise self._nothing_taken()
+
     def _begin(self, member: Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         if steps_under_way(member) > 1:
             self._go_on(self.found)
@@ -163,8 +201,7 @@ class _Steps:
         self.progress.begin_step()
         self.idle.discard(member)
         self._look_for_gradients()
-        self.follower.before_step(self.optimizer)
-        self.found, self.used = self._values(), _rates(self.optimizer)
+        self.found, self.used = self.follower.before_step(self.optimizer), _rates(self.optimizer)
         return _with_closure(args, kwargs, self._close)
 
     def _close(self, closure: Closure) -> object:
@@ -210,14 +247,19 @@ class _Steps:
                 del self.unseen[name]
 
     def _check_taken(self) -> None:
-        if not self.progress.steps:
-            raise InputError(
-                f"no optimizer step was taken in epoch {self.progress.epoch}: give rewound.epochs the optimizer of "
-                "the loop"
-            )
-        if self.idle and not self.progress.epoch:
+        if len(self.idle) == len(members(self.optimizer)) and not self.is_resumed:
+            raise self._nothing_taken()
+        if self.idle and self.is_first:
             names = " + ".join(type(member).__name__ for member in self.idle)
-            warn(f"{names} took no step in epoch 0: give rewound.epochs the optimizers of the loop, or leave it out")
+            when = "epoch 0" if self.unit == "epoch" else f"the first {self.units:,} steps"
+            warn(
+                f"{names} took no step in {when}: give rewound.{self.unit}s the optimizers of the loop, or leave it out"
+            )
+
+    def _nothing_taken(self) -> InputError:
+        here = self.progress.epoch
+        when = f"epoch {here}" if self.unit == "epoch" else f"steps {here + 1 - self.units:,} to {here:,}"
+        return InputError(f"no optimizer step was taken in {when}: give rewound.{self.unit}s the optimizer of the loop")
 
 
 def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
@@ -225,7 +267,8 @@ def _positions(schedulers: Sequence[Scheduler]) -> list[object]:
 
 
 def _rates(optimizer: Optimizer) -> list[object]:
-    return [hyperparameters(group).get("lr") for group in optimizer.param_groups]
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return [rate if type(rate) is float else hyperparameters({"lr": rate}).get("lr") for rate in rates]
 
 
 def _with_closure(args: Args, kwargs: Kwargs, close: Callable[[Closure], object]) -> tuple[Args, Kwargs] | None:

@@ -20,7 +20,12 @@ def hyperparameters(group: Group) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     for name, value in group.items():
-        if (isinstance(value, Tensor) and value.ndim == 0) or (
+        kind = type(value)  # asked first: this is done twice in every step
+        if kind is float:
+            found[name] = value  # type: ignore[assignment]
+        elif kind is bool or kind is list or value is None:
+            continue
+        elif (isinstance(value, Tensor) and value.ndim == 0) or (
             isinstance(value, int | float) and not isinstance(value, bool)
         ):
             found[name] = float(value)

@@ -1,6 +1,7 @@
 """The algorithm in a user's own training loop: epochs that somebody else trains, with pruning and rewinding in between.
 
-It yields the T epochs of the dense run and records what the schedule does to the optimizer. Then, for each of
+It yields the T epochs (or steps, if the loop counts those) of the dense run and records what the schedule does to the
+optimizer. Then, for each of
 `algorithm.levels`, it prunes, puts back what the technique rewinds, and yields again, with the mask attached and the
 recorded learning rates set before every step; the scheduler itself rests until the loop ends.
 """
@@ -15,7 +16,7 @@ from rewound.errors import Diverged, InputError, few, warn
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.course import trained_weights
-from rewound.loops.epoch import recorded, replayed
+from rewound.loops.epoch import Part, recorded, replayed
 from rewound.loops.joint import members
 from rewound.loops.keeping import Keeper
 from rewound.loops.recording import Recording
@@ -29,7 +30,7 @@ from rewound.pruning.counts import counts_of
 from rewound.pruning.mask import Mask
 
 SAVE_SECONDS = 60.0
-"""How much work a killed process loses, at most, beside the epoch it was in."""
+"""How much work a killed process loses, at most, beside the epoch or step it was in."""
 
 
 def iterated(run: Run) -> Generator[int]:
@@ -49,6 +50,10 @@ class _Iteration:
         self.run, self.course, self.subjects, self._folder = run, run.course, run.subjects, folder
         self._untrained = run.course.untrained(run.subjects.model, run.subjects.optimizer)
         self._saved_at = time.monotonic()
+        self._look_at = 0
+        """The number of the epoch, or step, before which it is looked at whether to save."""
+        self._looked = (0, self._saved_at)
+        """Where the loop was at the last look, and when."""
 
     def epochs(self) -> Generator[int]:
         run = self.run
@@ -59,7 +64,8 @@ class _Iteration:
                 self._prune()
                 yield from self._train()
         except GeneratorExit:
-            run.say(run.progress.told_when_left(len(run.levels) - 1, self.course.epochs, run.is_resumable))
+            levels, course = len(run.levels) - 1, self.course
+            run.say(run.progress.told_when_left(levels, course.length, course.unit, run.is_resumable))
             raise
         except Diverged as failure:
             if not run.ends_when_diverged:
@@ -70,18 +76,29 @@ class _Iteration:
     def _train(self) -> Iterator[int]:
         """Train^t(W, m, g), by somebody else: the epochs that are left of the present level."""
         run, progress, subjects = self.run, self.run.progress, self.subjects
-        recording, start = recording_of(run) if run.level else (progress.recording, 0)
+        recording = recording_of(run) if run.level else progress.recording
         with ExitStack() as level:
             self._keeper.look(level)
             if progress.mask is not None:
                 level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
                 level.enter_context(resting(subjects.schedulers, subjects.optimizer))
             while progress.done < run.present.length:
+                number, end = run.part
                 if not progress.steps:  # else it is resumed in its middle
-                    self._begin_epoch()
-                with self._epoch(recording, start + progress.done):
-                    yield progress.epoch
-                self._end_epoch()
+                    self._begin_part()
+                with self._part(recording, number, end) as part:
+                    while True:
+                        yield progress.epoch
+                        can_save = progress.has_stepped  # gradients that wait for their step are not saved
+                        part.end_unit()
+                        if progress.done + 1 == end:
+                            break
+                        progress.end_epoch(part_ended=False)
+                        if can_save and progress.epoch >= self._look_at:
+                            self._save_if_due()
+                self._end_part()
+                if can_save and progress.epoch >= self._look_at:
+                    self._save_if_due()
         if len(progress.reached) == run.level:
             self._end_level()
 
@@ -92,13 +109,14 @@ class _Iteration:
             self._tell_of_gradients()
         begin_level(self.run, self._folder)
 
-    # An epoch, a level and the run: how they begin and end
+    # A part, a level and the run: how they begin and end
 
     def _start(self) -> None:
         run, course, subjects = self.run, self.course, self.subjects
         resume_or_begin(run, self._folder)
         self._keeper = Keeper(run, self._folder)
         self._keeper.go_on()
+        self._looked = (run.progress.epoch, time.monotonic())
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
         counts = course.counts(subjects.model, subjects.optimizer) if mask is None else counts_of(subjects.model, mask)
@@ -147,37 +165,56 @@ class _Iteration:
                 f"trained; begin anew with Pruner(skip=({missed[0]!r}, ...))"
             )
 
-    def _begin_epoch(self) -> None:
+    def _begin_part(self) -> None:
         progress = self.run.progress
         if not self.run.level:
             if progress.done in self.course.rewound_to:
                 self._folder.write(rewind_name(progress.done), self.subjects, progress)
             progress.recording.begin_epoch()
 
-    def _epoch(self, recording: Recording, epoch: int) -> AbstractContextManager[None]:
+    def _part(self, recording: Recording, number: int, end: int) -> AbstractContextManager[Part]:
         optimizer, schedulers, progress = self.subjects.optimizer, self.subjects.schedulers, self.run.progress
+        unseen, course = self.run.unseen, self.course
         if self.run.level:
-            return replayed(optimizer, progress, self.run.unseen, recording, epoch, schedulers)
-        checks = self.run.resumes and not progress.epoch  # a trainer steps its schedulers when it likes
-        return recorded(optimizer, progress, self.run.unseen, schedulers if checks else ())
+            return replayed(optimizer, progress, unseen, course.unit, recording, number, schedulers, course.adopt)
+        # In epochs a scheduler that nobody steps is told after the first; of steps there may be many before its turn.
+        checked = not progress.epoch if course.unit == "epoch" else end == course.training_time
+        checks = self.run.resumes and checked  # a trainer steps its schedulers when it likes
+        return recorded(optimizer, progress, unseen, course.unit, schedulers if checks else ())
 
-    def _end_epoch(self) -> None:
-        run, progress = self.run, self.run.progress
+    def _end_part(self) -> None:
+        progress = self.run.progress
         progress.end_epoch()
         self._keeper.note()
-        if progress.epoch == 1 and not run.level:
+        if progress.epoch == 1 and not self.run.level and self.course.unit == "epoch":
             self._look_ahead()
-        overdue = ranks.from_first(time.monotonic() - self._saved_at > SAVE_SECONDS)
+
+    def _save_if_due(self) -> None:
+        """Save where the run is if that is SAVE_SECONDS ago, and choose when to look again, the same on every rank."""
+        run, progress, now = self.run, self.run.progress, time.monotonic()
+        if self.course.unit == "step" and not run.level and not self._look_at:
+            self.subjects.check()  # after the first step, as below after the first epoch
+        overdue = ranks.from_first(now - self._saved_at > SAVE_SECONDS)
         if run.is_resumable and overdue and progress.done < run.present.length:
             run.check_finite()
+            self._keeper.note()
             self._folder.write("latest", self.subjects, progress)
             self._saved_at = time.monotonic()
+        ahead = 1
+        if self.course.unit == "step":
+            # A look costs more than a step may: as many steps go by as would take until it is due, or twice as many as
+            # last time, since the first ones are slow.
+            (epoch, then), left = self._looked, SAVE_SECONDS - (time.monotonic() - self._saved_at)
+            steps = progress.epoch - epoch
+            pace = (now - then) / steps if steps else SAVE_SECONDS
+            ahead = ranks.from_first(max(1, min(2 * steps, int(left / max(pace, 1e-9)))))
+        self._look_at, self._looked = progress.epoch + ahead, (progress.epoch, time.monotonic())
 
     def _look_ahead(self) -> None:
         """Refuse after the first epoch what would fail after the dense run; optimizers have slots by now."""
         self.subjects.check()
         if self.course.final is None:
-            recording, T = self.run.progress.recording, self.course.training_epochs
+            recording, T = self.run.progress.recording, self.course.training_time
             check_final_ahead(self.course.how, self.subjects, T, recording)
 
     def _end_level(self) -> None:
@@ -196,7 +233,7 @@ class _Iteration:
         self._keep_level(progress.returned(max_drop))
         self._keeper.keep()
         self._saved_at = time.monotonic()
-        run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.epochs))
+        run.say(progress.reached[-1].told(len(run.levels) - 1, self.course.length, self.course.unit))
         # By now the level is in the folder.
         progress.check_reports(max_drop, run.path)
         if self.course.adopt and run.level == 1:

@@ -96,9 +96,8 @@ class Keeper:
             value=reached.value,
         )
         try:
-            self.choices.add(
-                choice, state, mask, {"technique": course.technique, "retrain_epochs": course.retrain_epochs}
-            )
+            about = {"technique": course.technique, f"retrain_{course.unit}s": course.retraining_time}
+            self.choices.add(choice, state, mask, about)
         except InputError as error:
             if isinstance(error.__cause__, OSError):
                 raise

@@ -18,10 +18,10 @@ from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression, long
 from rewound.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.averages import warn_of_dense
 from rewound.loops.beside import averages, check_beside
-from rewound.loops.course import Course, Init, trained_weights
+from rewound.loops.course import Course, Init, Unit, trained_weights
 from rewound.loops.groups import check_rates
 from rewound.loops.joint import complete, joint
-from rewound.loops.loop import Epochs
+from rewound.loops.loop import Epochs, Steps
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.loops.rehearsal import adopted
@@ -32,8 +32,6 @@ from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler,
 from rewound.pruning.pruner import Pruner, as_pruner
 from rewound.schedule import Schedule
 from rewound.technique import technique_named
-
-_ORDER = "the order is epochs(training_epochs, model, optimizer, scheduler)"
 
 
 @by_compression
@@ -94,12 +92,134 @@ def epochs(
     >>> run.mask
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
-    longest = longest_time(technique_named(technique), as_whole("training_epochs", training_epochs, _ORDER))
-    course = Course(
-        training_epochs=training_epochs,
+    run = _prepared(
+        "epoch",
+        training_epochs,
+        retrain_epochs,
+        model,
+        optimizer,
+        scheduler,
         compression=compression,
         technique=technique,
-        retrain_epochs=max(1, int(longest)) if retrain_epochs is None else retrain_epochs,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=pruner,
+        checkpoint=checkpoint,
+        also=also,
+        init=init,
+        max_drop=max_drop,
+        final=final,
+        adopt=adopt,
+        steps_per_epoch=steps_per_epoch,
+        resume=resume,
+        say=say,
+    )
+    return Epochs(run)
+
+
+@by_compression
+def steps(
+    training_steps: int,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
+    *,
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
+    retrain_steps: int | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful | torch.Generator] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    resume: bool = True,
+    say: Callable[[str], None] = print,
+) -> Steps:
+    """The same as `epochs` for a loop that counts steps: it yields 0, 1, 2, ... through the dense run and all levels.
+
+    `run.schedule_step` is the step of the original schedule. A level takes `retrain_steps`, by default
+    `training_steps`, and 0.9 of them where weights are rewound. The other arguments are those of `epochs`.
+
+    A step may have several optimizer steps, or none, as where gradients are accumulated or a GradScaler skips one. A
+    run with a `checkpoint` is saved every minute and when a level ends, after a step with an optimizer step. A resumed
+    one yields the number of the first step that is not done: the loop takes its batch by that number, since where a
+    data loader stood is not saved. A new scheduler that is given with `adopt` is taken for one stepped in every step.
+
+    >>> model = nn.Linear(8, 4)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> run = steps(50, model, sgd, compression=1.5, technique="fine-tuning", retrain_steps=40)
+    >>> for step in run:
+    ...     sgd.zero_grad()
+    ...     model(torch.randn(16, 8)).square().mean().backward()
+    ...     sgd.step()
+    rewound: 50 dense steps, then 2 levels of 40 steps by fine-tuning to 1.5x (1.44x of the whole network): 130 steps
+    dense, step 50 of 130
+    level 1 of 2: 1.25x (density 0.8), 1.24x of the whole network, step 90 of 130
+    level 2 of 2: 1.50x (density 0.6667), 1.44x of the whole network, step 130 of 130
+    >>> run.mask
+    Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
+    """
+    run = _prepared(
+        "step",
+        training_steps,
+        retrain_steps,
+        model,
+        optimizer,
+        scheduler,
+        compression=compression,
+        technique=technique,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=pruner,
+        checkpoint=checkpoint,
+        also=also,
+        init=init,
+        max_drop=max_drop,
+        final=final,
+        adopt=adopt,
+        steps_per_epoch=1,
+        resume=resume,
+        say=say,
+    )
+    return Steps(run)
+
+
+def _prepared(
+    unit: Unit,
+    training_time: int,
+    retraining_time: int | None,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None,
+    *,
+    compression: float,
+    technique: str,
+    rate: float,
+    one_shot: bool,
+    pruner: Pruner | None,
+    checkpoint: str | Path | None,
+    also: Sequence[Stateful | torch.Generator],
+    init: Init | None,
+    max_drop: float | None,
+    final: float | None,
+    adopt: bool,
+    steps_per_epoch: int,
+    resume: bool,
+    say: Callable[[str], None],
+) -> Run:
+    """The run that was asked for, if all that it needs is there."""
+    order = f"the order is {unit}s(training_{unit}s, model, optimizer, scheduler)"
+    longest = longest_time(technique_named(technique), as_whole(f"training_{unit}s", training_time, order))
+    course = Course(
+        unit=unit,
+        training_time=training_time,
+        compression=compression,
+        technique=technique,
+        retraining_time=max(1, int(longest)) if retraining_time is None else retraining_time,
         rate=rate,
         one_shot=one_shot,
         pruner=as_pruner(pruner),
@@ -110,12 +230,12 @@ def epochs(
     )
     _check_arguments(scheduler, adopt, steps_per_epoch, resume, say)
     folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
-    subjects = _subjects(model, optimizer, scheduler, also)
+    subjects = _subjects(model, optimizer, scheduler, also, order)
     _check_subjects(course, subjects)
     progress = Progress()
     if adopt:
         progress.recording = _adopted(course, subjects, scheduler, steps_per_epoch)
-    return Epochs(Run(course, subjects, progress, folder, resume, say))
+    return Run(course, subjects, progress, folder, resume, say)
 
 
 def _check_arguments(scheduler: object, adopt: bool, steps_per_epoch: int, resume: bool, say: object) -> None:
@@ -139,11 +259,12 @@ def _subjects(
     optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Scheduler | Schedule | Sequence[Scheduler] | None,
     also: Sequence[Stateful | torch.Generator],
+    order: str,
 ) -> Subjects:
     """What is trained, out of what is around it; each is of its kind."""
     check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
     optimizers = [bare_optimizer(each) for each in listed(optimizer)]
-    _check_kinds(model, optimizers)
+    _check_kinds(model, optimizers, order)
     return Subjects(
         model=bare_model(model),
         optimizer=joint(optimizers),
@@ -174,14 +295,14 @@ def _adopted(course: Course, subjects: Subjects, scheduler: object, steps_per_ep
     schedule = scheduler if isinstance(scheduler, Schedule) else subjects.schedulers
     if isinstance(schedule, Schedule) and course.final is not None:
         schedule = replace(schedule, declared_final=None)  # `final` says what holds after its end
-    return adopted(subjects.optimizer, schedule, course.training_epochs, steps_per_epoch)
+    return adopted(subjects.optimizer, schedule, course.part_lengths, course.unit, steps_per_epoch)
 
 
-def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+def _check_kinds(model: nn.Module, optimizers: Sequence[Optimizer], order: str) -> None:
     """Whether each thing is what its place asks for, and each parameter in one optimizer alone."""
-    check_kind("model", model, nn.Module, _ORDER)
+    check_kind("model", model, nn.Module, order)
     for optimizer in optimizers:
-        check_kind("optimizer", optimizer, Optimizer, _ORDER)
+        check_kind("optimizer", optimizer, Optimizer, order)
         complete(optimizer)
     stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     if len(set().union(*stepped)) < sum(map(len, stepped)):

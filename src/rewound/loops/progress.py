@@ -21,8 +21,8 @@ class Reached(NamedTuple):
 
     level: int
     density: float
-    epochs: int
-    """Epochs so far, the dense run included."""
+    done: int
+    """Epochs, or steps if the loop counts those, so far, the dense run included."""
     value: float | None
     """What was last reported in the level, if anything was."""
     metric: str = "accuracy"
@@ -31,17 +31,17 @@ class Reached(NamedTuple):
     network_compression: float | None = None
     """Of all parameters of the network, where `1 / density` is of the pruned ones; None in earlier checkpoints."""
 
-    def told(self, levels: int, epochs: int) -> str:
+    def told(self, levels: int, length: int, unit: str = "epoch") -> str:
         """One line for a person.
 
-        >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).told(levels=11, epochs=1080)
+        >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).told(levels=11, length=1080)
         'level 3 of 11: 1.95x (density 0.512), 1.90x of the whole network, epoch 360 of 1,080, accuracy 0.912'
         """
         which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
         if self.network_compression is not None:
             which += f", {self.network_compression:.2f}x of the whole network"
         told = "" if self.value is None else f", {self.metric} {self.value:g}"
-        return f"{which if self.level else 'dense'}, epoch {self.epochs:,} of {epochs:,}{told}"
+        return f"{which if self.level else 'dense'}, {unit} {self.done:,} of {length:,}{told}"
 
 
 class MaskState(TypedDict):
@@ -83,18 +83,24 @@ class ProgressState(TypedDict):
     gradients: NotRequired[list[str] | None]
     steps_done: NotRequired[int]
     operations: NotRequired[Operations | None]
+    began: NotRequired[int]
 
 
 @dataclass
 class Progress:
-    """Where a run stands; `level` 0 is the dense run, `done` counts the epochs of the present level."""
+    """Where a run stands; `level` 0 is the dense run, `done` counts the epochs of the present level.
+
+    Where the loop counts steps, what is called an epoch here is one of them, and a part (`course`) has many.
+    """
 
     level: int = 0
     done: int = 0
     epoch: int = 0
     """Epochs done in all: the number of the next one."""
     steps: int = 0
-    """Optimizer steps taken in the present epoch."""
+    """Optimizer steps taken in the present part of the run, which is an epoch."""
+    began: int = 0
+    """Those of them that were taken when the present step began, where the loop counts steps."""
     steps_done: int = 0
     """Optimizer steps taken in all."""
     mask: Mask | None = None
@@ -164,16 +170,22 @@ class Progress:
         """An optimizer takes a step."""
         self.steps, self.steps_done = self.steps + 1, self.steps_done + 1
 
-    def end_epoch(self) -> None:
-        """The present epoch is done."""
-        self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer step was taken in the present epoch."""
+        return self.steps > self.began
 
-    def told_when_left(self, levels: int, epochs: int, resumable: bool) -> str:
+    def end_epoch(self, *, part_ended: bool = True) -> None:
+        """The present epoch is done."""
+        self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0 if part_ended else self.steps
+        self.began = self.steps
+
+    def told_when_left(self, levels: int, epochs: int, unit: str, resumable: bool) -> str:
         """One line for a person whose loop was left before its end."""
         where = f"level {self.level} of {levels}" if self.level else "the dense run"
         lost = "the mask is no longer held" if self.level else "nothing has been pruned"
         remedy = "; run the same script again to go on" if resumable else ""
-        return f"left in epoch {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
+        return f"left in {unit} {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
 
     def is_on_the_way(self, densities: Sequence[float]) -> bool:
         """Whether a run to these densities comes through here."""
@@ -210,6 +222,7 @@ class Progress:
             "gradients": None if self.gradients is None else sorted(self.gradients),
             "steps_done": self.steps_done,
             "operations": self.operations,
+            "began": self.began,
         }
 
     @classmethod
@@ -234,6 +247,7 @@ class Progress:
             higher_is_better=named[1],
             run=state.get("run", ""),
             operations=state.get("operations"),
+            began=state.get("began", 0),
         )
 
 
@@ -290,7 +304,7 @@ def progress_of(state: object) -> Progress:
 
 def _check(progress: Progress) -> None:
     """A ValueError where the parts are of another kind, or contradict each other."""
-    numbers = (progress.level, progress.done, progress.epoch, progress.steps, progress.recording.epochs)
+    numbers = (progress.level, progress.done, progress.epoch, progress.steps, progress.began, progress.recording.epochs)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"level, epochs and steps are {numbers}")
     if not all(isinstance(density, float) and 0 < density <= 1 for density in progress.densities):
@@ -299,7 +313,7 @@ def _check(progress: Progress) -> None:
         raise ValueError(f"level {progress.level} with densities {progress.densities}")
     if len(progress.reached) not in (progress.level, progress.level + 1):
         raise ValueError(f"level {progress.level} with {len(progress.reached)} levels reached")
-    if any(type(each.epochs) is not int or not isinstance(each.value, float | None) for each in progress.reached):
+    if any(type(each.done) is not int or not isinstance(each.value, float | None) for each in progress.reached):
         raise ValueError(f"the levels reached are {progress.reached}")
     for group in progress.recording.groups:
         for track in group.values():

@@ -3,11 +3,12 @@
 Whatever sets a learning rate (a scheduler, a warm-up, a line in the loop) leaves it in the optimizer's groups before
 each step. A `Recording` keeps, for every group and hyperparameter that moves (the rate; under OneCycle also momentum or
 betas), its value at each step, by (epoch, step in the epoch). Reading it from an earlier epoch is rewinding the
-learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T].
+learning rate; beyond its end the last values hold: the paper's S[g > T] = S[T]. Where a loop counts steps, what is
+called an epoch here is a longer part of the run (`course`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from typing import NotRequired, TypedDict
 
 from torch.optim.optimizer import Optimizer
@@ -46,18 +47,20 @@ class Recording:
             for track in group.values():
                 track.append([])
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Note what the step that is about to be taken will use."""
-        for number, group in enumerate(optimizer.param_groups):
+    def before_step(self, optimizer: Optimizer) -> list[dict[str, Value]]:
+        """Note what the step that is about to be taken will use, and return it, by group."""
+        found = [hyperparameters(group) for group in optimizer.param_groups]
+        for number, values in enumerate(found):
             if number == len(self.groups):  # the first step of all, or a group that joined on the way
                 self.groups.append({})
             tracks = self.groups[number]
-            for name, value in hyperparameters(group).items():
+            for name, value in values.items():
                 if (number, name) in self._own:
                     continue
                 if name not in tracks:
                     tracks[name] = [[] for _ in range(self.epochs)]
                 _note(tracks[name][-1], value)
+        return found
 
     def inside_step(self, optimizer: Optimizer, before: Sequence[Mapping[str, Value]]) -> None:
         """Note instead what differs from `before`: the step under way has set it before its update."""
@@ -78,11 +81,11 @@ class Recording:
                     del tracks[name]
                     self._own.add((number, name))
 
-    def replayed(self, epoch: int) -> Iterator[list[dict[str, Value]]]:
-        """What to set before each step of an epoch, by group, without end: the epoch's last values hold."""
+    def replayed(self, epoch: int, after: int = 0) -> Iterator[list[dict[str, Value]]]:
+        """What to set before each step of an epoch from its step `after` on, by group, without end: the last hold."""
         self._check_rates()
         groups = [{name: track for name, track in group.items() if _moves(name, track)} for group in self.groups]
-        streams = [{name: _values(track, epoch) for name, track in group.items()} for group in groups]
+        streams = [{name: _values(track, epoch, after) for name, track in group.items()} for group in groups]
         while True:
             yield [{name: next(stream) for name, stream in group.items()} for group in streams]
 
@@ -163,10 +166,12 @@ def _moves(name: str, track: Sequence[Runs]) -> bool:
     return name == "lr" or len({value for runs in track for value, _ in runs}) > 1
 
 
-def _values(track: Sequence[Runs], epoch: int) -> Iterator[Value]:
+def _values(track: Sequence[Runs], epoch: int, after: int) -> Iterator[Value]:
     """The values of an epoch's steps; beyond the recording, and in an epoch without steps, the last one before it."""
     runs = track[epoch] if epoch < len(track) else []
     if not runs:
         earlier = [r for r in track[:epoch] if r]
         return repeat(earlier[-1][-1][0] if earlier else next(r for r in track if r)[0][0])
-    return chain(chain.from_iterable(repeat(value, steps) for value, steps in runs), repeat(runs[-1][0]))
+    ends = list(accumulate(steps for _, steps in runs))
+    left = [repeat(value, min(steps, max(0, end - after))) for (value, steps), end in zip(runs, ends, strict=True)]
+    return chain(*left, repeat(runs[-1][0]))

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import accumulate, pairwise
 
 from torch import Tensor
 from torch.optim import lr_scheduler
@@ -26,11 +27,14 @@ from rewound.technique import Technique
 
 
 def adopted(
-    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], epochs: int, steps_per_epoch: int
+    optimizer: Optimizer, scheduler: Schedule | Sequence[Scheduler], lengths: Sequence[int], unit: str, steps: int
 ) -> Recording:
-    """The recording of a run that followed this schedule, or these schedulers."""
+    """The recording of a run that followed this schedule, or these schedulers, which take so many steps in a unit.
+
+    `lengths` are those of the parts of the run (`course`).
+    """
     if isinstance(scheduler, Schedule):
-        return scheduled(optimizer, scheduler, epochs)
+        return scheduled(optimizer, scheduler, lengths, unit)
     if len(scheduler) != (count := len(members(optimizer))):
         wanted = "one new scheduler" if count == 1 else "one new scheduler for each optimizer"
         raise InputError(
@@ -38,9 +42,9 @@ def adopted(
             f"not {len(scheduler)} schedulers"
         )
     for each in scheduler:
-        if (steps := position(each)) > 0:
+        if (stands_at := position(each)) > 0:
             raise InputError(
-                f"the scheduler of an adopted network must be new, not at step {steps}: it is run through from its "
+                f"the scheduler of an adopted network must be new, not at step {stands_at}: it is run through from its "
                 "start"
             )
         if needs := needed(each):
@@ -48,11 +52,11 @@ def adopted(
                 f"{scheduler_kind(each)} is stepped with {needs}, which is known only in training, so adopt=True "
                 "cannot run through it; give the learning rates it took as a rewound.Schedule"
             )
-    return rehearsed(optimizer, scheduler, epochs, steps_per_epoch)
+    return rehearsed(optimizer, scheduler, [length * steps for length in lengths])
 
 
-def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int, steps_per_epoch: int) -> Recording:
-    """What schedulers would do over so many epochs."""
+def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], steps: Sequence[int]) -> Recording:
+    """What schedulers would do over parts of so many steps."""
     before = [deepcopy(each.state_dict()) for each in schedulers]  # which may be its live lists
     groups = [dict(group) for group in optimizer.param_groups]
     tensors = [{name: v.clone() for name, v in group.items() if isinstance(v, Tensor)} for group in groups]
@@ -60,9 +64,9 @@ def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], epochs: int
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of scheduler steps without optimizer steps
-            for _ in range(epochs):
+            for count in steps:
                 recording.begin_epoch()
-                for _ in range(steps_per_epoch):
+                for _ in range(count):
                     for _ in members(optimizer):  # each takes a step
                         recording.before_step(optimizer)
                     for scheduler in schedulers:
@@ -92,7 +96,7 @@ def check_final_ahead(technique: Technique, subjects: Subjects, epochs: int, don
     if not steps or any(length is None or abs(length - epochs * steps) > steps for length in lengths):
         return
     try:
-        S = rehearsed(optimizer, schedulers, epochs - (done is not None), steps).schedule()
+        S = rehearsed(optimizer, schedulers, [steps] * (epochs - (done is not None))).schedule()
     except ValueError:  # of a OneCycleLR beyond its end, which the loop will meet, too
         return
     if done is not None:
@@ -133,20 +137,21 @@ def _training_steps(function: object) -> int | None:
     return None
 
 
-def scheduled(optimizer: Optimizer, schedule: Schedule, epochs: int) -> Recording:
-    """The recording of a schedule whose steps are epochs, or so many steps to each epoch; groups keep their ratios."""
-    steps, rest = divmod(schedule.steps, epochs)
-    if rest:
+def scheduled(optimizer: Optimizer, schedule: Schedule, lengths: Sequence[int], unit: str = "epoch") -> Recording:
+    """The recording of a schedule with so many steps to each unit, one at least; groups keep their ratios."""
+    steps, rest = divmod(schedule.steps, sum(lengths))
+    if rest or not steps:
         raise InputError(
-            f"a schedule of {schedule.steps:,} steps does not divide into {epochs} epochs; "
-            "give it one step per epoch, or the same number in each"
+            f"a schedule of {schedule.steps:,} steps does not divide into {sum(lengths):,} {unit}s; "
+            f"give it one step per {unit}, or the same number in each"
         )
     rates = [rate_of(hyperparameters(group)["lr"]) for group in optimizer.param_groups]
     taken = len(members(optimizer))  # steps of one batch
     ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
-    cuts = [schedule.segments(epoch * steps, (epoch + 1) * steps) for epoch in range(epochs)]
+    ends = accumulate((length * steps for length in lengths), initial=0)
+    cuts = [schedule.segments(start, stop) for start, stop in pairwise(ends)]
     groups: list[dict[str, list[Runs]]] = [
         {"lr": [[(rate * ratio, count * taken) for rate, count in cut] for cut in cuts]} for ratio in ratios
     ]
-    recording = Recording(groups, epochs)
+    recording = Recording(groups, len(lengths))
     return recording if schedule.declared_final is None else recording.ending_at(schedule.declared_final)

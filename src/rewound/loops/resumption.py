@@ -23,7 +23,7 @@ def resume_or_begin(run: Run, folder: Folder) -> None:
     elif newest is None and not course.adopt:
         check_new(subjects.schedulers)
         if run.resumes and course.final is None:
-            check_final_ahead(course.how, subjects, course.training_epochs)
+            check_final_ahead(course.how, subjects, course.training_time)
     progress = run.progress if newest is None else newest.progress
     if not progress.run:
         goes_on = newest is not None or run.handed_over  # since a version without names

@@ -56,6 +56,16 @@ class Run:
         return self.levels[self.level]
 
     @property
+    def part(self) -> tuple[int, int]:
+        """The part of the recording that the present level has come to, and how far the level is at its end."""
+        course, level, done = self.course, self.present, self.progress.done
+        if level.schedule_from is None:  # a rule has drawn it, after the dense run
+            first = self.recording.epochs
+            return (first + done, done + 1) if course.unit == "epoch" else (first, level.length)
+        number, end = course.part(level.schedule_from + done)
+        return number, int(min(level.length, end - level.schedule_from))
+
+    @property
     def recording(self) -> Recording:
         """What the schedule did, with the declared final rate after its end."""
         recording, final = self.progress.recording, self.course.final
@@ -73,6 +83,11 @@ class Run:
             return self.progress
         newest, _ = Folder(self.path).newest(self.course.densities)
         return Progress() if newest is None else newest.progress
+
+    @property
+    def position(self) -> int:
+        """The position in the original schedule; in a level whose rates a rule draws, that in the level."""
+        return (self.present.schedule_from or 0) + self.progress.done
 
     @property
     def is_over(self) -> bool:
@@ -105,7 +120,8 @@ class Run:
 
     def _diverged(self, names: list[str]) -> Diverged:
         which = f"level {self.level} of {len(self.levels) - 1}" if self.level else "the dense run"
-        text = f"{which} diverged: by epoch {self.progress.epoch:,} {few(names)} held numbers that are not finite"
+        when = f"by {self.course.unit} {self.progress.epoch:,}"
+        text = f"{which} diverged: {when} {few(names)} held numbers that are not finite"
         if not self.ends_when_diverged:
             earlier = ", or give max_drop= to get the levels before it" if self.level else ""
             text += f"; lower the learning rate or clip the gradients{earlier}"
@@ -153,14 +169,16 @@ class Run:
     def begin(self) -> None:
         """A run is iterated over once."""
         if self.has_begun:
-            raise InputError("this run has been iterated over; make a new one with rewound.epochs to go on")
+            raise InputError(
+                f"this run has been iterated over; make a new one with rewound.{self.course.unit}s to go on"
+            )
         self.has_begun = True
 
     def state_dict(self, *, epoch_ended: bool) -> dict[str, object]:
         """What a trainer's own checkpoint needs; an epoch in which a step was taken may count as done."""
         progress = replace(self.progress)
-        if epoch_ended and progress.steps:
-            progress.end_epoch()
+        if epoch_ended and progress.has_stepped:
+            progress.end_epoch(part_ended=progress.done + 1 == self.part[1])
         return {**progress.state_dict(), "also": [thing.state_dict() for thing in self.subjects.also]}
 
     def take_over(self, state: HandedOver) -> None:
@@ -182,7 +200,9 @@ class Run:
         reached, asked = progress.densities, self.course.densities[: len(progress.densities)]
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(reached, asked, strict=False))
         epochs = sum(level.length for level in self.levels[: 1 + len(list(shared))])
-        earlier = f", or a state from the first {epochs:,} epochs, which are the same in both" if epochs else ""
+        earlier = (
+            f", or a state from the first {epochs:,} {self.course.unit}s, which are the same in both" if epochs else ""
+        )
         made, wanted = (", ".join(f"{density:.4g}" for density in each) for each in (reached, asked))
         raise InputError(f"this state was pruned to densities {made}, not {wanted}; give the same arguments{earlier}")
 
