@@ -19,8 +19,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import rewound
 import rewound.loops.iteration
 
-rewound.loops.iteration.SAVE_SECONDS = 0.0
-
 
 def main(folder: str, technique: str, die_in: int | None = None, waits: bool = False) -> None:
     torch.manual_seed(0)
@@ -76,6 +74,7 @@ def wait() -> None:
     time.sleep(60)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the tests import this file, too
+    rewound.loops.iteration.SAVE_SECONDS = 0.0
     last = sys.argv[3] if len(sys.argv) > 3 else None
     main(sys.argv[1], sys.argv[2], None if last in (None, "wait") else int(last), waits=last == "wait")

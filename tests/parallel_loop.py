@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import rewound
 import rewound.loops.iteration
 
-rewound.loops.iteration.SAVE_SECONDS = 0.0
 BATCH, STEPS, T = 16, 3, 3
 
 
@@ -91,7 +90,8 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
         os._exit(0)  # a thread of gloo's that is still being joined would abort an ordinary end, now and then
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the tests import this file, too
+    rewound.loops.iteration.SAVE_SECONDS = 0.0
     warnings.simplefilter("ignore")
     main(
         int(sys.argv[1]),
