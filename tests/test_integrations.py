@@ -12,7 +12,9 @@ EPOCHS = signature(rewound.epochs).parameters
 TRAINERS_OWN = {"training_epochs", "model", "optimizer", "scheduler", "steps_per_epoch", "resume"}
 
 
-@pytest.mark.parametrize(("integration", "added"), [(rewind, {"trainer"}), (Rewind, {"monitor", "mode"})])
+@pytest.mark.parametrize(
+    ("integration", "added"), [(rewind, {"trainer", "retrain_steps"}), (Rewind, {"monitor", "mode"})]
+)
 def test_an_integration_takes_what_epochs_takes_but_what_the_trainer_has(integration: object, added: set[str]) -> None:
     theirs = signature(integration).parameters  # type: ignore[arg-type]
     assert {name for name in theirs if name not in EPOCHS} == added
@@ -23,6 +25,11 @@ def test_an_integration_takes_what_epochs_takes_but_what_the_trainer_has(integra
     expected["also"] = expected["also"].replace(annotation=given["also"].annotation)
     assert list(given.items()) == list(expected.items())
     assert {parameter.kind for parameter in given.values()} == {Parameter.KEYWORD_ONLY}
+
+
+def test_a_trainer_that_counts_steps_is_given_them_as_steps_is() -> None:
+    mine, theirs = (signature(each).parameters["retrain_steps"] for each in (rewind, rewound.steps))
+    assert mine == theirs
 
 
 def test_prune_has_the_defaults_of_epochs() -> None:
