@@ -32,17 +32,17 @@ import torch
 from torch import nn
 
 import rewound
-import rewound.executors.local
+import rewound.experiments.executors.local
+import rewound.experiments.plans.execution
 import rewound.loops.iteration
-import rewound.plans.execution
 from rewound import InputError, Sweep
-from rewound.executors.local import run
-from rewound.executors.watch import Headway
-from rewound.plans.collection import collected
-from rewound.plans.options import Options
-from rewound.plans.planning import Plan, plan
-from rewound.storage.store import Store
-from rewound.sweeps.sweep import parse_sweep
+from rewound.experiments.executors.local import run
+from rewound.experiments.executors.watch import Headway
+from rewound.experiments.plans.collection import collected
+from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.planning import Plan, plan
+from rewound.experiments.sweeps.sweep import parse_sweep
+from rewound.states.storage.store import Store
 
 SWAPS = 0.1
 """How often files are swapped instead of a bit flipped."""
@@ -132,8 +132,8 @@ def make_store(folder: Path, seed: int) -> None:
             raise _Enough
 
     often = (
-        patch.object(rewound.plans.execution, "SNAPSHOT", 0.0),
-        patch.object(rewound.executors.local, "_TELL", 0.0),
+        patch.object(rewound.experiments.plans.execution, "SNAPSHOT", 0.0),
+        patch.object(rewound.experiments.executors.local, "_TELL", 0.0),
     )
     with often[0], often[1], suppress(_Enough):
         run(work, store, Options(keep_all=True), say=lambda text: None, tick=stop)
@@ -210,7 +210,7 @@ def outcome(kept: Kept, folder: Path, expected: object) -> tuple[str, str]:
     said: list[str] = []
     try:
         result = kept.go_on(folder, said)
-    except (InputError, rewound.errors.Failed) as error:
+    except (InputError, rewound.foundations.errors.Failed) as error:
         return "refused", str(error)
     except Exception as error:  # any other is a crash
         return "CRASHED", f"{type(error).__name__}: {error}"

@@ -29,18 +29,18 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is reprodu
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from rewound.errors import Diverged, InputError  # noqa: E402
-from rewound.fleets.captured import Program  # noqa: E402
-from rewound.fleets.fleet import Fleet  # noqa: E402
-from rewound.fleets.place import Run  # noqa: E402
-from rewound.pruning.mask import Mask  # noqa: E402
-from rewound.randomness import fold, permutation  # noqa: E402
-from rewound.recipe import Position, Recipe  # noqa: E402
-from rewound.recipes import recipe_named  # noqa: E402
-from rewound.recipes.cifar10 import CIFAR10, ResNet20, ResNet56, ResNet110  # noqa: E402
-from rewound.recipes.images import Images  # noqa: E402
-from rewound.schedule import Segment  # noqa: E402
-from rewound.training import State, begin, evaluate, train  # noqa: E402
+from rewound.foundations.errors import Diverged, InputError  # noqa: E402
+from rewound.foundations.randomness import fold, permutation  # noqa: E402
+from rewound.method.pruning.mask import Mask  # noqa: E402
+from rewound.method.schedule import Segment  # noqa: E402
+from rewound.tasks.fleets.captured import Program  # noqa: E402
+from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
+from rewound.tasks.fleets.place import Run  # noqa: E402
+from rewound.tasks.recipe import Position, Recipe  # noqa: E402
+from rewound.tasks.recipes import recipe_named  # noqa: E402
+from rewound.tasks.recipes.cifar10 import CIFAR10, ResNet20, ResNet56, ResNet110  # noqa: E402
+from rewound.tasks.recipes.images import Images  # noqa: E402
+from rewound.tasks.training import State, begin, evaluate, train  # noqa: E402
 
 CUDA = torch.device("cuda")
 KINDS: dict[str, type[CIFAR10]] = {kind.name: kind for kind in (ResNet20, ResNet56, ResNet110)}

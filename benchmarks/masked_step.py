@@ -36,7 +36,7 @@ from torch.optim.optimizer import Optimizer
 
 from global_pruning import machine
 from rewound import Mask, Pruner
-from rewound.recipes.resnet import ResNet
+from rewound.tasks.recipes.resnet import ResNet
 
 DENSITY = 0.2
 BATCH = {"cpu": 32, "cuda": 128}

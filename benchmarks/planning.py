@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from global_pruning import in_a_process, machine, memory
 from rewound import TECHNIQUES, Sweep, load_sweep
-from rewound.plans.planning import plan
-from rewound.recipes import recipe_named
-from rewound.sweeps.experiment import Experiment
+from rewound.experiments.plans.planning import plan
+from rewound.experiments.sweeps.experiment import Experiment
+from rewound.tasks.recipes import recipe_named
 
 TRIALS, REPEATS = 125, 3
 TIMES = (10.0, 30.0, 50.0, 70.0, 90.0, 110.0, 130.0, 150.0, 170.0, 182.0)

@@ -61,7 +61,7 @@ def as_rst(app: Sphinx, what: str, name: str, obj: object, options: object, line
 def by_public_name(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
-    """`rewound.pruning.mask.Mask`, as an annotation says, is documented as `rewound.Mask`."""
+    """`rewound.method.pruning.mask.Mask`, as an annotation says, is documented as `rewound.Mask`."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     if not target.startswith("rewound.") or name not in rewound.__all__:

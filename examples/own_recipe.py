@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rewound
 from rewound import Batch, InputError, Part, ResidentRecipe, Schedule, Scores
-from rewound.randomness import fold, permutation
+from rewound.foundations.randomness import fold, permutation
 
 TRAIN, VAL, TEST = 269, 100, 200
 

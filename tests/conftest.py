@@ -18,9 +18,9 @@ from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environ
 from rewound import cli
 from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.tables.rows import Row, Tables, read_rows
 from rewound.reports.page import Origin, write_page
-from rewound.storage.store import Store
-from rewound.tables.results import Row, Tables, read_rows
+from rewound.states.storage.store import Store
 from tiny import ENTERED, POISON
 from tiny_sweeps import EVERYTHING, run, sweep_of
 
@@ -160,4 +160,4 @@ def published_page(authors: list[Row], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def looks_at_ends_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a small network's epoch may take longer than runs go without a look."""
-    monkeypatch.setattr("rewound.plans.execution.LOOK", math.inf)
+    monkeypatch.setattr("rewound.experiments.plans.execution.LOOK", math.inf)

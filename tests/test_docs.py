@@ -17,7 +17,7 @@ import typer.main
 
 import rewound
 from rewound import cli
-from rewound.sweeps.sweep import parse_sweep
+from rewound.experiments.sweeps.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]

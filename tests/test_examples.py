@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import rewound
 from rewound import Position
-from rewound.recipes import recipe_named
-from rewound.tables.results import read_rows
+from rewound.conclusions.tables.rows import read_rows
+from rewound.tasks.recipes import recipe_named
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEVELS = {  # what each ends with

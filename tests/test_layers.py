@@ -16,25 +16,13 @@ import rewound
 
 SOURCE = Path(rewound.__file__).parent
 
-# A module may import from its own layer and from those below. `name/*` is a folder.
+# A folder may import from its own layer and from those below. What lies beside the folders is layer 4.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    # 0: usable alone, with anybody's training loop
-    (
-        *("errors", "names", "randomness", "quantities", "owners", "wholefiles"),
-        *("schedule", "technique", "algorithm", "pruning/*", "costs", "flops"),
-    ),
-    # 1: one task per file; Train^t(W, m, g), alone and in fleets
-    ("hyperparameters", "recipe", "training", "recipes/*", "datasets/*", "devices", "fleets/*"),
-    # 2: what a state is, and where it lives; the algorithm around somebody's own loop
-    ("history", "rates", "storage/*", "loops/*", "tickets/*"),
-    # 3: from a declared experiment to tables, and from tables to conclusions
-    ("sweeps/*", "plans/*", "tables/*", "conclusions/*", "paper/*"),
-    # 4: where it runs, how it is shown, who calls it
-    (
-        *("executors/*", "integrations/*", "compression", "faults"),
-        *("reports/*", "commands/*"),
-        *("cli", "public", "__main__", "__init__"),
-    ),
+    ("foundations", "method"),  # usable alone, with anybody's training loop
+    ("tasks",),  # what is trained; Train^t(W, m, g), alone and in fleets
+    ("states", "loops"),  # what a state is, and where it lives; the algorithm around somebody's own loop
+    ("experiments", "conclusions"),  # from a declared experiment to tables, and from tables to conclusions
+    ("reports", "integrations", "commands", "cli", "public", "__main__", "__init__"),  # who calls it, how it is shown
 )
 BELOW = {"torch", "numpy", *sys.stdlib_module_names}  # all that layer 0 may need
 
@@ -52,9 +40,7 @@ MODULES = modules()
 
 
 def layer(module: str) -> int | None:
-    top = module.split(".")[0]
-    place = f"{top}/*" if (SOURCE / top).is_dir() else top
-    return next((number for number, names in enumerate(LAYERS) if place in names), None)
+    return next((number for number, names in enumerate(LAYERS) if module.split(".")[0] in names), None)
 
 
 def imports(module: str) -> Iterator[str]:
@@ -96,9 +82,7 @@ def test_every_module_has_its_place(module: str) -> None:
 
 
 def test_every_place_has_its_module() -> None:
-    names = {name for names in LAYERS for name in names}
-    there = {module.split(".")[0] for module in MODULES}
-    assert {name.removesuffix("/*") for name in names} == there
+    assert {name for names in LAYERS for name in names} == {module.split(".")[0] for module in MODULES}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -109,12 +93,18 @@ def test_imports_point_downwards(module: str) -> None:
 
 
 def test_there_are_no_cycles() -> None:
+    """Neither among modules, nor among the folders at the top, nor among what lies beside each other in a folder."""
     modules = {module: ours(module) for module in MODULES}
-    folders: dict[str, set[str]] = {}
+    graphs: dict[str, dict[str, set[str]]] = {"": modules}
     for module, imported in modules.items():
-        top = module.split(".")[0]
-        folders.setdefault(top, set()).update({name.split(".")[0] for name in imported} - {top})
-    for graph in (modules, folders):
+        for name in imported:
+            for depth, (one, other) in enumerate(zip(module.split("."), name.split("."), strict=False)):
+                if one != other:  # two that lie beside each other in one folder
+                    folder = ".".join(["rewound", *module.split(".")[:depth]])
+                    graphs.setdefault(folder, {}).setdefault(one, set()).add(other)
+                    break
+    assert len(graphs) > 5
+    for graph in graphs.values():
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
@@ -170,11 +160,11 @@ def classes(hint: object) -> Iterator[type]:
 def test_public_names_are_imported_when_they_are_asked_for() -> None:
     script = (
         "import sys, rewound\n"
-        "from rewound.tables import results\n"
+        "from rewound.conclusions.tables import rows\n"
         "assert not hasattr(rewound, '__wrapped__')\n"  # as tools that look into modules ask
         "assert 'torch' not in sys.modules\n"
         "from rewound import *\n"
-        "assert (Mask, rewound.epochs) == (rewound.pruning.mask.Mask, epochs)\n"
+        "assert (Mask, rewound.epochs) == (rewound.method.pruning.mask.Mask, epochs)\n"
     )
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(SOURCE.parent)}, check=True)
 

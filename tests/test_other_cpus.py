@@ -22,10 +22,11 @@ OTHER = {
 
 @pytest.mark.slow
 def test_bounds_hold_with_the_kernels_of_another_cpu() -> None:
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if "@pytest.mark.numeric" in path.read_text()]
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if "@pytest.mark.numeric" in path.read_text()]
     mine = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
     environment = {**mine, **OTHER, "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-m", "pytest", "-q", "-m", "numeric and not cuda", "-p", "no:cov", *map(str, files)]
+    assert len(files) > 5
     ran = subprocess.run(words, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     asked = [sys.executable, "-c", "import torch; print(torch.backends.cpu.get_cpu_capability())"]

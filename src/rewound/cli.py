@@ -11,16 +11,16 @@ from typing import Annotated
 import typer
 
 from rewound import __version__
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.commands.console import console
 from rewound.commands.endings import exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
-from rewound.errors import InputError, as_path
-from rewound.hyperparameters import fields_in
-from rewound.plans.options import Options, keeps_all
+from rewound.experiments.plans.options import Options, keeps_all
+from rewound.experiments.sweeps.declaration import declared
+from rewound.foundations.errors import InputError, as_path
+from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.reports.figures import Drawing
-from rewound.storage.records import DEFAULT_STORE
-from rewound.sweeps.declaration import declared
+from rewound.states.storage.records import DEFAULT_STORE
+from rewound.tasks.hyperparameters import fields_in
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -160,9 +160,9 @@ def prune_command(
 ) -> None:
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     from rewound.commands.networks import prune_network
-    from rewound.compression import prune
-    from rewound.pruning.pruner import Pruner
-    from rewound.recipes import recipe_named
+    from rewound.experiments.compression import prune
+    from rewound.method.pruning.pruner import Pruner
+    from rewound.tasks.recipes import recipe_named
 
     pruned = partial(
         prune,
@@ -216,7 +216,7 @@ def data_command(
     source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
 ) -> None:
     """Prepare a data set in the cache from a copy at hand."""
-    from rewound.datasets import cifar10
+    from rewound.tasks.datasets import cifar10
 
     if name != "cifar10":
         raise InputError(f"unknown data set {name!r}; known: cifar10 (digits needs no preparation)")

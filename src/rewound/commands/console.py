@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
-from rewound.quantities import spoken
+from rewound.foundations.quantities import spoken
 from rewound.reports.look import printable
 from rewound.reports.page import PAGE
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import typer
 
-from rewound.algorithm import instead_of
 from rewound.commands.console import PlainConsole
-from rewound.errors import Diverged, Failed, InputError
-from rewound.faults import Fault, fault_of
-from rewound.names import unknown
+from rewound.foundations.errors import Diverged, Failed, InputError
+from rewound.foundations.faults import Fault, fault_of
+from rewound.foundations.names import unknown
+from rewound.method.algorithm import instead_of
 
 _MISUSED: Final[type[Exception]] = typer.BadParameter.__mro__[1]  # click's UsageError, which typer has a copy of
 _KINDS: Final = {"float": "a number", "number": "a number", "integer": "a whole number"}

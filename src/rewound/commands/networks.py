@@ -18,15 +18,15 @@ from torch import Tensor
 
 from rewound.commands.console import PlainConsole, console, progress_of, say
 from rewound.commands.outputs import writable
-from rewound.compression import LevelReport, PrunedNetwork, search_of, searched
-from rewound.errors import InputError, shown
-from rewound.flops import Profile
-from rewound.pruning.prunable import prunable_weights
-from rewound.quantities import counted
-from rewound.recipe import Recipe
-from rewound.recipes import RECIPES, recipe_named
+from rewound.experiments.compression import LevelReport, PrunedNetwork, search_of, searched
+from rewound.foundations.errors import InputError, shown
+from rewound.foundations.quantities import counted
+from rewound.method.flops import Profile
+from rewound.method.pruning.prunable import prunable_weights
 from rewound.reports.terminal import plain_table
-from rewound.tickets.ticket import Ticket, load
+from rewound.states.tickets.ticket import Ticket, load
+from rewound.tasks.recipe import Recipe
+from rewound.tasks.recipes import RECIPES, recipe_named
 
 WIDE = 10_000
 """Columns where there is no terminal: each layer on a line of its own, however long its name."""

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from rewound.errors import InputError, as_path
+from rewound.foundations.errors import InputError, as_path
 
 
 def report_folder(out: Path | None, name: str) -> Path:

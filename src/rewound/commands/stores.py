@@ -8,13 +8,13 @@ from rich.console import Group
 from rich.table import Table
 
 from rewound.commands.console import console, say
-from rewound.errors import InputError
-from rewound.plans.outlook import unbound_note
-from rewound.plans.packing import read_packs, unpack_store
-from rewound.pruning.counts import Counts
-from rewound.quantities import sized, spoken
-from rewound.storage.records import Result
-from rewound.storage.store import Store, is_store
+from rewound.experiments.plans.outlook import unbound_note
+from rewound.experiments.plans.packing import read_packs, unpack_store
+from rewound.foundations.errors import InputError
+from rewound.foundations.quantities import sized, spoken
+from rewound.method.pruning.counts import Counts
+from rewound.states.storage.records import Result
+from rewound.states.storage.store import Store, is_store
 
 
 def show_store(root: Path, key: str | None) -> None:

@@ -11,27 +11,27 @@ from rich.table import Table
 from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.outputs import report_folder, writable_file
 from rewound.conclusions.evidence import Evidence
-from rewound.devices import device_kind
-from rewound.errors import InputError
-from rewound.executors import executor_named
-from rewound.executors.local import opened
-from rewound.paper.networks import TEST_SHARES
-from rewound.plans import planning
-from rewound.plans.collection import collected, is_measured
-from rewound.plans.options import Options
-from rewound.plans.outlook import estimate, outdated, parts_pruned
-from rewound.plans.packing import pack_store
-from rewound.plans.remaining import todo
-from rewound.quantities import sized
-from rewound.recipe import Metric
+from rewound.conclusions.paper.networks import TEST_SHARES
+from rewound.conclusions.tables.rows import Row, Tables
+from rewound.experiments.executors import executor_named
+from rewound.experiments.executors.local import opened
+from rewound.experiments.plans import planning
+from rewound.experiments.plans.collection import collected, is_measured
+from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.outlook import estimate, outdated, parts_pruned
+from rewound.experiments.plans.packing import pack_store
+from rewound.experiments.plans.remaining import todo
+from rewound.experiments.sweeps.declaration import Declaration
+from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
+from rewound.foundations.errors import InputError
+from rewound.foundations.quantities import sized
 from rewound.reports.figures import DEFAULT, Drawing
 from rewound.reports.page import Origin
-from rewound.reports.report import show_comparison, show_tables, with_digest, write_tables
-from rewound.storage.records import DEFAULT_STORE
-from rewound.storage.store import Store, is_store
-from rewound.sweeps.declaration import Declaration
-from rewound.sweeps.sweep import Sweep, parse_sweep
-from rewound.tables.results import Row, Tables
+from rewound.reports.writing import show_comparison, show_tables, with_digest, write_tables
+from rewound.states.storage.records import DEFAULT_STORE
+from rewound.states.storage.store import Store, is_store
+from rewound.tasks.devices import device_kind
+from rewound.tasks.recipe import Metric
 
 
 def run_sweep(

@@ -7,11 +7,11 @@ from rewound.commands.console import console, say_files
 from rewound.commands.outputs import report_folder
 from rewound.conclusions.cell import setting_of
 from rewound.conclusions.evidence import Evidence
-from rewound.errors import InputError
-from rewound.paper.networks import TEST_SHARES, TRAINING_EPOCHS
+from rewound.conclusions.paper.networks import TEST_SHARES, TRAINING_EPOCHS
+from rewound.conclusions.tables.rows import Row, Tables, read_rows, with_details
+from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
-from rewound.reports.report import report_files, say_comparison
-from rewound.tables.results import Row, Tables, read_rows, with_details
+from rewound.reports.writing import report_files, say_comparison
 
 
 def read_tables(paths: Sequence[Path]) -> list[Row]:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from rewound.conclusions.tables.rows import Row
 from rewound.conclusions.units import metric_of, scales, shown_scale, unit_of
-from rewound.errors import InputError
-from rewound.tables.results import Row
+from rewound.foundations.errors import InputError
 
 
 @dataclass(frozen=True)

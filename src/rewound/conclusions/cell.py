@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from rewound.tables.results import Row
+from rewound.conclusions.tables.rows import Row
 
 
 class Line(NamedTuple):

@@ -18,11 +18,11 @@ from rewound.conclusions.cell import Cell, Line, cells, line_of
 from rewound.conclusions.conformance import LEAST_SIGMA, Card, Compared, Curve, Lead
 from rewound.conclusions.findings import at_full_time
 from rewound.conclusions.intervals import Pooled, pooled
+from rewound.conclusions.tables.csvfiles import write_table
+from rewound.conclusions.tables.rows import Row
 from rewound.conclusions.units import metric_of, scales, unit_of
-from rewound.errors import InputError
-from rewound.quantities import counted
-from rewound.tables.csvfiles import write_table
-from rewound.tables.results import Row
+from rewound.foundations.errors import InputError
+from rewound.foundations.quantities import counted
 
 SAME_DENSITY: Final = 0.000051  # half of the fourth decimal: 0.8**5 = 0.32768 is 0.3277 in a one-shot row
 LEADS: Final = (

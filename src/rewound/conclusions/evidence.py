@@ -7,8 +7,8 @@ from functools import cached_property
 from rewound.conclusions.baseline import Baseline, baselines
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.conformance import Card
+from rewound.conclusions.tables.rows import Row, Tables
 from rewound.conclusions.trust import weaknesses
-from rewound.tables.results import Row, Tables
 
 
 @dataclass(frozen=True)

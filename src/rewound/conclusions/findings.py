@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from rewound.algorithm import KEEP, REWIND_AT_MOST
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line
+from rewound.method.algorithm import KEEP, REWIND_AT_MOST
 
 ONE_POINT: Final = 1.0
 ABLATIONS: Final = ("low-lr-weight-rewinding", "reinitialization")

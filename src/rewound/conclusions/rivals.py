@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, TypeAlias
 from rewound.conclusions.cell import Cell, Line, cells, line_of
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.intervals import Pooled, neighbours, pooled, spreads, t_quantile
+from rewound.conclusions.tables.rows import Row
 from rewound.conclusions.units import scales
-from rewound.tables.results import Row
 
 LEAST_PAIRS: Final = 5
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from rewound.conclusions.cell import Line, Setting, cells, setting_of
 from rewound.conclusions.findings import best_over_time
-from rewound.tables.results import Row
+from rewound.conclusions.tables.rows import Row
 
 
 @dataclass(frozen=True)

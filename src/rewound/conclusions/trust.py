@@ -16,7 +16,7 @@ from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell, Line, cells
 from rewound.conclusions.findings import ONE_POINT, best_over_time, largest_compression, verdicts
 from rewound.conclusions.intervals import spreads
-from rewound.tables.results import Row
+from rewound.conclusions.tables.rows import Row
 
 LEAST_TRIALS: Final = 3
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from rewound.errors import InputError
-from rewound.tables.results import Row
+from rewound.conclusions.tables.rows import Row
+from rewound.foundations.errors import InputError
 
 LARGEST_FRACTION: Final = 1.5
 _TRANSLATION: Final = ("bleu", "gnmt", "translat", "wmt")

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
 from rewound.loops.loop import Epochs
 from rewound.loops.preparation import epochs
 from rewound.loops.snapshot import Stateful
-from rewound.pruning.pruner import Pruner
+from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
+from rewound.method.pruning.pruner import Pruner
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

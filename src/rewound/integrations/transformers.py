@@ -14,15 +14,15 @@ from typing import cast
 
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
-from rewound.errors import InputError, check_kind
+from rewound.foundations.errors import InputError, check_kind
 from rewound.loops.course import Init
 from rewound.loops.joint import with_held
 from rewound.loops.loop import Epochs, Steps
 from rewound.loops.preparation import epochs, steps
 from rewound.loops.snapshot import StateDict, Stateful
 from rewound.loops.unwrapping import bare_optimizer
-from rewound.pruning.pruner import Pruner
+from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
+from rewound.method.pruning.pruner import Pruner
 
 try:
     from transformers import (

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rewound.errors import warn
+from rewound.foundations.errors import warn
 from rewound.loops.snapshot import Stateful
-from rewound.pruning.attachment import zero
-from rewound.pruning.mask import Mask, plain_name, plain_parameters
+from rewound.method.pruning.attachment import zero
+from rewound.method.pruning.mask import Mask, plain_name, plain_parameters
 
 Named = Mapping[str, Tensor]
 

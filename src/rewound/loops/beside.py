@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
+from rewound.foundations.quantities import counted
 from rewound.loops.snapshot import Stateful, Subjects
-from rewound.quantities import counted
 
 Tensors = Mapping[int, Tensor]  # by identity
 

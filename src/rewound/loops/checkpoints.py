@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from rewound.errors import InputError, few
+from rewound.foundations.errors import InputError, few
+from rewound.foundations.wholefiles import remove_unfinished, write_whole
 from rewound.loops import ranks
 from rewound.loops.lock import Held, locked
 from rewound.loops.progress import Progress, progress_of
 from rewound.loops.sealed import Damaged, read_unchecked, seal_of, write_sealed
 from rewound.loops.snapshot import Content, Subjects, checked_content
-from rewound.storage.artifact import digest
-from rewound.wholefiles import remove_unfinished, write_whole
+from rewound.states.storage.artifact import digest
 
 Arguments = Mapping[str, object]
 VERSION = 2

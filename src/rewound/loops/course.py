@@ -15,15 +15,15 @@ from typing import Literal
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import Level, goals, levels
-from rewound.errors import InputError, as_number, as_whole, check_kind, shown
+from rewound.foundations.errors import InputError, as_number, as_whole, check_kind, shown
+from rewound.foundations.quantities import counted
 from rewound.loops.joint import optimizer_kind
-from rewound.pruning.counts import Counts, parameter_count
-from rewound.pruning.mask import plain_parameters
-from rewound.pruning.prunable import prunable_weights
-from rewound.pruning.pruner import Pruner, check_memory
-from rewound.quantities import counted
-from rewound.technique import Technique, technique_named
+from rewound.method.algorithm import Level, goals, levels
+from rewound.method.pruning.counts import Counts, parameter_count
+from rewound.method.pruning.mask import plain_parameters
+from rewound.method.pruning.prunable import prunable_weights
+from rewound.method.pruning.pruner import Pruner, check_memory
+from rewound.method.technique import Technique, technique_named
 
 Init = Callable[[nn.Module], object]
 Unit = Literal["epoch", "step"]

@@ -17,7 +17,7 @@ from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import SWALR
 
-from rewound.errors import InputError, warn
+from rewound.foundations.errors import InputError, warn
 from rewound.loops.course import Unit
 from rewound.loops.groups import Value, assign, hyperparameters
 from rewound.loops.joint import held_by, members
@@ -25,7 +25,7 @@ from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.loops.schedulers import Scheduler, counting_steps, followed, tell_rates
 from rewound.loops.unwrapping import bare_scheduler
-from rewound.pruning.attachment import steps_under_way, untraced
+from rewound.method.pruning.attachment import steps_under_way, untraced
 
 Closure = Callable[[], object]
 Args = tuple[object, ...]

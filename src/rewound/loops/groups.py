@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops.joint import optimizer_kind
 
 Value = float | tuple[float, ...]

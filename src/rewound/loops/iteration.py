@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
-from rewound.algorithm import check_final
-from rewound.errors import Diverged, InputError, few, warn
+from rewound.foundations.errors import Diverged, InputError, few, warn
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.course import trained_weights
@@ -26,8 +25,9 @@ from rewound.loops.rewinding import begin_level
 from rewound.loops.rules import recording_of
 from rewound.loops.run import Run
 from rewound.loops.schedulers import resting, tell_rates
-from rewound.pruning.counts import counts_of
-from rewound.pruning.mask import Mask
+from rewound.method.algorithm import check_final
+from rewound.method.pruning.counts import counts_of
+from rewound.method.pruning.mask import Mask
 
 SAVE_SECONDS = 60.0
 """How much work a killed process loses, at most, beside the epoch or step it was in."""

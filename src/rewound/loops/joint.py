@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 
 StateDict = dict[str, Any]
 

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rewound.errors import InputError
-from rewound.flops import FirstPass, Profile
+from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name
 from rewound.loops.progress import Operations, Progress
 from rewound.loops.rewinding import weights_to_prune
 from rewound.loops.run import Run
-from rewound.pruning.counts import counts_of
-from rewound.pruning.mask import Mask, plain_parameters
-from rewound.tickets.choices import Choice, Choices, place_of
+from rewound.method.flops import FirstPass, Profile
+from rewound.method.pruning.counts import counts_of
+from rewound.method.pruning.mask import Mask, plain_parameters
+from rewound.states.tickets.choices import Choice, Choices, place_of
 
 
 class Keeper:

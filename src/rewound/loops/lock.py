@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewound.errors import InputError, warn
+from rewound.foundations.errors import InputError, warn
 from rewound.loops import ranks
 
 

@@ -7,7 +7,7 @@ from typing import cast
 from rewound.loops.iteration import iterated
 from rewound.loops.progress import Reached
 from rewound.loops.run import HandedOver, Run
-from rewound.pruning.mask import Mask
+from rewound.method.pruning.mask import Mask
 
 
 class _Loop:

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression, longest_time
-from rewound.errors import InputError, as_path, as_whole, check_kind, shown
+from rewound.foundations.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.averages import warn_of_dense
 from rewound.loops.beside import averages, check_beside
 from rewound.loops.course import Course, Init, Unit, trained_weights
@@ -29,9 +28,10 @@ from rewound.loops.run import Run
 from rewound.loops.schedulers import Scheduler, check_given, scheduler_kind
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.loops.unwrapping import bare_model, bare_optimizer, bare_scheduler, is_compiled, listed
-from rewound.pruning.pruner import Pruner, as_pruner
-from rewound.schedule import Schedule
-from rewound.technique import technique_named
+from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression, longest_time
+from rewound.method.pruning.pruner import Pruner, as_pruner
+from rewound.method.schedule import Schedule
+from rewound.method.technique import technique_named
 
 
 @by_compression

@@ -8,12 +8,12 @@ from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from torch import Tensor
 
-from rewound.algorithm import has_dropped, returned
-from rewound.errors import InputError, warn
+from rewound.foundations.errors import InputError, warn
 from rewound.loops import ranks
 from rewound.loops.recording import Recording, RecordingState
-from rewound.pruning.mask import Mask
-from rewound.technique import Facts
+from rewound.method.algorithm import has_dropped, returned
+from rewound.method.pruning.mask import Mask
+from rewound.method.technique import Facts
 
 
 class Reached(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rewound.errors import InputError
-from rewound.pruning.mask import Mask
+from rewound.foundations.errors import InputError
+from rewound.method.pruning.mask import Mask
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import NotRequired, TypedDict
 
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops.groups import Value, hyperparameters, rate_of
-from rewound.schedule import Piece, Schedule, Segment, merged
+from rewound.method.schedule import Piece, Schedule, Segment, merged
 
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
 

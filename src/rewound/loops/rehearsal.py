@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
-from rewound.algorithm import check_final
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops.groups import hyperparameters, rate_of
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording, Runs
 from rewound.loops.schedulers import Scheduler, needed, position, scheduler_kind
 from rewound.loops.snapshot import Subjects
 from rewound.loops.unwrapping import bare_scheduler
-from rewound.schedule import Piece, Schedule
-from rewound.technique import Technique
+from rewound.method.algorithm import check_final
+from rewound.method.schedule import Piece, Schedule
+from rewound.method.technique import Technique
 
 
 def adopted(

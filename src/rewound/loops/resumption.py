@@ -2,7 +2,7 @@
 
 import secrets
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, rewind_name
 from rewound.loops.course import Course

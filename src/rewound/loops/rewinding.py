@@ -7,7 +7,7 @@ run, or be drawn anew (laws 4 to 6). What belongs to them goes along: buffers, o
 import torch
 from torch import nn
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.averages import prune_along
 from rewound.loops.beside import averages
@@ -16,10 +16,10 @@ from rewound.loops.course import Course, trained_weights
 from rewound.loops.joint import with_held
 from rewound.loops.run import Run
 from rewound.loops.snapshot import Subjects
-from rewound.pruning.facts import facts_of
-from rewound.pruning.mask import Mask
-from rewound.pruning.prunable import prunable_weights
-from rewound.technique import Facts
+from rewound.method.pruning.facts import facts_of
+from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.prunable import prunable_weights
+from rewound.method.technique import Facts
 
 
 def begin_level(run: Run, folder: Folder) -> None:

@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from rewound.loops.joint import members
 from rewound.loops.recording import Recording
 from rewound.loops.run import Run
-from rewound.schedule import Schedule, Segment, sliced
-from rewound.technique import Facts, Rule, drawn_by
+from rewound.method.schedule import Schedule, Segment, sliced
+from rewound.method.technique import Facts, Rule, drawn_by
 
 
 def recording_of(run: Run) -> Recording:

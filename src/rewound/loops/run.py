@@ -9,14 +9,14 @@ from typing import NotRequired
 
 from torch import nn
 
-from rewound.algorithm import Level
-from rewound.errors import Diverged, InputError, few
+from rewound.foundations.errors import Diverged, InputError, few
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.course import Course, stepped_parameters, trained_weights
 from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
 from rewound.loops.recording import Recording
 from rewound.loops.snapshot import StateDict, Subjects
+from rewound.method.algorithm import Level
 
 
 class HandedOver(ProgressState):

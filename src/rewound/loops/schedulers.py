@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.loops.unwrapping import bare_scheduler
 
 

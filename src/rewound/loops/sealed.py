@@ -19,8 +19,8 @@ from typing import BinaryIO, NamedTuple
 
 import torch
 
-from rewound.errors import InputError
-from rewound.wholefiles import replacing
+from rewound.foundations.errors import InputError
+from rewound.foundations.wholefiles import replacing
 
 _END = b"PK\x05\x06"  # begins the 22 bytes that end a zip archive; the last two are the length of its comment
 _LONGEST = 1000  # bytes of an end with a seal

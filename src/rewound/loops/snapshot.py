@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.errors import InputError, few, shown
+from rewound.foundations.errors import InputError, few, shown
 from rewound.loops import ranks
 from rewound.loops.joint import unsaved, with_held
 from rewound.loops.schedulers import Scheduler
-from rewound.pruning.mask import plain_name
+from rewound.method.pruning.mask import plain_name
 
 StateDict = dict[str, object]
 

@@ -23,10 +23,10 @@ from rich.progress import track
 
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import at_full_time, is_algorithm_1
-from rewound.errors import InputError
-from rewound.paper.figures import FIGURES, PaperFigure, panels
-from rewound.paper.networks import NETWORKS
-from rewound.paper.panels import Measured, Panel, best, every_time, full_time, measured, write_points
+from rewound.conclusions.paper.figures import FIGURES, PaperFigure, panels
+from rewound.conclusions.paper.networks import NETWORKS
+from rewound.conclusions.paper.panels import Measured, Panel, best, every_time, full_time, measured, write_points
+from rewound.foundations.errors import InputError
 from rewound.reports.look import looks, mode_title, pruning_title, ratios
 from rewound.reports.ranges import panel_limits
 from rewound.reports.sheets import Sheet, file_name, save_sheet

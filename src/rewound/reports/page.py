@@ -17,8 +17,8 @@ from string import Template
 from typing import Final
 
 from rewound.conclusions.evidence import Evidence
+from rewound.foundations.wholefiles import write_whole
 from rewound.reports.payload import story
-from rewound.wholefiles import write_whole
 
 PAGE: Final = "index.html"
 _SCRIPTS: Final = (

@@ -14,13 +14,13 @@ from rewound.conclusions.cell import Line, Setting, setting_of
 from rewound.conclusions.conformance import Card, Compared, Curve
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.speedup import Speedup
+from rewound.conclusions.tables.rows import CurveRow, LayerRow
 from rewound.conclusions.trust import Reach, Reaches
 from rewound.reports.charts import Json, charts
 from rewound.reports.look import Look, area, dash, looks, marker_path, ratios
 from rewound.reports.panels import accuracy, differences, layer_maps, speed, times, training
 from rewound.reports.subjects import Subject, subjects
 from rewound.reports.words import criteria, note, one_drop, reach_words, remarks, verdict
-from rewound.tables.results import CurveRow, LayerRow
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from rewound.conclusions.baseline import Baseline
 from rewound.conclusions.cell import Cell
-from rewound.paper.panels import Curves, Measured, Panel
+from rewound.conclusions.paper.panels import Curves, Measured, Panel
 from rewound.reports.look import ratios
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)

@@ -15,12 +15,12 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Final, Literal, TypeAlias
 
-from rewound.paper.figures import pruning_order
-from rewound.paper.panels import Curves, Panel
+from rewound.conclusions.paper.figures import pruning_order
+from rewound.conclusions.paper.panels import Curves, Panel
+from rewound.foundations.wholefiles import write_whole
 from rewound.reports.charts import DOT, Json, filled_in, printed
 from rewound.reports.look import Look, dash, looks, marker_path, printable, ratios
 from rewound.reports.ranges import SAFE_ZONE, Axis, compression_axis, delta_label, panel_limits, time_axis
-from rewound.wholefiles import write_whole
 
 _DOTS_PER_INCH: Final = 160
 _LONGEST: Final = 80  # characters of a part of a file name

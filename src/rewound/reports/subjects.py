@@ -16,10 +16,10 @@ from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
+from rewound.conclusions.tables.rows import Row, is_structured
 from rewound.conclusions.trust import Reaches, reaches
 from rewound.reports.look import looks
 from rewound.reports.words import Contrast, contrast, headlines
-from rewound.tables.results import Row, is_structured
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, priced
 from rewound.conclusions.rivals import Difference
 from rewound.conclusions.trust import Reaches, reaches
-from rewound.errors import InputError
+from rewound.foundations.errors import InputError
 from rewound.reports.look import looks, mode_title, pruning_title, ratios
 from rewound.reports.words import Contrast, contrast, criteria, note, one_drop, reach_words, remarks, signed, verdict
 

@@ -18,9 +18,9 @@ from rewound.conclusions.cell import Cell, Line
 from rewound.conclusions.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
 from rewound.conclusions.findings import ABLATIONS, best_over_time
 from rewound.conclusions.rivals import LEAST_PAIRS, Difference, differences
+from rewound.conclusions.tables.rows import Row
 from rewound.conclusions.trust import Reach, Reaches
 from rewound.reports.look import LOOKS, looks, ratios
-from rewound.tables.results import Row
 
 
 def headlines(

@@ -1,0 +1,233 @@
+"""Results as tables: one `Row` per retrained network in `results.csv`, with `layers.csv` and `curves.csv` beside it.
+
+The first ten columns of `results.csv` are those of the paper's published results, so the two can be read as one table.
+A dense row has an empty technique and density 1; a failed run has empty `val` and `test`. The first word of `pruning`
+is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
+"unstructured random".
+"""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rewound.conclusions.tables.csvfiles import reading, text_of, value_in, write_table
+from rewound.foundations.errors import InputError
+
+UNSTRUCTURED: Final = "unstructured"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained network: where it stands in the experiment and what it reached.
+
+    >>> Row("digits", "unstructured", False, "lr-rewinding", 0.1, 16, trial=1, val=0.96, test=0.95).compression
+    10.0
+    """
+
+    recipe: str
+    pruning: str
+    iterative: bool
+    technique: str
+    density: float
+    retrain_epochs: float | None
+    trial: int
+    val: float | None
+    test: float | None
+    flops: int | None = None
+    search_epochs: float | None = None
+    seconds: float | None = None
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.density <= 1 and math.isfinite(1 / self.density)):
+            raise InputError(f"density {self.density:g} is outside (0, 1]; give the fraction of weights kept")
+        if self.retrain_epochs is not None and self.retrain_epochs < 0:
+            raise InputError(
+                f"retrain_epochs must be at least 0, not {self.retrain_epochs:g}; give the retraining time"
+            )
+        if self.technique and self.retrain_epochs is None:
+            raise InputError(f"a row of technique {self.technique} has no retrain_epochs; only a dense row may lack it")
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is an unpruned, not retrained network (a dense control has a technique, and is not)."""
+        return not self.technique
+
+    @property
+    def compression(self) -> float:
+        """The compression ratio, 1/density."""
+        return 1 / self.density
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What one pruned network keeps of one layer."""
+
+    key: str
+    layer: str
+    kept: int
+    total: int
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """One point of a training curve."""
+
+    key: str
+    step: int
+    lr: float
+    loss: float
+    val: float | None = None
+
+
+def is_structured(pruning: str) -> bool:
+    """Whether a way of pruning takes weights in groups, as the authors' structured-a and structured-b do.
+
+    >>> is_structured("unstructured random"), is_structured("structured-a")
+    (False, True)
+    """
+    return pruning.split(" ")[0] != UNSTRUCTURED
+
+
+Kind = TypeVar("Kind", Row, LayerRow, CurveRow)
+
+
+def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+COLUMNS: Final = _columns(Row)
+_REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
+_DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a `results.csv` (or `.csv.gz`), ours or the authors'; columns it does not know are ignored.
+
+    A table without technique, density, ... columns holds dense networks, which are numbered as trials. The authors'
+    table lists each of its networks twice: if all networks of a recipe, at least three, are there an even number of
+    times, half of them are left out.
+    """
+    return _numbered(_read(Row, Path(path)))
+
+
+def read_layers(path: str | Path) -> list[LayerRow]:
+    """The rows of a `layers.csv`."""
+    return _read(LayerRow, Path(path))
+
+
+def read_curves(path: str | Path) -> list[CurveRow]:
+    """The rows of a `curves.csv`."""
+    return _read(CurveRow, Path(path))
+
+
+def write_rows(rows: Iterable[Row], path: str | Path) -> None:
+    """Write `results.csv`: dense rows first, then by experiment, in the same bytes whatever order the rows came in."""
+    ordered = sorted(rows, key=_place)
+    write_table(COLUMNS, map(_values, ordered), path)
+
+
+def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:
+    """Write `layers.csv`, by key; the layers of one network stay in the order given, which is that of the network."""
+    ordered = sorted(rows, key=lambda row: row.key)
+    write_table(_columns(LayerRow), map(_values, ordered), path)
+
+
+def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
+    """Write `curves.csv`, by key and step."""
+    ordered = sorted(rows, key=lambda row: (row.key, row.step))
+    write_table(_columns(CurveRow), map(_values, ordered), path)
+
+
+def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
+    return tuple(vars(row).values())  # dataclasses.astuple copies deeply, which takes seconds for the authors' rows
+
+
+def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int, str], list[str]]:
+    line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
+    # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
+    return line, (-row.density, row.retrain_epochs or 0, row.trial, row.key), [text_of(value) for value in _values(row)]
+
+
+def _numbered(rows: list[Row]) -> list[Row]:
+    """Dense rows with a number each, if nothing tells them apart; rows as they are, if something does."""
+    if not all(row.dense and row.trial == 0 and not row.key for row in rows):
+        return rows
+    times = Counter(rows)
+    different = Counter(row.recipe for row in times)
+    once = {row.recipe for row, n in times.items() if n % 2 or different[row.recipe] < 3}  # two may be equal by chance
+    seen: Counter[Row] = Counter()
+    trials: Counter[str] = Counter()
+    numbered = []
+    for row in rows:
+        seen[row] += 1
+        if row.recipe in once or seen[row] <= times[row] // 2:
+            trials[row.recipe] += 1
+            numbered.append(replace(row, trial=trials[row.recipe]))
+    return numbered
+
+
+def _read(kind: type[Kind], path: Path) -> list[Kind]:
+    with reading(path) as table:
+        return list(_parse(kind, table, path))
+
+
+def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterator[Kind]:
+    header, columns = set(table.fieldnames or ()), _columns(kind)
+    if not header:
+        raise InputError(f"{path} is empty; a table starts with the line {','.join(columns)}")
+    only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
+    required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else columns
+    if missing := [name for name in required if name not in header]:
+        hint = " (separate them by commas)" if len(header) == 1 else ""
+        raise InputError(
+            f"{path} has no column {', '.join(missing)}; its columns are {', '.join(sorted(header))}{hint}"
+        )
+    for record in table:
+        line = f"{path}, line {table.line_num}"
+        try:
+            if None in record or None in record.values():  # how the reader marks fields too many, or too few
+                raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
+            if only_dense:
+                record |= {"iterative": "0", "density": "1", "trial": "0"}
+            yield kind(**{name: value_in(record, name) for name in columns})
+        except InputError as error:
+            raise InputError(f"{line}: {error}") from None
+
+
+Detail = TypeVar("Detail", LayerRow, CurveRow)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The three of them; what was asked for and has no result yet is left out and counted."""
+
+    rows: list[Row]
+    layers: list[LayerRow] = field(default_factory=list)
+    curves: list[CurveRow] = field(default_factory=list)
+    missing: int = 0
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write them as CSV; only results.csv where nothing is known of layers and curves."""
+        paths = [folder / f"{name}.csv" for name in ("results", "layers", "curves")]
+        write_rows(self.rows, paths[0])
+        if not self.layers and not self.curves:
+            return paths[:1]
+        write_layers(self.layers, paths[1])
+        write_curves(self.curves, paths[2])
+        return paths
+
+
+def with_details(rows: list[Row], folder: Path) -> Tables:
+    """The tables of these rows, with what layers.csv and curves.csv of a folder, where there are any, say of them."""
+    keys = {row.key for row in rows if row.key}
+
+    def details(read: Callable[[Path], Sequence[Detail]], path: Path) -> list[Detail]:
+        return [detail for detail in read(path) if detail.key in keys] if keys and path.exists() else []
+
+    return Tables(rows, details(read_layers, folder / "layers.csv"), details(read_curves, folder / "curves.csv"))

@@ -1,0 +1,333 @@
+"""Prune one network to one compression ratio: the paper's Algorithm 1 unless told otherwise.
+
+Train to completion; prune the 20% of weights with the lowest magnitude, globally; retrain with learning-rate rewinding
+for the full original time; repeat until the compression is reached.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from safetensors.torch import save_file
+from torch import nn
+
+from rewound.experiments.executors.local import opened, run
+from rewound.experiments.plans.options import Options, keeps_all
+from rewound.experiments.plans.outlook import outdated
+from rewound.experiments.plans.planning import Plan, plan
+from rewound.experiments.plans.realisation import recomputing, stored_state
+from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
+from rewound.foundations.wholefiles import replacing, write_whole
+from rewound.method.algorithm import (
+    COMPRESSION,
+    RATE,
+    TECHNIQUE,
+    by_compression,
+    goals,
+    has_dropped,
+    longest_time,
+    returned,
+)
+from rewound.method.pruning.counts import Counts, counts_of, parameter_count
+from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.pruner import Pruner, as_pruner
+from rewound.method.technique import technique_named
+from rewound.states.storage.artifact import digest, separate
+from rewound.states.storage.records import DEFAULT_STORE
+from rewound.states.storage.statefile import Kept
+from rewound.states.storage.store import Store
+from rewound.states.tickets.choices import Choice, Choices, place_of
+from rewound.states.tickets.ticket import save as write_ticket
+from rewound.tasks.recipe import Recipe, check_recipe, selected_counts
+from rewound.tasks.recipes import recipe_named
+
+
+@dataclass(frozen=True)
+class LevelReport:
+    """What one level reached, and what it cost so far."""
+
+    level: int
+    density: float
+    compression: float
+    val: float
+    test: float
+    flops: int
+    search_epochs: float
+    key: str
+    network_compression: float
+    """Of all parameters of the network, where `compression` is of those that may be pruned."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PrunedNetwork:
+    """A pruned network, and what each level on the way to it reached; `levels[0]` is the dense network."""
+
+    model: nn.Module
+    mask: Mask
+    levels: tuple[LevelReport, ...]
+    chosen: int
+    settings: Mapping[str, object]
+    """What was asked for, by name; all of it is in `summary.json`."""
+    network_of: Callable[[int], tuple[nn.Module, Mask] | None] = lambda level: None
+    """The network of a level, as long as the store keeps it."""
+
+    def __repr__(self) -> str:
+        last, level = len(self.levels) - 1, self.levels[self.chosen]
+        ratios = f"{level.compression:.2f}x, {level.network_compression:.2f}x of the whole network"
+        return f"PrunedNetwork({ratios}, level {self.chosen} of {last}, test {level.test:.4g})"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
+        (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file), `summary.json`, and
+        in `levels/` a ticket of every level with a table, `levels.csv`, to choose from."""
+        folder = as_path("folder", folder)
+        with replacing(folder / "model.safetensors") as temporary:
+            save_file(separate(self.model.state_dict()), temporary, {"format": "pt"})
+        shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
+        with replacing(folder / "mask.safetensors") as temporary:
+            save_file(self.mask.packed(), temporary, {"shapes": shapes})
+        about = self._about(self.chosen)
+        write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
+        self._save_levels(folder / "levels")
+        summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
+        write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        return folder
+
+    def _about(self, level: int) -> dict[str, object]:
+        """What a ticket of that level says."""
+        told = ("recipe", "fields", "technique", "retrain_epochs")
+        about = {name: value for name in told if (value := self.settings[name]) != {}}
+        return {**about, "lineage": self.levels[level].key}  # a state's address is its history
+
+    def _save_levels(self, folder: Path) -> None:
+        """Write every level as a ticket, and their table; what the folder has of this search is kept."""
+        choices = Choices(folder, digest({"dense": self.levels[0].key, **searched(self.settings)}))
+        choices.read(warn)
+        gone: list[str] = []
+        for level in self.levels:
+            if place_of(level.level, level.density) in choices.kept:
+                continue
+            found = (self.model, self.mask) if level.level == self.chosen else self.network_of(level.level)
+            if found is None:
+                gone.append(str(level.level))
+                continue
+            model, mask = found
+            choice = Choice(
+                level=level.level,
+                density=level.density,
+                counts=counts_of(model, mask),
+                flops=level.flops,
+                metric=f"{self.settings.get('metric', 'metric')} (validation)",
+                value=level.val,
+            )
+            choices.add(choice, model.state_dict(), mask, self._about(level.level))
+        if gone:
+            warn(f"there are no tickets of levels {few(gone)} in {folder}: the store no longer has their tensors")
+        chosen = self.levels[self.chosen]
+        choices.write_table(place_of(chosen.level, chosen.density))
+
+
+def search_of(
+    recipe: Recipe,
+    *,
+    technique: str = TECHNIQUE,
+    retrain_epochs: float | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    seed: int = 1,
+) -> dict[str, object]:
+    """What tells one search from another: all that `prune` is asked for, but how far to go."""
+    return searched(
+        {
+            "recipe": recipe.label(),
+            "fields": recipe.identity()["fields"],
+            "technique": technique,
+            "retrain_epochs": _epochs(recipe, technique, retrain_epochs),
+            "pruner": vars(as_pruner(pruner)),
+            "asked": {"rate": rate, "one_shot": one_shot, "seed": seed},
+        }
+    )
+
+
+def searched(settings: Mapping[str, object]) -> dict[str, object]:
+    """The same of the settings of a pruned network, as they are in `summary.json`."""
+    asked = cast(Mapping[str, object], settings.get("asked", {}))
+    names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
+    steps = ("one_shot", "seed") if asked.get("one_shot") else ("one_shot", "seed", "rate")
+    found = {name: settings.get(name) for name in names} | {name: asked.get(name) for name in steps}
+    plain: dict[str, object] = json.loads(json.dumps(found))
+    return plain
+
+
+def _epochs(recipe: Recipe, technique: str, retrain_epochs: float | None) -> float:
+    """How long a level is retrained."""
+    longest = longest_time(technique_named(technique), recipe.training_epochs)
+    return longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
+
+
+@by_compression
+def prune(
+    recipe: str | Recipe,
+    *,
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
+    retrain_epochs: float | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    max_drop: float | None = None,
+    seed: int = 1,
+    device: str = "cpu",
+    store: str | Path = DEFAULT_STORE,
+    keep: str = "needed",
+    say: Callable[[str], None] = print,
+    progress: Callable[[float, float], None] = lambda steps, total: None,
+) -> PrunedNetwork:
+    """Train a recipe's network and prune it to `compression`, level by level.
+
+    `retrain_epochs` is the time of each level (default: the full original training time, and 0.9 of it where weights
+    are rewound); `rate` the fraction of the remaining weights that a level prunes; `one_shot` prunes all at once. With
+    `max_drop` (absolute, in the metric's unit) it stops when two levels in a row validate worse than the dense network
+    by more than that, or when one diverges, and returns the last level that does not; without it, `Diverged` is raised.
+    Everything done is in `store`: the same call continues an interrupted one, and one with a larger compression goes on
+    from where it ended. For that the dense run and the last two levels are kept with the optimizer's state, and of the
+    other levels the networks alone; with `keep="all"` everything is kept.
+
+    `say` takes a line for each level, `progress` how many steps are done, and of how many.
+    """
+    task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
+    check_recipe(task)
+    if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
+        raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
+    if max_drop is not None and max_drop > 1 and task.metric.unit == "fraction":
+        raise InputError(
+            f"max_drop is in fractions, as {task.metric.name} is; for {max_drop:g} points give {max_drop / 100:g}, "
+            "or declare another unit in the recipe's metric"
+        )
+    all_kept = keeps_all(keep)
+    epochs = _epochs(task, technique, retrain_epochs)
+    densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
+    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
+    selected_counts(task, as_pruner(pruner)).warn_of_small_part()
+    search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
+    for line in outdated(search.plan, search.store, Options(device=device)):
+        say(line)
+    present = search.present()
+    levels: list[LevelReport] = []
+    for number in range(len(targets)):
+        try:
+            levels.append(level := search.reach(number))
+        except Diverged as failure:
+            if max_drop is None or not levels:
+                raise
+            say(f"{failure}; the levels before it remain")
+            break
+        whole = f"{level.network_compression:.2f}x of the whole network"
+        say(f"level {number}: {level.compression:.2f}x, {whole}, val {level.val:.4f}, test {level.test:.4f}")
+        scores = [level.val for level in levels]
+        if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
+            break
+    chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
+    model, mask = search.network(chosen)
+    if not all_kept:
+        search.tidy(len(levels), but=present)
+    settings: dict[str, object] = {
+        "recipe": task.label(),
+        "fields": task.identity()["fields"],
+        "technique": technique,
+        "retrain_epochs": epochs,
+        "compression": levels[chosen].compression,
+        "network_compression": levels[chosen].network_compression,
+        "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
+        "pruner": vars(as_pruner(pruner)),
+        "metric": task.metric.name,
+        "unit": task.metric.unit,
+    }
+    return PrunedNetwork(model, mask, tuple(levels), chosen, settings, search.kept_network)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The levels of one network, `targets[0]` the dense one, and the store in which they are reached."""
+
+    recipe: Recipe
+    targets: Sequence[Target]
+    store: Store
+    device: str
+    say: Callable[[str], None]
+    progress: Callable[[float, float], None]
+
+    @cached_property
+    def plan(self) -> Plan:
+        return plan(self.targets)
+
+    def present(self) -> set[str]:
+        """The keys of the tensors that are there."""
+        return {node.key for node in self.plan.nodes if self.store.has_state(node.key)}
+
+    def reach(self, number: int) -> LevelReport:
+        """Train and prune up to a level, as far as that is still to do."""
+        whole, target = self.plan, self.targets[number]
+        # A larger compression may read any level, so each is kept with the optimizer's state.
+        readers = {**{each.state.key: () for each in self.targets}, **whole.readers}
+        part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), readers)
+        total = sum(node.steps for node in whole.nodes)
+        options = Options(device=self.device, keep_all=True)
+        run(part, self.store, options, say=self.say, tick=lambda done: self.progress(done.steps, total))
+        result = self.store.result(target.state.key)
+        if result is None or "failed" in result:
+            raise self._failure(part, f"level {number} (density {target.density:.4g})")
+        density, scores = target.density, (result["val"], result["test"], result["flops"])
+        pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
+        network = parameter_count(self.recipe.skeleton)
+        left = Counts(network - pruned, network, network)
+        cost, key = target.search_epochs, target.state.key
+        return LevelReport(number, density, 1 / density, *scores, cost, key, left.network_compression)
+
+    def _failure(self, part: Plan, level: str) -> Diverged | Failed:
+        """Why a level was not reached: it diverged, or something on the way to it did."""
+        for node in part.nodes:
+            if (result := self.store.result(node.key)) is not None and "failed" in result:
+                return Diverged(result["failed"]["step"], float(result["failed"]["loss"]), f"{level}: ")
+        return Failed(f"{level} has no result; run the same command again")
+
+    def network(self, number: int) -> tuple[nn.Module, Mask]:
+        """The network of a level that has been reached."""
+        key = self.targets[number].state.key
+        if (stored := self._stored(number)) is None:  # measured before, by a run that kept no tensors
+            self.say(recomputing(key))
+            self.store.forget(key)
+            self.reach(number)
+            stored = self._stored(number)
+        if stored is None:
+            raise Failed(f"the tensors of {key[:12]} are gone from the store; run the same command again")
+        return self._network(stored)
+
+    def kept_network(self, number: int) -> tuple[nn.Module, Mask] | None:
+        """The network of a level, if the store has its tensors."""
+        return None if (stored := self._stored(number)) is None else self._network(stored)
+
+    def _network(self, stored: Kept) -> tuple[nn.Module, Mask]:
+        model = self.recipe.model(stored.state.seed)
+        model.load_state_dict(dict(stored.state.model))
+        return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))
+
+    def _stored(self, number: int) -> Kept | None:
+        return stored_state(self.targets[number].state, self.store, to_train=False)
+
+    def tidy(self, reached: int, but: Collection[str]) -> None:
+        """Keep what a larger compression goes on from: the dense run, and the last two levels, since the last may have
+        been a smaller step than it takes. Of the other levels the networks stay, to choose from; all else goes."""
+        ends = [target.state.key for target in self.targets[:reached]]
+        for node in self.plan.nodes:
+            if node.key in but or not node.state.prunings or node.key in ends[-2:]:
+                continue
+            if node.key not in ends:
+                self.store.drop(node.key, even_if_for_good=True)
+            elif (stored := stored_state(node.state, self.store)) is not None:
+                self.store.save(node.key, stored.state, stored.mask, slots=False, for_good=True)

@@ -1,0 +1,131 @@
+"""From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables
+from rewound.experiments.plans import planning
+from rewound.experiments.plans.execution import epoch_steps
+from rewound.experiments.sweeps.targets import Target
+from rewound.states.history import Pruned, lineage
+from rewound.states.storage.records import CurvePoint, Result
+from rewound.states.storage.store import Store
+
+
+def collected(targets: tuple[Target, ...], store: Store) -> Tables:
+    """The tables of these targets, as far as the store knows them."""
+    reader = _Reader(store)
+    rows, layers, curves = list[Row](), list[LayerRow](), list[CurveRow]()
+    missing, seen, lost = 0, set[str](), _lost(targets, reader)
+    for target in targets:
+        result = reader.result(target.state.key)
+        failed = target.state.key in lost or not is_measured(result)
+        if not failed and (result is None or "val" not in result):
+            missing += 1
+            continue
+        rows.append(_row(target, None if failed else result, reader))
+        if result is not None and not failed and target.state.key not in seen:
+            seen.add(target.state.key)
+            layers.extend(_layers(target.state.key, result))
+            end = target.state
+            curves.extend(reader.way(target, end.key).curve(end.key, end.steps, result["val"]))
+    return Tables(rows, layers, curves, missing)
+
+
+def is_measured(result: Result | None) -> bool:
+    """Whether its metric, if it has been evaluated, is a number; what continues the run may still have one."""
+    return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
+
+
+def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
+    """The keys of what failed, or builds on what did."""
+    plan = planning.plan(targets)
+    results = {node.key: result for node in plan.nodes if (result := reader.result(node.key)) is not None}
+    return plan.lost([key for key, result in results.items() if "failed" in result], results)
+
+
+class _Reader:
+    """Results of the store, each read once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.known: dict[str, Result | None] = {}
+        self.ways: dict[str, _Way] = {}
+
+    def result(self, key: str) -> Result | None:
+        if key not in self.known:
+            self.known[key] = self.store.result(key)
+        return self.known[key]
+
+    def way(self, target: Target, key: str) -> "_Way":
+        """What is known of the nodes under one mask that lead to `key`."""
+        missing, following, every = dict[str, Result](), key, epoch_steps(target.recipe)
+        while following not in self.ways and following not in missing and (result := self.result(following)):
+            missing[following] = result
+            if (before := result["after"]) is None:
+                break
+            following = before
+        way = self.ways.get(following, _Way())
+        for node, result in reversed(missing.items()):  # each node once, however many runs go through it
+            way = self.ways[node] = way.then(result, every)
+        return way
+
+
+class _Way(NamedTuple):
+    """How long a run took up to some node, and its curve: the ends of epochs, each with the mean loss since the last.
+
+    A curve depends on its run alone: where another run has cut it, the loss noted there is part of the next mean.
+    Losses are summed in float64, so a mean has the same seven digits however its steps were divided.
+    """
+
+    seconds: float = 0.0
+    points: tuple[CurvePoint, ...] = ()
+    steps: int = 0
+    """Steps since the last point, and the sum of their losses."""
+    losses: float = 0.0
+    lr: float = 0.0
+
+    def then(self, result: Result, every: int) -> "_Way":
+        """The way on through the node that has this result."""
+        _, points, steps, losses, lr = self
+        noted = result["curve"]
+        begins = [noted[-1].step - result["steps"], *(point.step for point in noted)] if noted else []
+        for begin, (step, lr, loss) in zip(begins, noted, strict=False):
+            steps, losses = steps + step - begin, losses + (step - begin) * loss
+            if step % every == 0 and steps:
+                points, steps, losses = (*points, CurvePoint(step, lr, _mean(losses, steps))), 0, 0.0
+        return _Way(self.seconds + result["seconds"], points, steps, losses, lr)
+
+    def curve(self, key: str, end: int, val: float) -> Iterator[CurveRow]:
+        """The rows of a run that ends here; its validation value stands in the last."""
+        last = CurvePoint(end, self.lr, _mean(self.losses, self.steps)) if self.steps else None
+        for point in (*self.points, *([last] if last else [])):
+            yield CurveRow(key, *point, val if point.step == end else None)
+
+
+def _mean(losses: float, steps: int) -> float:
+    return float(f"{losses / steps:.7g}")
+
+
+def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
+    retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
+    return Row(
+        recipe=target.task,
+        pruning=target.pruning,
+        iterative=target.iterative,
+        technique=target.technique,
+        density=target.density,
+        retrain_epochs=target.retrain_epochs,
+        trial=target.trial,
+        val=result["val"] if result else None,
+        test=result["test"] if result else None,
+        flops=result["flops"] if result else None,
+        search_epochs=target.search_epochs,
+        seconds=round(sum(reader.way(target, level.key).seconds for level in retraining), 3),
+        key=target.state.key,
+    )
+
+
+def _layers(key: str, result: Result) -> list[LayerRow]:
+    return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]

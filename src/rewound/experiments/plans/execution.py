@@ -1,0 +1,273 @@
+"""Doing nodes: read the parents, prune or train, evaluate, publish.
+
+A worker hands nodes of one recipe to a fleet, which advances as many together as the device has room for. A node that
+was interrupted continues from its draft; law 1 makes the result the same.
+"""
+
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.realisation import rates, realised, stored_state
+from rewound.experiments.plans.remaining import answers, release
+from rewound.foundations.errors import Diverged, InputError, few
+from rewound.foundations.names import source_digest
+from rewound.method.pruning.counts import parameter_count
+from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.pruner import Pruner
+from rewound.method.schedule import sliced
+from rewound.states.history import Pruned, described, own_functions
+from rewound.states.storage.claims import HEARTBEAT
+from rewound.states.storage.records import CurvePoint, Failure, LayerCount, Notes, Result
+from rewound.states.storage.store import Say, Store
+from rewound.tasks.devices import cpu_kind, device_named
+from rewound.tasks.fleets.captured import capturable
+from rewound.tasks.fleets.fleet import Fleet
+from rewound.tasks.fleets.place import Run
+from rewound.tasks.recipe import Recipe, Scores
+from rewound.tasks.training import State, untrained_weights
+
+SNAPSHOT = 60.0
+"""Seconds between drafts of an unfinished node."""
+LOOK = 5.0
+"""Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What executing nodes needs to know beside the nodes."""
+
+    store: Store
+    options: Options
+    say: Say
+    alive: Callable[[], None]
+    """Called now and then; raises when the work should stop."""
+    until: float
+    """When to stop with a draft of everything under way (on the clock of `time.monotonic`)."""
+
+    @property
+    def device(self) -> torch.device:
+        return device_named(self.options.device)
+
+
+class Paused(Exception):
+    """The time given is up; what was under way is kept as drafts."""
+
+
+def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: Fleet) -> None:
+    """Do the nodes that `take` hands out, claimed and ready, until it has no more and all of them are done."""
+    jobs: dict[int, Job] = {}
+    drafted: set[int] = set()
+    looked = time.perf_counter()
+
+    def fill() -> None:
+        while fleet.free > 0 and time.monotonic() < worker.until and (node := take()) is not None:
+            try:
+                job = Job(node, plan, worker)
+                jobs[fleet.start(job.run)] = job
+            except BaseException:
+                worker.store.release(node.key)  # or it would block this process's next call for ever
+                raise
+
+    try:
+        fill()
+        for member, outcome, ended in fleet.events():
+            job, now = jobs[member], time.perf_counter()
+            for each in jobs.values():
+                each.seconds += (now - looked) / len(jobs)  # runs that share a device share its time
+            if ended and not isinstance(outcome, Diverged) and not _is_finite(outcome, fleet.recipe):
+                outcome = Diverged(outcome.position.steps, math.nan)  # as its next loss would be
+            if isinstance(outcome, Diverged):
+                job.fail(outcome)
+            else:
+                job.look_at(outcome)
+                if ended:
+                    job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
+                elif time.monotonic() > worker.until and member not in drafted:
+                    job.keep_draft(outcome)
+                    drafted.add(member)
+            looked = time.perf_counter()  # evaluation is nobody's training time
+            if ended:
+                worker.store.release(jobs.pop(member).node.key)
+                fill()
+            if time.monotonic() > worker.until and jobs.keys() <= drafted | fleet.waiting:
+                raise Paused
+            worker.alive()
+    finally:
+        for job in jobs.values():
+            worker.store.release(job.node.key)
+
+
+class Job:
+    """One node on its way: where it starts, what was seen of it, what it publishes."""
+
+    def __init__(self, node: Node, plan: Plan, worker: Worker) -> None:
+        self.node, self.plan, self.worker = node, plan, worker
+        self.beaten = self.saved = self.looked = time.perf_counter()
+        self.begin = node.after.steps if node.after else 0
+        self.after = node.after.key if node.after else None
+        self.curve, self.seconds = list[CurvePoint](), 0.0
+        recipe = node.recipe
+        # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
+        self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
+        source = (worker.store, worker.device, worker.say)
+        draft = stored_state(node.state, worker.store, draft=True)
+        # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
+        if draft is not None and draft.state.position.steps > self.begin:
+            state, self.mask, facts = draft.state, draft.mask, None
+            self._take_over(draft.notes)
+        else:
+            state, self.mask, facts = realised(node.after or node.state.parent, *source)
+        self.rates = rates(node.state, facts, *source)
+        done = state.position.steps
+        ends = _epoch_ends(node.recipe, done, node.state.steps)
+        self.run = Run(state, self.mask, sliced(self.rates, done), ends, self.is_due)
+
+    def _take_over(self, notes: Notes) -> None:
+        """Go on with what a draft has noted, from where it began: another plan may have cut the run elsewhere."""
+        if "begin" in notes:
+            self.begin, self.after = notes["begin"], notes.get("after")
+        self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], notes["seconds"]
+        today, made = made_by(self.node, self.worker.options), notes.get("made", {})
+        if differing := [name for name in made if today.get(name) != made[name]]:
+            self.worker.say(
+                f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
+            )
+
+    def is_due(self) -> bool:
+        """Whether the run is to be looked at now, wherever it is: an epoch may take an hour."""
+        return time.perf_counter() - self.looked > LOOK or time.monotonic() > self.worker.until
+
+    def look_at(self, state: State) -> None:
+        """Note where training is; now and then say so, and keep a draft."""
+        store, key, now, step = self.worker.store, self.node.key, time.perf_counter(), state.position.steps
+        self.looked = now
+        self._note(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
+        if step >= self.trains_by:
+            self._check_trains(state)
+        if now - self.beaten > HEARTBEAT:
+            store.beat(key, step - (self.node.after.steps if self.node.after else 0))
+            self.beaten = now
+        if now - self.saved > SNAPSHOT and step < self.node.state.steps:
+            self.keep_draft(state)
+
+    def _note(self, point: CurvePoint) -> None:
+        """Add a point to the curve; of an epoch that was looked at several times, one point is kept."""
+        if self.curve and self.curve[-1].step % epoch_steps(self.node.recipe):
+            last = self.curve.pop()
+            begin = self.curve[-1].step if self.curve else self.begin
+            losses = (last.step - begin) * last.loss + (point.step - last.step) * point.loss
+            point = point._replace(loss=losses / (point.step - begin))
+        self.curve.append(point)
+
+    def _check_trains(self, state: State) -> None:
+        """Law 11, once in a dense node: an error for weights that are not trained and would be pruned."""
+        recipe, self.trains_by = self.node.recipe, math.inf
+        parents = [node.state.parent for node in self.plan.nodes if node.recipe == recipe]
+        pruners = [parent.pruner for parent in parents if isinstance(parent, Pruned)] or [Pruner()]
+        untrained = untrained_weights(recipe, state, self.worker.device)
+        selected = {name for pruner in pruners for name in pruner.selected(untrained, recipe.skeleton)}
+        if missed := [name for name in untrained if name in selected]:
+            raise InputError(
+                f"recipe {recipe.label()} does not train {few(missed)}: in {state.position.steps:,} steps no gradient "
+                "has arrived there, or the optimizer does not have it, so it must not be pruned; leave it out of the "
+                "recipe's prunable(), or name it in the pruner's skip"
+            )
+
+    def keep_draft(self, state: State) -> None:
+        """Keep where training is, to be resumed from."""
+        notes = Notes(
+            curve=self.curve,
+            seconds=self.seconds,
+            begin=self.begin,
+            after=self.after,
+            made=made_by(self.node, self.worker.options),
+        )
+        self.worker.store.save(self.node.key, state, self.mask, draft=notes)
+        self.saved = time.perf_counter()
+
+    def publish(self, state: State, scores: Scores | None) -> None:
+        """Keep what was measured, and the tensors if a planned node needs them."""
+        node, store = self.node, self.worker.store
+        result = self._result()
+        if scores is not None:
+            result["val"], result["test"] = scores
+            _count(result, node.recipe, self.mask)
+        if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
+            store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
+        if not answers(node, store.result(node.key)):  # else it was done again for its tensors alone
+            store.publish(node.key, result)
+        store.drop(node.key, draft=True)
+        if not self.worker.options.keep_all:
+            release(node, self.plan, store)
+
+    def fail(self, failure: Diverged) -> None:
+        """Keep that it diverged, and where."""
+        result = self._result()
+        result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
+        self.worker.store.publish(self.node.key, result)
+        self.worker.store.drop(self.node.key, draft=True)
+        self.worker.say(f"failed: {self.node.key[:12]}: {failure}; what builds on it is skipped")
+
+    def _result(self) -> Result:
+        return {
+            "recipe": self.node.recipe.label(),
+            "history": described(self.node.state),
+            "after": self.after,
+            "steps": self.node.state.steps - self.begin,
+            "seconds": self.seconds,
+            "curve": self.curve,
+            "made": made_by(self.node, self.worker.options),
+        }
+
+
+def _is_finite(state: State, recipe: Recipe) -> bool:
+    """Whether all parameters are numbers; a buffer may be infinite, as a causal mask is."""
+    return all(bool(state.model[name].isfinite().all()) for name, _ in recipe.skeleton.named_parameters())
+
+
+def epoch_steps(recipe: Recipe) -> int:
+    """The steps of an epoch as a whole number: a curve has a point after each multiple of it since the last pruning."""
+    return max(1, round(recipe.steps_per_epoch))
+
+
+def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
+    """Where to look up from training: the ends of epochs, in steps from `start`."""
+    per_epoch = epoch_steps(recipe)
+    return [step - start for step in range((start // per_epoch + 1) * per_epoch, end, per_epoch)]
+
+
+def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
+    """Add FLOPs and kept counts, in all and by layer."""
+    result["flops"], result["parameters"] = recipe.profile.total(mask), parameter_count(recipe.skeleton)
+    flops = recipe.profile.layers(mask)
+    result["layers"] = {}
+    for name, shape in recipe.shapes.items():
+        total = torch.Size(shape).numel()
+        kept = int(mask[name].count_nonzero()) if mask is not None and name in mask else total
+        result["layers"][name] = LayerCount(kept=kept, total=total, flops=flops.get(name, 0))
+
+
+def made_by(node: Node, options: Options) -> dict[str, str]:
+    """What a result depends on beside its address; told when a stored one differs from today's."""
+    device = device_named(options.device)
+    on_cpu = device.type == "cpu"
+    return {
+        "source": node.recipe.source_digest(),
+        **{path: source_digest(path) for path in own_functions(node.state)},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
+        **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
+    }
+
+
+def _kind_of_step(recipe: Recipe, device: torch.device, options: Options) -> str:
+    """Captured and compiled steps round otherwise than plain ones, and draw other dropout."""
+    return "captured" if not options.plain and capturable(recipe, device) else "plain"

@@ -1,0 +1,183 @@
+"""From the states asked for to the work that makes them: shared prefixes merged, parents first, cost known.
+
+All states under one mask form a tree of learning-rate sequences. It is cut wherever a state is asked for, or where two
+sequences part; each piece is a node, done once. Fine-tuning for 10 epochs is a piece of fine-tuning for 182, ten
+reinitialization runs are one, and LR rewinding within the final rate is fine-tuning: nothing in here knows that, it
+follows from the addresses.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rewound.experiments.sweeps.targets import Target
+from rewound.states.history import Pruned, Start, Trained, start_of
+from rewound.tasks.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Node:
+    """A chain of operations between two published states."""
+
+    state: Trained
+    """What it publishes."""
+    after: Trained | None
+    """The published state under the same mask that it continues; None: it starts at the pruning (or at W_0)."""
+    steps: int
+    """How many steps it trains."""
+    needs: tuple[str, ...]
+    """The keys of the published states it reads."""
+    asked: bool
+    """Whether a target asks for it (and it is evaluated), or it is only a branch point."""
+
+    @property
+    def key(self) -> str:
+        return self.state.key
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return start_of(self.state).recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Nodes in an order in which parents come first and long chains begin early."""
+
+    targets: tuple[Target, ...]
+    nodes: tuple[Node, ...]
+    readers: dict[str, tuple[str, ...]] = field(repr=False)
+    """For each key, the nodes that read its tensors."""
+
+    @cached_property
+    def by_key(self) -> dict[str, Node]:
+        """The nodes by the keys of what they publish."""
+        return {node.key: node for node in self.nodes}
+
+    @property
+    def naive_epochs(self) -> float:
+        """Retraining epochs as if nothing were shared: every target by itself, with the levels before it once a run."""
+        return sum(_own_epochs(target) for target in self.targets if target.state.prunings)
+
+    def epochs(self, nodes: Iterable[Node] | None = None, *, dense: bool) -> float:
+        """Epochs of the given nodes (default: all), of dense training or of retraining."""
+        chosen = [n for n in (self.nodes if nodes is None else nodes) if isinstance(n.state.parent, Start) is dense]
+        return sum(self._until(n.state) - (self._until(n.after) if n.after else 0) for n in chosen)
+
+    def _until(self, state: Trained) -> float:
+        """Epochs since the last pruning."""
+        # A target's own where it is one: its steps are rounded up, and what is shared would seem to cost more.
+        return self._nominal.get(state.key, state.steps / start_of(state).recipe.steps_per_epoch)
+
+    @cached_property
+    def _nominal(self) -> dict[str, float]:
+        return {target.state.key: _own_epochs(target) for target in self.targets}
+
+    def lost(self, failed: Collection[str], finished: Collection[str]) -> set[str]:
+        """The nodes that failed and, among the unfinished ones, all that build on them."""
+        lost = set(failed)
+        for node in self.nodes:  # parents come first, so failure spreads in one pass
+            if node.key not in finished and not lost.isdisjoint(node.needs):
+                lost.add(node.key)
+        return lost
+
+
+def _own_epochs(target: Target) -> float:
+    """The epochs of the target's own level; its run's other rows account for those before it."""
+    levels = target.state.prunings
+    return target.search_epochs / levels if levels else target.recipe.training_epochs
+
+
+def plan(targets: Sequence[Target]) -> Plan:
+    """The work that makes the targets."""
+    wanted = _with_ancestors(targets)
+    asked = {target.state.key for target in targets}
+    by_root: dict[str, list[Trained]] = defaultdict(list)
+    for state in wanted.values():
+        by_root[state.parent.key].append(state)
+    nodes = [node for states in by_root.values() for node in _cut(states, asked)]
+    return Plan(tuple(targets), tuple(_ordered(nodes)), _readers(nodes))
+
+
+def _with_ancestors(targets: Sequence[Target]) -> dict[str, Trained]:
+    wanted: dict[str, Trained] = {}
+    waiting = [target.state for target in targets]
+    while waiting:
+        state = waiting.pop()
+        if state.key in wanted:
+            continue
+        wanted[state.key] = state
+        if isinstance(state.parent, Pruned):
+            waiting += [s for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+    return wanted
+
+
+def _cut(states: list[Trained], asked: set[str]) -> list[Node]:
+    """The nodes of all states under one root: the tree of their rates, cut where they end or part."""
+    nodes: list[Node] = []
+    path: list[Trained] = []  # the nodes from the root to the previous state
+    # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
+    for state in sorted(states, key=lambda state: state.rates.known):
+        common = _common(path[-1], state) if path else 0
+        split: Trained | None = None
+        while path and path[-1].steps > common:
+            split = path.pop()
+        if split is not None and common > (path[-1].steps if path else 0) and common < state.steps:
+            branch = state.until(common)
+            _insert(nodes, split, branch, path[-1] if path else None, asked)
+            path.append(branch)
+        nodes.append(_node(state, path[-1] if path else None, asked))
+        path.append(state)
+    return nodes
+
+
+def _insert(nodes: list[Node], split: Trained, branch: Trained, before: Trained | None, asked: set[str]) -> None:
+    """Cut the node that leads to `split` in two at `branch`."""
+    index = next(i for i in range(len(nodes) - 1, -1, -1) if nodes[i].state is split)
+    nodes[index] = _node(split, branch, asked)
+    nodes.append(_node(branch, before, asked))
+
+
+def _node(state: Trained, after: Trained | None, asked: set[str]) -> Node:
+    parents: list[str] = [after.key] if after else []
+    if not after and isinstance(state.parent, Pruned):
+        parents = [s.key for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+    steps = state.steps - (after.steps if after else 0)
+    return Node(state, after, steps, tuple(dict.fromkeys(parents)), state.key in asked)
+
+
+def _common(one: Trained, other: Trained) -> int:
+    """How many steps two states under one root share."""
+    steps = 0
+    for mine, yours in zip(one.rates.known, other.rates.known, strict=False):
+        if mine.rate != yours.rate:
+            break
+        steps += min(mine.steps, yours.steps)
+        if mine.steps != yours.steps:
+            break
+    return steps
+
+
+def _readers(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for key in node.needs:
+            readers[key].append(node.key)
+    return {key: tuple(keys) for key, keys in readers.items()}
+
+
+def _ordered(nodes: Sequence[Node]) -> list[Node]:
+    """Longest remaining chain first: a parent's chain includes its children's, so parents come first too."""
+    by_key = {node.key: node for node in nodes}
+    readers = _readers(nodes)
+    tail: dict[str, int] = {}
+    waiting = [node.key for node in nodes]
+    while waiting:
+        key = waiting[-1]
+        missing = [reader for reader in readers.get(key, ()) if reader not in tail]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        tail[key] = by_key[key].steps + max((tail[reader] for reader in readers.get(key, ())), default=0)
+    return sorted(nodes, key=lambda node: -tail[node.key])

@@ -1,0 +1,117 @@
+"""From a history to tensors: read from the store where they are, made again where they are not."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from rewound.foundations.randomness import fold
+from rewound.method.pruning.facts import facts_of
+from rewound.method.pruning.mask import Mask
+from rewound.method.schedule import Segment
+from rewound.method.technique import Facts
+from rewound.states.history import Past, Pruned, Start, Trained, lineage, start_of
+from rewound.states.rates import Ruled
+from rewound.states.storage.statefile import Kept
+from rewound.states.storage.store import Say, Store
+from rewound.tasks.training import State, begin, train
+
+
+class Realised(NamedTuple):
+    """The tensors of a history."""
+
+    state: State
+    mask: Mask | None
+    facts: Facts | None = None
+    """What the pruning took away, where the history ends with one."""
+
+
+def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) -> Realised:
+    """A history as tensors."""
+    missing: list[Trained | Pruned] = []  # what has to be made, the last operation first: there may be thousands
+    while not isinstance(past, Start) and (stored := _stored(past, store)) is None:
+        missing.append(past)
+        past = past.parent if isinstance(past, Trained) else past.source
+    found = Realised(begin(past.recipe, past.seed, fresh=past.fresh), None) if isinstance(past, Start) else stored
+    assert found is not None  # the loop ends with one of the two
+    for operation in reversed(missing):
+        if isinstance(operation, Pruned):
+            found = _pruned(operation, found, store, device, say)
+        else:
+            found = _trained(operation, found, store, device, say)
+    return found
+
+
+def _stored(past: Trained | Pruned, store: Store) -> Realised | None:
+    """The tensors of a state, if they are in the store; a pruning has none there."""
+    stored = stored_state(past, store) if isinstance(past, Trained) else None
+    return Realised(stored.state, stored.mask) if stored else None
+
+
+def _trained(past: Trained, before: Realised, store: Store, device: torch.device, say: Say) -> Realised:
+    """A state that is no longer in the store, trained again."""
+    say(recomputing(past.key))
+    lr = rates(past, before.facts, store, device, say)
+    for state in train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device):
+        store.save(past.key, state, before.mask)
+    return Realised(state, before.mask)
+
+
+def stored_state(past: Trained, store: Store, *, draft: bool = False, to_train: bool = True) -> Kept | None:
+    """What the store keeps of a history, or of the way to it, if it can be that."""
+    return store.load(past.key, draft=draft, to_train=to_train, misfit=partial(_misfit, past, draft))
+
+
+def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
+    """What tells that tensors are not those of a history, in words that follow the name of their file."""
+    seed, (prunings, steps), recipe = _seed(past), kept.state.position, start_of(past).recipe
+    if kept.state.seed != seed:
+        return f"holds a state of seed {kept.state.seed}, not of seed {seed}"
+    if prunings != past.prunings or not (0 < steps < past.steps if draft else steps == past.steps):
+        return f"holds a state after {prunings} prunings and {steps} steps, not {past.prunings} and {past.steps}"
+    shapes = {name: tensor.shape for name, tensor in kept.state.model.items()}
+    if shapes != {name: tensor.shape for name, tensor in recipe.skeleton.state_dict().items()}:
+        return f"holds other tensors than the model of {recipe.label()} has"
+    if strange := {name.split("/", 1)[1] for name in kept.state.slots} - shapes.keys():
+        return f"holds optimizer slots of {min(strange)!r}, which the model of {recipe.label()} has not"
+    if (kept.mask is not None) != isinstance(past.parent, Pruned):
+        return "holds a mask, but nothing was pruned" if kept.mask is not None else "holds no mask"
+    if any(tuple(mask.shape) != recipe.shapes.get(name) for name, mask in (kept.mask or {}).items()):
+        return f"holds a mask for another model than that of {recipe.label()}"
+    return None
+
+
+def _seed(past: Trained) -> int:
+    """The seed of a state: the trial's, with all salts on the way to it."""
+    levels = [level.parent for level in lineage(past)]
+    seed = start_of(levels[0]).seed
+    for parent in levels:
+        seed = fold(seed, parent.salt) if isinstance(parent, Pruned) and parent.salt else seed
+    return seed
+
+
+def recomputing(key: str) -> str:
+    """What is said of a state that is made again."""
+    return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
+
+
+def _pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
+    """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
+    source, before, _ = found
+    recipe = start_of(past).recipe
+    weights = {name: source.model[name] for name in recipe.shapes}
+    seed = fold(source.seed, past.salt) if past.salt else source.seed
+    drawn = fold(seed, past.prunings)
+    mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton)
+    shared = past.weights.key == past.source.key
+    state = source if shared else realised(past.weights, store, device, say).state
+    return Realised(state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask))
+
+
+def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:
+    """The learning rates of a run; a rule draws them by the facts, found anew where they are not at hand."""
+    if not isinstance(past.rates, Ruled):
+        return list(past.rates.known)
+    known = facts or realised(past.parent, store, device, say).facts
+    assert known is not None  # a rule follows a pruning
+    return past.rates.drawn(known)

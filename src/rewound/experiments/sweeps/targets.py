@@ -1,0 +1,160 @@
+"""From one experiment to the states it asks for: `levels` written out as histories.
+
+A target is a row of results.csv to be: its labels (what a person calls it) and its state (what it is).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rewound.conclusions.tables.rows import UNSTRUCTURED
+from rewound.foundations.errors import InputError
+from rewound.method.algorithm import Level, check_final, check_time, levels
+from rewound.method.pruning.pruner import Pruner, as_pruner
+from rewound.method.schedule import merged
+from rewound.method.technique import technique_named
+from rewound.states.history import Past, Pruned, Start, Trained, trained
+from rewound.states.rates import Given, Ruled
+from rewound.tasks.recipe import Recipe, changed_fields
+
+_ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do
+_PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One retrained (or dense) state with the labels of its row."""
+
+    recipe: Recipe
+    pruning: str
+    iterative: bool
+    technique: str
+    density: float
+    retrain_epochs: float | None
+    trial: int
+    search_epochs: float
+    state: Trained
+    variant: str = ""
+    """What tells its recipe from others of the sweep, as "width=8", where it has several."""
+
+    @property
+    def task(self) -> str:
+        """What the `recipe` column says."""
+        return f"{self.recipe.label()} {self.variant}".rstrip()
+
+
+@lru_cache
+def kind_of(pruner: Pruner) -> str:
+    """What the `pruning` column says of a pruner: what goes as one, and all that is not as in the paper.
+
+    >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
+    ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')
+    """
+    others = (text for name, text in pruner.words.items() if name != "pattern")
+    return " ".join([_PATTERNS.get(pruner.pattern, pruner.pattern), *others])
+
+
+@lru_cache(maxsize=1024)
+def dense(recipe: Recipe, trial: int) -> Target:
+    """The dense run of a trial."""
+    if not 0 <= trial < 2**63:
+        raise InputError(f"a trial is a seed from 0 to {2**63 - 1}, not {trial}")
+    try:
+        schedule = recipe.schedule
+    except InputError as error:
+        raise InputError(f"cannot train {' '.join([recipe.label(), *changed_fields(recipe)])}: {error}") from error
+    epochs, steps = recipe.training_epochs, recipe.training_epochs * recipe.steps_per_epoch
+    if abs(schedule.steps - steps) > recipe.steps_per_epoch:
+        raise InputError(
+            f"the schedule of {recipe.label()} has {schedule.steps:,} steps, but its {epochs:g} epochs of "
+            f"{recipe.steps_per_epoch:g} steps are {steps:,.0f}; make training_epochs and schedule agree"
+        )
+    state = trained(Start(recipe, trial), _rates(recipe, 0, schedule.steps))
+    return Target(
+        recipe=recipe,
+        pruning=UNSTRUCTURED,
+        iterative=False,
+        technique="",
+        density=1.0,
+        retrain_epochs=None,
+        trial=trial,
+        search_epochs=0.0,
+        state=state,
+    )
+
+
+def retrained(
+    recipe: Recipe,
+    trial: int,
+    technique: str,
+    epochs: float,
+    densities: Sequence[float],
+    pruner: Pruner | None = None,
+    *,
+    iterative: bool,
+    independent: bool = False,
+) -> Iterator[Target]:
+    """The target of every level of one run of the algorithm."""
+    pruner = as_pruner(pruner)
+    chosen = technique_named(technique)
+    check_time(chosen, epochs, recipe.training_epochs, recipe.label())
+    try:
+        check_final(chosen, recipe.schedule)
+    except InputError as error:
+        raise InputError(f"{technique}: {error} in the schedule of {recipe.label()}") from error
+    if epochs * recipe.steps_per_epoch < _ALMOST_ONE:
+        raise InputError(
+            f"retraining time {epochs:g} is less than one step of {recipe.label()}, which has "
+            f"{recipe.steps_per_epoch:.4g} per epoch; give at least {1 / recipe.steps_per_epoch:.4g}"
+        )
+    T, t = recipe.schedule.steps, recipe.steps_of(epochs)
+    original = dense(recipe, trial).state
+    salt = f"{technique} {epochs:g}" if independent else ""
+    cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
+    rule = Ruled(chosen.lr, recipe.schedule, t) if callable(chosen.lr) else None
+    previous, course = original, list(levels(chosen, t, T, densities))
+    _kept(recipe, pruner, course[-1].density)  # what was asked for is refused before what leads there
+    for number, level in enumerate(course, start=1):
+        weights = _weights(level, original, previous)
+        kept = _kept(recipe, pruner, level.density)
+        salted = salt if number == 1 else ""
+        root = Pruned(weights=weights, source=previous, pruner=pruner, density=level.density, kept=kept, salt=salted)
+        if rule is not None:
+            previous = Trained(root, rule)
+        else:
+            previous = trained(root, _rates(recipe, level.schedule_from or 0, level.length))
+        yield Target(
+            recipe=recipe,
+            pruning=kind_of(pruner),
+            iterative=iterative,
+            technique=technique,
+            density=level.density,
+            retrain_epochs=epochs,
+            trial=trial,
+            search_epochs=cost * number,
+            state=previous,
+        )
+
+
+def _weights(level: Level, original: Trained, previous: Trained) -> Past:
+    """The state that the weights under the new mask come from (law 5: rewinding reads the original dense run)."""
+    start = original.parent
+    assert isinstance(start, Start)
+    if level.weights_from == "fresh":
+        return Start(start.recipe, start.seed, fresh=True)
+    if level.weights_from == "previous":
+        return previous
+    return original.until(level.weights_from) if level.weights_from else start
+
+
+@lru_cache(maxsize=4096)
+def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
+    pruner.check([*recipe.shapes, *(name for name, _ in recipe.skeleton.named_parameters(remove_duplicate=False))])
+    pruner.check_zeros_stay(recipe.skeleton, recipe.shapes)
+    return pruner.kept(recipe.shapes, density, model=recipe.skeleton)
+
+
+@lru_cache(maxsize=4096)
+def _rates(recipe: Recipe, start: int, length: int) -> Given:
+    """One value for all rows of a sweep that follow the same part of the schedule: it may have a rate for each step."""
+    return Given(tuple(merged(recipe.schedule.segments(start, start + length))))

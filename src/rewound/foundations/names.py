@@ -1,0 +1,124 @@
+"""How a name becomes a thing: a table first, then `package.module:name`.
+
+There is no registry to fill: a user's own recipe, score, scope, pattern or technique is named by where it can be
+imported from, and the package stays as it is. Importing runs the module's code; what is found there is called only if
+it is of the kind asked for. A function has no kind but its parameters, so these have to have the names that the kind
+gives them: of 7,716 Python functions in the standard library, NumPy and torch, 2,003 can be called like a score, and
+`shutil.rmtree` is one of them, but none has a score's names.
+"""
+
+import difflib
+import hashlib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import TypeVar
+
+from rewound.foundations.errors import InputError, shown
+
+T = TypeVar("T")
+_DIGESTS: dict[str, tuple[object, str]] = {}
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None = None) -> T:
+    """The entry `name` of `table`, else the object at `package.module:name`.
+
+    >>> lookup("fruit", "apple", {"apple": 1})
+    1
+    """
+    if not isinstance(name, str):
+        raise InputError(f"a {kind} is given by its name, not as {shown(name)} (known: {', '.join(sorted(table))})")
+    if name in table:
+        return table[name]
+    if ":" not in name:
+        raise InputError(unknown(kind, name, table))
+    found = imported(kind, name)
+    if expected is not None and not isinstance(found, expected):
+        raise InputError(f"{kind} {name!r} is a {type(found).__name__}, not a {expected.__name__}; name one that is")
+    return found  # type: ignore[return-value]  # checked against `expected` where the caller can say what it is
+
+
+def imported(kind: str, name: str) -> object:
+    """The object at `package.module:name`."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise InputError(f"cannot import {kind} {name!r}: {error}; {_import_remedy(module, error)}") from error
+    except SystemExit as end:
+        raise InputError(
+            f"cannot import {kind} {name!r}: {module} ends the process when it is imported; "
+            'put what it does under if __name__ == "__main__":'
+        ) from end
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            remedy = (
+                f"did you mean {near[0]}?" if near else "write package.module:name, with a name that is in the module"
+            )
+            raise InputError(f"cannot import {kind} {name!r}: {error}; {remedy}") from error
+    return found
+
+
+def _import_remedy(module: str, error: Exception) -> str:
+    """What to do about a module that cannot be imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if f"{module}.".startswith(f"{error.name}."):
+            return "start in the folder that has it, or install it"
+        return f"install {error.name}, which {module} imports"
+    if isinstance(error, SyntaxError):
+        return "correct that line"
+    return "write package.module:name, with a module that can be imported"
+
+
+def check_function(kind: str, name: str, found: object, parameters: Sequence[str]) -> None:
+    """An error for what was imported as a function of these parameters and is none; `_` before a name does no harm.
+
+    >>> check_function("scope", "os:walk", sorted, ["names"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rewound.foundations.errors.InputError: scope 'os:walk' ...
+    """
+    wanted = f"{kind} {name!r} must be a Python function ({', '.join(parameters)})"
+    if not isinstance(found, FunctionType):
+        raise InputError(f"{wanted}, not a {type(found).__name__}")
+    given = [parameter.name.lstrip("_") for parameter in inspect.signature(found).parameters.values()]
+    if given != list(parameters):
+        raise InputError(f"{wanted}, but its parameters are ({', '.join(given)}); rename them if it is a {kind}")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name nobody knows, with the nearest known ones.
+
+    >>> unknown("technique", "lr-rewind", ["fine-tuning", "lr-rewinding"])
+    "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'? (known: fine-tuning, lr-rewinding)"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
+
+
+def path_of(thing: object) -> str:
+    """The `package.module:name` under which `lookup` finds a class or function again."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or "<" in name:
+        raise InputError(f"{thing!r} has no importable name; define it at the top level of a module")
+    return f"{module}:{name}"
+
+
+def source_digest(path: str) -> str:
+    """A digest of the file of `package.module` or `package.module:name`; empty for what was typed into a console.
+
+    The file may be edited while its code runs: it is read once, and again when the module was loaded again.
+    """
+    module = importlib.import_module(path.partition(":")[0])
+    loaded = getattr(module, "__spec__", None)  # another one after each load
+    if module.__name__ not in _DIGESTS or _DIGESTS[module.__name__][0] is not loaded:
+        file = getattr(module, "__file__", None)
+        digest = hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
+        _DIGESTS[module.__name__] = loaded, digest
+    return _DIGESTS[module.__name__][1]

@@ -1,0 +1,72 @@
+"""Files that are there whole or not at all: written beside their place, and published by one atomic rename.
+
+A reader sees the old file or the new one, never half of it. Their mode is that of any new file, by the umask. The name
+of an unfinished file says which process writes it, so that what a killed one leaves can be removed at once.
+"""
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rewound.foundations.owners import owner_from, this_process
+
+FORGOTTEN = 3600.0
+"""Seconds after which an unfinished file is nobody's, where its writer cannot be seen from here."""
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}(\.(?P<owner>[0-9a-f]+-[0-9]+-\w+))?\.part")
+_OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # its own unfinished file, beside the one that it was given
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` in one rename when the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{secrets.token_hex(8)}.{this_process().as_word()}.part"
+    try:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        mode = os.fstat(handle).st_mode
+        os.close(handle)
+        yield temporary
+        temporary.chmod(mode)  # safetensors keeps what it writes to its owner
+        temporary.replace(path)
+    except OSError as error:
+        if str(error.filename) == str(temporary):
+            error.filename, error.filename2 = str(path), None  # the name that a person knows
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file of these bytes; `durable` waits until the disk has them."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left in a folder: at once where the writer is known to be dead, else after an hour."""
+    if not folder.is_dir():
+        return
+    of_safetensors = [path for path in folder.iterdir() if _OF_SAFETENSORS.fullmatch(path.name)]
+    # Looked for after those: whoever writes by safetensors has an unfinished file of ours beside it all the time.
+    ours = [(path, found) for path in folder.iterdir() if (found := _UNFINISHED.fullmatch(path.name))]
+    if not [path for path, found in ours if not _removed(path, found["owner"])]:
+        for path in of_safetensors:
+            path.unlink(missing_ok=True)
+
+
+def _removed(path: Path, writer: str | None) -> bool:
+    """Remove an unfinished file, unless somebody may be writing it."""
+    owner = owner_from(writer) if writer else None
+    lives = owner.lives() if owner else None
+    with suppress(FileNotFoundError):
+        if lives or (lives is None and time.time() - path.stat().st_mtime <= FORGOTTEN):
+            return False
+        path.unlink()
+    return True

@@ -1,0 +1,1 @@
+"""The paper's method, usable alone: techniques, the algorithm, schedules, pruning, costs."""

@@ -1,0 +1,223 @@
+"""How many operations one forward pass takes, dense and under a mask.
+
+What a call of each module costs is in `costs`. Under a mask the term of a weight falls with its kept count, everything
+else stays. Your own layer is one more line: `profile(model, example, {**MULTIPLY_ADDS, MyLayer: my_cost})`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from rewound.foundations.errors import InputError, check_kind, shown
+from rewound.method.costs import MULTIPLY_ADDS, CostFunction, Costs
+from rewound.method.pruning.mask import by_plain_name
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a forward pass of one architecture costs: pure arithmetic for any number of masks.
+
+    >>> counts = profile(nn.Linear(3, 2), torch.zeros(1, 3))
+    >>> counts.total(), counts.total({"weight": torch.tensor([[1, 0, 0], [0, 1, 0]])})
+    (6, 2)
+    """
+
+    shapes: Mapping[str, torch.Size]  # of every parameter of the model
+    weights: Mapping[str, tuple[int, ...]]  # operations per element, as in `Cost`, summed over calls
+    fixed: int
+
+    def total(self, mask: Mapping[str, Tensor] | None = None) -> int:
+        """Return the operations of the whole pass."""
+        return self.fixed + sum(self.layers(mask).values())
+
+    def layers(self, mask: Mapping[str, Tensor] | None = None) -> dict[str, int]:
+        """Return the operations of each weight by parameter name; what a mask cannot change is in `fixed`."""
+        mask = mask or {}
+        for name, kept in mask.items():
+            if kept.shape != (shape := self.shapes.get(name)):
+                has = "no such parameter" if shape is None else f"it with shape {tuple(shape)}"
+                raise InputError(
+                    f"mask entry {name!r} has shape {tuple(kept.shape)}, but the profiled model has {has}; "
+                    f"use a mask made for that model"
+                )
+        return {name: self._operations(name, mask.get(name)) for name in self.weights}
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Names of the matrices and larger weights that no rule charged, such as embeddings and unlisted layers."""
+        return [name for name, shape in self.shapes.items() if len(shape) > 1 and name not in self.weights]
+
+    def _operations(self, name: str, kept: Tensor | None) -> int:
+        per_element = self.weights[name]
+        if kept is None:
+            return self.shapes[name].numel() // len(per_element) * sum(per_element)
+        counts: list[int] = kept.reshape(len(per_element), -1).count_nonzero(1).tolist()
+        return sum(count * operations for count, operations in zip(counts, per_element, strict=True))
+
+
+def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs = MULTIPLY_ADDS) -> Profile:
+    """Count the operations of one evaluation pass of `model` on `example`, a batch of one; the model stays untouched.
+
+    Parameters shared by several modules are counted under their first name, and modules called twice cost twice.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU())
+    >>> profile(net, torch.zeros(1, 1, 4, 4)).layers()
+    {'0.weight': 72}
+    >>> from rewound.method.costs import PAPER
+    >>> profile(net, torch.zeros(1, 1, 4, 4), PAPER).total()
+    80
+    """
+    check_kind("model", model, nn.Module, "give the model itself")
+    if not _tensors(example):
+        raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
+    training = {module: module.training for module in model.modules()}
+    counted = _Counted(model, costs)
+    with ExitStack() as stack:
+        stack.callback(_restore, training)
+        model.eval()  # a single example must neither meet nor move batch statistics
+        counted.look(stack)
+        with torch.no_grad():
+            model(*example if isinstance(example, tuple) else (example,))
+    return counted.profile()
+
+
+class FirstPass:
+    """Counts the operations of a model's next forward pass in training, which somebody else makes; then looks no more.
+
+    The pass itself is left as it is, and what cannot be counted is None. It may have many examples: their number is
+    the first dimension of the first tensor that the model is given.
+
+    >>> net = nn.Linear(3, 2)
+    >>> first = FirstPass(net)
+    >>> _ = net(torch.zeros(5, 3))
+    >>> first.profile.total(), first.examples
+    (30, 5)
+    """
+
+    def __init__(self, model: nn.Module, costs: Costs = MULTIPLY_ADDS) -> None:
+        self.profile: Profile | None = None
+        self.examples = 0
+        self._model, self._costs = model, costs
+        self._counted: _Counted | None = None
+        self._hooks = ExitStack()
+        self._hooks.callback(model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+        self._hooks.callback(model.register_forward_hook(self._end, always_call=True).remove)
+
+    def __deepcopy__(self, memo: object) -> "FirstPass":
+        return self  # a copy of the model has these hooks, which tell it from the model
+
+    def close(self) -> None:
+        """Look no more."""
+        self._hooks.close()
+
+    def _begin(self, module: nn.Module, args: object, kwargs: object) -> None:
+        given = _tensors([args, kwargs])
+        if module is self._model and module.training and self._counted is None and given and given[0].ndim:
+            self.examples, self._counted = given[0].shape[0], _Counted(module, self._costs)
+            self._counted.look(self._hooks, strict=False)
+
+    def _end(self, module: nn.Module, args: object, output: object) -> None:
+        if module is self._model and self._counted is not None:
+            self.close()
+            if output is not None and not self._counted.failed:  # None: the pass has failed
+                self.profile = self._counted.profile()
+
+
+class _Counted:
+    """What the modules of a model that are called cost."""
+
+    def __init__(self, model: nn.Module, costs: Costs) -> None:
+        self.parameters = by_plain_name(dict(model.named_parameters()))
+        self.names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self.rules = {module: rule for module in model.modules() if (rule := _rule(module, costs)) is not None}
+        self.products, self.attends = _Products(), nn.MultiheadAttention in costs
+        self.weights: dict[str, tuple[int, ...]] = {}
+        self.fixed, self.failed = 0, False
+
+    def look(self, until: ExitStack, *, strict: bool = True) -> None:
+        """Count what is called until then; errors are raised in the pass, or noted as failed."""
+
+        def try_to_charge(module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+            try:
+                self.charge(module, args, kwargs, output)
+            except Exception:  # of a rule that does not know this use of a layer
+                self.failed = True
+
+        for module in self.rules:
+            hook = self.charge if strict else try_to_charge
+            until.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        until.enter_context(self.products)
+
+    def charge(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        cost = self.rules[module](module, _tensors(given), _tensors(output))
+        self.fixed += cost.fixed
+        for local, operations in cost.weights.items():
+            weight: Tensor = attrgetter(local)(module)
+            name = self.names.get(id(weight))
+            if name is None:  # computed from other parameters (weight norm): no mask reaches it
+                self.fixed += weight.numel() // len(operations) * sum(operations)
+            else:
+                self.weights[name] = _add(self.weights.get(name, (0,)), operations)
+
+    def profile(self) -> Profile:
+        shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        fixed = self.fixed + (self.products.operations if self.attends else 0)
+        return Profile(shapes, {name: self.weights[name] for name in shapes if name in self.weights}, fixed)
+
+
+class _Products(TorchFunctionMode):
+    """Counts attention that a module of any type computes with `F.scaled_dot_product_attention`.
+
+    nn.MultiheadAttention is not counted again: it reaches that function only inside another torch function, where the
+    mode is off. An active mode also keeps nn.TransformerEncoder off its fused path, which would call no submodule.
+    """
+
+    operations = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            rows, value = given["query"].shape[:-1].numel(), given["value"]
+            self.operations += rows * value.shape[-2] * (given["query"].shape[-1] + value.shape[-1])
+        return func(*args, **kwargs)
+
+
+def _rule(module: nn.Module, costs: Costs) -> CostFunction | None:
+    kinds = [kind for kind in type(module).__mro__ if kind in costs]
+    # transformers' Conv1D is a linear layer with a transposed weight and `nf` outputs.
+    if not kinds and hasattr(module, "nf") and getattr(getattr(module, "weight", None), "ndim", 0) == 2:
+        kinds = [nn.Linear] if nn.Linear in costs else []
+    return costs[kinds[0]] if kinds else None
+
+
+def _restore(training: Mapping[nn.Module, bool]) -> None:
+    for module, mode in training.items():
+        module.training = mode
+
+
+def _add(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    # A single number holds for every part.
+    parts = max(len(one), len(other))
+    return tuple(one[i % len(one)] + other[i % len(other)] for i in range(parts))
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, Iterable) and not isinstance(value, str | nn.Module):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

@@ -1,0 +1,88 @@
+"""How much smaller a network is: compression counts the weights that are pruned, and a network has others, too.
+
+Biases, normalisation, what `skip` names and what is frozen stay as they are. So 4x of few weights may be 1.04x of the
+whole network. Parameters count, tied ones once; buffers do not.
+"""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from rewound.foundations.errors import warn
+from rewound.method.pruning.mask import Mask, plain_parameters
+
+
+class Counts(NamedTuple):
+    """How many weights a mask keeps, of how many, and how many parameters the whole network has.
+
+    >>> counts = Counts(kept=25, selected=100, network=2000)
+    >>> counts.compression, f"{counts.network_compression:.2f}"
+    (4.0, '1.04')
+    >>> str(counts)
+    '4.00x of the pruned weights, 1.04x of the whole network'
+    """
+
+    kept: int
+    selected: int
+    network: int
+
+    @property
+    def compression(self) -> float:
+        """Of the weights that the mask is for: the reciprocal of its density."""
+        return _ratio(self.selected, self.kept)
+
+    @property
+    def network_compression(self) -> float:
+        """Of all parameters of the network."""
+        return _ratio(self.network, self.network - self.selected + self.kept)
+
+    def at(self, density: float) -> "Counts":
+        """The same weights of the same network, pruned to `density`.
+
+        >>> Counts(kept=100, selected=100, network=2000).at(0.25)
+        Counts(kept=25, selected=100, network=2000)
+        """
+        return self._replace(kept=round(density * self.selected))
+
+    def __str__(self) -> str:
+        return f"{self.compression:.2f}x of the pruned weights, {self.network_compression:.2f}x of the whole network"
+
+    def warn_of_small_part(self) -> None:
+        """Warn if less than a quarter of the network is pruned: whatever its compression, the network loses no more."""
+        if 4 * self.selected < self.network:
+            most, part = _ratio(self.network, self.network - self.selected), self.selected / self.network
+            warn(
+                f"only {part:.1%} of the network's {self.network:,} parameters are selected for pruning: however far "
+                f"they are pruned, the whole network gets at most {most:.2f}x smaller; unfreeze or select more weights "
+                "if that is too little"
+            )
+
+
+def counts_of(model: nn.Module, mask: Mask) -> Counts:
+    """The counts of a model under a mask, whatever the model is wrapped in.
+
+    >>> import torch
+    >>> counts_of(nn.Linear(2, 2), Mask({"weight": torch.tensor([[True, False], [False, False]])}))
+    Counts(kept=1, selected=4, network=6)
+    """
+    parameters = plain_parameters(model, tied=True)
+    masks: dict[nn.Parameter, Tensor] = {}
+    for name, kept in mask.items():  # a tied weight may be masked under several of its names
+        weight = parameters[name]
+        masks[weight] = kept & masks[weight].to(kept.device) if weight in masks else kept
+    kept_in_all = sum(int(kept.count_nonzero()) for kept in masks.values())
+    return Counts(kept_in_all, sum(kept.numel() for kept in masks.values()), parameter_count(model))
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many parameters a model has, trained or frozen; tied ones once.
+
+    >>> parameter_count(nn.BatchNorm1d(4))
+    8
+    """
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _ratio(all_of_them: int, left: int) -> float:
+    return all_of_them / left if left else math.inf if all_of_them else 1.0

@@ -1,0 +1,295 @@
+"""Which weights go: score x scope x pattern, three small tables of pure functions.
+
+A score says how much a weight matters, a scope which tensors are ranked together, a pattern what is pruned as one unit.
+The default is the paper's: magnitude, over all layers at once, single weights.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import InputError, as_number, check_kind, few, shown, warn
+from rewound.foundations.names import check_function, lookup
+from rewound.foundations.randomness import bits, fold
+from rewound.method.pruning.cutting import cut, kept_of
+from rewound.method.pruning.mask import Mask, all_names, plain_name
+from rewound.method.pruning.prunable import prunable_weights
+from rewound.method.pruning.reparametrised import dense_originals, divided_by_norm
+
+Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
+Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
+Pattern = Callable[[Tensor], Tensor]  # scores of weights -> scores of units, in a shape that expands to the weight's
+
+
+def magnitude(weight: Tensor, name: str, seed: int) -> Tensor:
+    """|w|: the paper's."""
+    return weight.abs()
+
+
+def random(weight: Tensor, name: str, seed: int) -> Tensor:
+    """A uniform draw, the control for any other score."""
+    draws = bits(fold(seed, "score", name), torch.arange(weight.numel(), device=weight.device))
+    return (draws >> 39).to(torch.float32).reshape(weight.shape)  # 24 bits: exact in float32
+
+
+SCORES: Mapping[str, Score] = {"magnitude": magnitude, "random": random}
+SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
+PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
+_TABLES: Mapping[str, Mapping[str, object]] = {"score": SCORES, "scope": SCOPES, "pattern": PATTERNS}
+_PARAMETERS = {"score": ("weight", "name", "seed"), "scope": ("names",), "pattern": ("scores",)}
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
+
+    `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; a tied weight has several names, and a
+    pattern needs to match only one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
+    pruned. Where weight_norm or spectral_norm divides by a norm, one weight at least stays, as 0/0 is no number.
+
+    >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)
+    >>> list(mask), mask.kept
+    (['0.weight'], 16)
+    """
+
+    score: str = "magnitude"
+    scope: str = "global"
+    pattern: str = "weight"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
+            found = lookup(kind, name, _TABLES[kind])
+            if name not in _TABLES[kind]:
+                check_function(kind, name, found, _PARAMETERS[kind])
+        for field in ("only", "skip"):
+            if isinstance(patterns := getattr(self, field), str):
+                raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")
+            globs = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+            for glob in globs:
+                check_kind(f"each of {field}", glob, str, "give patterns of parameters' names, as ('encoder.*',)")
+            object.__setattr__(self, field, globs)
+        object.__setattr__(self, "floor", as_number("floor", self.floor))
+        if not 0 <= self.floor < 1:
+            raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What is not as in the paper, a word for each field.
+
+        >>> Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01).words
+        {'score': 'random', 'skip': 'skip=stem.*,dense.*', 'floor': 'floor=0.01'}
+        """
+        changed = {name: value for name, value in vars(self).items() if value != getattr(Pruner, name)}
+        texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+        return {name: text if name in ("score", "scope") else f"{name}={text}" for name, text in texts.items()}
+
+    def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
+        """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
+        check_kind("model", model, nn.Module, "give the model itself")
+        self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        check_memory(model)
+        weights = prunable_weights(model)
+        before = _within(mask, weights, all_names(model))
+        trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self._tell_of_frozen(model, weights, trained)
+        self.check_zeros_stay(model, trained)
+        left = None if mask is None else Mask({name: kept for name, kept in before.items() if name in trained})
+        return Mask({**before, **self.prune(trained, density, left, seed=seed, model=model)})
+
+    def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """What does not train is not pruned (law 11)."""
+        selected = self.selected(weights, model)
+        if not (frozen := [name for name in selected if name not in trained]):
+            return
+        if len(frozen) == len(selected):
+            raise InputError(
+                f"all weights that would be pruned are frozen ({few(frozen)}), and what does not train is not pruned; "
+                "call model.requires_grad_(True) before pruning, and freeze the model again afterwards"
+            )
+        warn(
+            f"{few(frozen)} are frozen, and so neither pruned nor counted; unfreeze what is to be pruned, or name the "
+            "others in skip"
+        )
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """An error for a pattern that matches none of a model's parameters, prunable or not."""
+        names = list(dict.fromkeys(map(plain_name, parameters)))
+        for field in ("only", "skip"):
+            for pattern in getattr(self, field):
+                if not any(_matches(name, (pattern,)) for name in names):
+                    raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
+
+    def check_zeros_stay(self, model: nn.Module, names: Collection[str]) -> None:
+        """An error if zeros in what is selected of these would not be zeros in what the model computes with."""
+        if lost := dense_originals(model, self.selected(names, model)):
+            raise InputError(
+                f"cannot prune {few(lost)}: the layer computes its weight from it, and a zero in it is no zero in that "
+                f"weight; exclude it with skip=({lost[0]!r},), or call remove_parametrizations first"
+            )
+
+    def prune(
+        self,
+        weights: Mapping[str, Tensor],
+        density: float,
+        mask: Mask | None = None,
+        *,
+        seed: int = 0,
+        model: nn.Module | None = None,
+    ) -> Mask:
+        """The same for named weights, the prunable set already chosen.
+
+        `model` is the module that has them: it knows their other names, and what it divides by a norm.
+        """
+        if not 0 < as_number("density", density) <= 1:
+            raise InputError(f"density must be above 0 and at most 1, not {density:g}")
+        chosen = {name: weights[name].detach() for name in self._chosen(weights, model)}
+        score, pattern = lookup("score", self.score, SCORES), lookup("pattern", self.pattern, PATTERNS)
+        before = _within(mask, weights, all_names(model) if model is not None else {})
+        divided = divided_by_norm(model, chosen) if model is not None else {}
+
+        def units(name: str) -> Tensor:
+            scores = score(chosen[name], name, seed)
+            if self.score not in SCORES and not _is_score(scores, chosen[name], before.get(name)):
+                raise InputError(
+                    f"score {self.score!r} must give one number per weight of {name}, none below 0, infinite or NaN"
+                )
+            return pattern(scores)
+
+        shapes = self._units({name: w.shape for name, w in chosen.items()}, chosen)
+        # A unit is left while any of its weights is.
+        left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
+        kept: dict[str, Tensor] = {}
+        for group in self._groups(chosen):
+            sizes = {name: shapes[name].numel() for name in group}
+            kept |= cut(sizes, units, density, left, self.floor, divided, _parts(shapes, divided))
+        # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
+        pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
+        _warn_of_starved(pruned)
+        return pruned
+
+    def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float, *, model: nn.Module | None = None) -> int:
+        """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
+        units = self._units(shapes, self._chosen(shapes, model))
+        divided = divided_by_norm(model, units) if model is not None else {}
+        parts = _parts(units, divided)
+        sizes = {name: unit.numel() for name, unit in units.items()}
+        if density * (total := sum(sizes.values())) < 1 - 1e-9:
+            raise InputError(
+                f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
+                f"the largest compression is {total:,}"
+            )
+        groups = [{name: sizes[name] for name in group} for group in self._groups(units)]
+        return sum(kept_of(group, density, self.floor, parts) for group in groups)
+
+    def _groups(self, names: Collection[str]) -> list[list[str]]:
+        """The names that are ranked together, each in one group."""
+        given = lookup("scope", self.scope, SCOPES)(list(names))
+        try:
+            groups = [list(group) for group in given]
+            times = Counter(name for group in groups for name in group)
+        except TypeError:
+            raise InputError(f"scope {self.scope!r} must give lists of names, not {shown(given)}") from None
+        if wrong := [name for name in {**dict.fromkeys(names), **times} if times[name] != (name in names)]:
+            raise InputError(
+                f"scope {self.scope!r} must put each of {few(list(names))} into exactly one group, but "
+                f"{shown(wrong[0])} is in {times[wrong[0]]}"
+            )
+        return groups
+
+    def _units(self, shapes: Mapping[str, tuple[int, ...]], chosen: Iterable[str]) -> dict[str, torch.Size]:
+        pattern = lookup("pattern", self.pattern, PATTERNS)
+        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in chosen}
+
+    def _chosen(self, names: Collection[str], model: nn.Module | None) -> list[str]:
+        chosen = self.selected(names, model)
+        if not chosen:
+            raise InputError(
+                "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
+                "outside normalisation layers" + (", selected by only and skip" if names else "")
+            )
+        return chosen
+
+    def selected(self, names: Iterable[str], model: nn.Module | None) -> list[str]:
+        """Those that `only` and `skip` leave to be pruned; a tied weight counts by all names that the model has for it.
+
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> model[1].weight = model[0].weight
+        >>> Pruner(only=("1.*",)).selected(["0.weight"], model), Pruner(skip=("1.*",)).selected(["0.weight"], model)
+        (['0.weight'], [])
+        """
+        every = all_names(model) if model is not None and (self.only or self.skip) else {}
+        return [name for name in names if self._selects(every.get(name, (name,)))]
+
+    def _selects(self, names: Collection[str]) -> bool:
+        only = not self.only or any(_matches(name, self.only) for name in names)
+        return only and not any(_matches(name, self.skip) for name in names)
+
+
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _parts(units: Mapping[str, torch.Size], divided: Mapping[str, int | None]) -> dict[str, int]:
+    """How many parts each divided weight has, of units."""
+    return {name: 1 if dimension is None else units[name][dimension] for name, dimension in divided.items()}
+
+
+def _within(mask: Mask | None, weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Mask:
+    """The masks that pruning goes on from, if they are for these weights, by the names that the weights have here."""
+    if mask is None:
+        return Mask({})
+    check_kind("mask", mask, Mask, "give what a Pruner made before, or a rewound.Mask of it")
+    before: dict[str, Tensor] = {}
+    for name, kept in mask.items():
+        here = next((other for other in (name, *names.get(name, ())) if other in weights), None)
+        if here is None or weights[here].shape != kept.shape:
+            raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
+        before[here] = kept & before[here].to(kept.device) if here in before else kept
+    return Mask(before)
+
+
+def check_memory(model: nn.Module) -> None:
+    """An error for a model that has shapes and no values."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            "this model has no memory yet (meta device); call model.to_empty(device=...) and load its weights first"
+        )
+
+
+def as_pruner(given: Pruner | None) -> Pruner:
+    """The pruner that was given, or the paper's."""
+    if given is None:
+        return Pruner()
+    check_kind("pruner", given, Pruner, 'give a rewound.Pruner, as Pruner(score="magnitude")')
+    return given
+
+
+def _is_score(scores: object, weight: Tensor, left: Tensor | None) -> bool:
+    """Whether every weight that is left has a finite score of at least 0.
+
+    True if the weights themselves are not finite: ranking then blames the network, not the score.
+    """
+    if not isinstance(scores, Tensor) or scores.shape != weight.shape:
+        return False
+    ranked = (scores >= 0) & scores.isfinite()
+    whole = bool((ranked if left is None else ranked | ~left.to(ranked.device)).all())
+    return whole or not bool(weight.isfinite().all())
+
+
+def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
+    """The weights of the units that are kept, as far as they were left."""
+    expanded = kept.expand(weight.shape)
+    return expanded.contiguous() if before is None else expanded & before.to(expanded.device)
+
+
+def _warn_of_starved(mask: Mask) -> None:
+    starved = [name for name, kept in mask.items() if mask.counts[name] < 0.01 * kept.numel()]
+    if starved:
+        warn(f"less than 1% of the weights are left in {few(starved)}; `floor` keeps a minimum fraction of each tensor")

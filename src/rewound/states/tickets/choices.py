@@ -1,0 +1,146 @@
+"""The levels of a run as files to choose from afterwards: a ticket of each, and a table.
+
+    levels/1.00x.safetensors    the dense network, which the others are measured against
+    levels/3.81x.safetensors    the level that was pruned to a compression of 3.81
+    levels/levels.csv           a row each
+
+All that a row says is in its ticket, which has a checksum. So the table is written anew from the tickets whenever a run
+goes on, and neither loses rows nor has one twice. A run that goes on to a larger compression adds its levels; where
+two compressions look the same with two decimals, the later file gets more.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from rewound.foundations.errors import InputError
+from rewound.foundations.wholefiles import write_whole
+from rewound.method.pruning.counts import Counts
+from rewound.method.pruning.mask import Mask
+from rewound.states.tickets.ticket import load, save
+
+COLUMNS = (
+    *("level", "compression", "network_compression", "weights_kept", "weights", "parameters", "bytes", "flops"),
+    *("metric", "value", "returned", "ticket"),
+)
+_FACTS = ("level", "density", "flops", "metric", "value", "ticket")
+_DECIMALS = range(2, 17)
+Place = tuple[int, str]
+
+
+def place_of(level: int, density: float) -> Place:
+    """What tells a level from others: that of another compression may have the same number.
+
+    >>> place_of(3, 0.8**3) == place_of(3, 0.512)
+    True
+    """
+    return level, f"{density:.9g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One level, and the file that it is kept in."""
+
+    level: int
+    density: float
+    counts: Counts
+    flops: int | None
+    """Of one example; None where nobody knows them."""
+    metric: str
+    value: float | None
+    """What the level reached, if that was told."""
+    ticket: str = ""
+    bytes: int = 0
+
+    @property
+    def place(self) -> Place:
+        """What tells it from the others."""
+        return place_of(self.level, self.density)
+
+    def row(self, returned: bool) -> dict[str, str]:
+        """What the table says of it."""
+        numbers = {
+            "compression": 1 / self.density,
+            "network_compression": self.counts.network_compression,
+            "weights_kept": self.counts.kept,
+            "weights": self.counts.selected,
+            "parameters": self.counts.network,
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "value": self.value,
+        }
+        written = {name: "" if number is None else f"{number:.10g}" for name, number in numbers.items()}
+        texts = {"level": str(self.level), "metric": "" if self.value is None else self.metric, "ticket": self.ticket}
+        return written | texts | {"returned": str(int(returned))}
+
+    def about(self, run: str) -> dict[str, object]:
+        """What its ticket says of it."""
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return {"level": facts | {"counts": list(self.counts), "run": run}}
+
+
+class Choices:
+    """The folder of the levels of one run; `run` is a name that other runs do not have."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.folder, self.run = folder, run
+        self.kept: dict[Place, Choice] = {}
+
+    def read(self, say: Callable[[str], None]) -> None:
+        """Find the tickets of this run; one that is damaged or of another run is set aside, and nothing is lost."""
+        self.kept.clear()
+        for path in sorted(self.folder.glob("*.safetensors")):
+            try:
+                facts = load(path).about.get("level")
+                if not isinstance(facts, dict) or "run" not in facts:
+                    continue  # somebody else's, and left alone
+                self._check(facts, path)
+                known = {name: facts[name] for name in _FACTS}
+                found = Choice(**known, counts=Counts(*facts["counts"]), bytes=path.stat().st_size)
+            except (InputError, KeyError, TypeError) as error:
+                self._set_aside(path, str(error) if isinstance(error, InputError) else f"{path} is no level", say)
+            else:
+                self.kept[found.place] = found
+
+    def _check(self, facts: Mapping[str, object], path: Path) -> None:
+        if facts["run"] != self.run:
+            raise InputError(f"{path} is a level of another run")
+        if facts["ticket"] != path.name:
+            raise InputError(f"{path} is {facts['ticket']} under another name")
+
+    def add(
+        self, level: Choice, state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object] | None = None
+    ) -> None:
+        """Write the ticket of a level; one of the same level is replaced."""
+        named = replace(level, ticket=self._name(level))
+        save(state, mask, path := self.folder / named.ticket, {**(about or {}), **named.about(self.run)})
+        self.kept[level.place] = replace(named, bytes=path.stat().st_size)
+
+    def write_table(self, returned: Place) -> Path:
+        """Write levels.csv, with a mark at the level that is returned."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        levels = sorted(self.kept.values(), key=lambda level: (-level.density, level.level))
+        writer.writerows(level.row(level.place == returned) for level in levels)
+        write_whole(table := self.folder / "levels.csv", text.getvalue().encode())
+        return table
+
+    def _name(self, level: Choice) -> str:
+        """The name of a level's file, with as many decimals as tell it from the others."""
+        if level.place in self.kept:
+            return self.kept[level.place].ticket
+        names = (f"{1 / level.density:.{decimals}f}x.safetensors" for decimals in _DECIMALS)
+        return next(name for name in names if not (self.folder / name).exists())
+
+    def _set_aside(self, path: Path, why: str, say: Callable[[str], None]) -> None:
+        aside = self.folder / "set-aside" / path.name
+        while aside.exists():
+            aside = aside.with_name(f"{aside.stem}-again{aside.suffix}")
+        aside.parent.mkdir(exist_ok=True)
+        path.replace(aside)
+        say(f"{why}; set aside as {aside}")

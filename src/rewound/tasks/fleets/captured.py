@@ -1,0 +1,193 @@
+"""One training step as functions of tensors, compiled once for all runs of a recipe on a device.
+
+    batch    data positions -> a batch               counter-based draws (`randomness`): those of `recipe.batches`
+    loss     weights, buffers, batch -> loss         the backward pass is compiled with it
+    update   gradients -> new weights and slots      the recipe's optimizer (`updates`)
+
+Any recipe whose data stays on the device (`ResidentRecipe`) has such a step, with one of torch's own optimizers. Draws
+inside the loss, such as dropout, come from a generator that is seeded for each step (law 1).
+"""
+
+import gc
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
+from rewound.tasks.recipe import Batch, Recipe
+from rewound.tasks.recipes.resident import ResidentRecipe
+
+
+def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe]:
+    """Whether a step of the recipe is what `Place` does; decided by its kind, its optimizer and one loss."""
+    if not isinstance(recipe, ResidentRecipe) or type(recipe).batches is not ResidentRecipe.batches:
+        return False
+    return (
+        all(part.batch_size * recipe.accumulation <= part.examples for part in recipe.parts)
+        and (recipe.accumulation == 1 or len(recipe.parts) == 1)
+        and captures(recipe.optimizer(recipe.skeleton))
+        and _trial(recipe, device).repeats
+    )
+
+
+class Trial(NamedTuple):
+    """What was seen when one loss was computed and differentiated."""
+
+    draws: bool
+    """Whether it draws from torch's generator of the device."""
+    repeats: bool
+    """Whether a graph can repeat it: it draws nothing on the host, and keeps its buffers where they are."""
+    reached: frozenset[str]
+    """The parameters that got a gradient."""
+
+
+@lru_cache(maxsize=8)
+def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
+    """One loss of two examples."""
+    model = recipe.model(0).to(device).train()
+    buffers, first = dict(model.named_buffers()), torch.arange(2, device=device)
+    batch = recipe.assembled(recipe.resident(device), 0, first, 0, first)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        before = _host_draws(), _drawn(device)
+        loss = recipe.loss(model, batch)
+        after = _host_draws(), _drawn(device)
+    loss.backward()  # type: ignore[no-untyped-call]
+    on_host = device.type == "cuda" and before[0] != after[0]
+    kept = all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    reached = frozenset(name for name, parameter in model.named_parameters() if parameter.grad is not None)
+    python = before[0][1:] != after[0][1:]
+    return Trial(before[1] != after[1], kept and not on_host and not python, reached)
+
+
+def _host_draws() -> tuple[bytes, object, object]:
+    """Where the generators of the host stand: torch's, Python's and numpy's."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+
+
+def _drawn(device: torch.device) -> bytes:
+    """Where torch's generator of the device stands."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return state.numpy().tobytes()
+
+
+class _Objective(nn.Module):
+    """The recipe's loss as a module, for `functional_call`."""
+
+    def __init__(self, recipe: Recipe, network: nn.Module) -> None:
+        super().__init__()
+        self.recipe, self.network = recipe, network
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.recipe.loss(self.network, batch)
+
+
+class Program:
+    """What all runs of a recipe on a device share: the data, the names of its tensors, the compiled functions."""
+
+    def __init__(self, recipe: ResidentRecipe, device: torch.device, backend: str | None) -> None:
+        self.recipe, self.device = recipe, device
+        self.data, self.parts = recipe.resident(device), recipe.parts
+        self.offsets = [torch.arange(part.batch_size, device=device) for part in self.parts]
+        template = self.model()
+        # Batch normalisation counts its batches one kernel per layer; the count is not read, so `Place` counts.
+        for module in template.modules():
+            if counts(module):
+                module.num_batches_tracked = None  # type: ignore[assignment]  # as track_running_stats=False has it
+        self.parameters = [name for name, _ in template.named_parameters()]
+        self.buffers = [name for name, _ in template.named_buffers()]
+        self.objective = _Objective(recipe, template)
+        self.trial = _trial(recipe, device)
+
+        # Functions of tensors alone, so that one compilation serves every place.
+        def compiled(function: Callable[..., None]) -> Callable[..., None]:
+            return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
+
+        optimizer, clip = recipe.optimizer(template), recipe.clip_norm
+        flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters)
+        self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
+        self.batch: Callable[[int, Tensor, Tensor, Tensor], Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
+        self.loss: Callable[..., Tensor] = compiled(self._loss)  # type: ignore[assignment, arg-type]
+
+    def model(self) -> nn.Module:
+        model = self.recipe.model(0).to(self.device)
+        return model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload, no-any-return]
+
+    def update(self, model: nn.Module) -> Update:
+        """What moves the weights of a model of the recipe."""
+        if self.momentum is not None:
+            return FlatMomentum(model, self.momentum)
+        recipe = self.recipe
+        return TorchOptimizer(
+            model,
+            recipe.optimizer(model),
+            factors=recipe.rate_factors,
+            clip_norm=recipe.clip_norm,
+            prunable=recipe.shapes,
+            reached=self.trial.reached,
+        )
+
+    def _batch(self, part: int, orders: Tensor, position: Tensor, key: Tensor) -> Batch:
+        examples, size = self.parts[part]
+        counters = position * size + self.offsets[part]
+        batch = self.recipe.assembled(self.data, part, orders[counters % (2 * examples)], key, counters)
+        return tuple(_channels_last(tensor) for tensor in batch)
+
+    def _loss(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], *batch: Tensor) -> Tensor:
+        names = [f"network.{name}" for name in (*self.parameters, *self.buffers)]
+        loss: Tensor = functional_call(self.objective, dict(zip(names, [*weights, *buffers], strict=True)), batch)
+        return loss / self.recipe.accumulation
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Images as convolutions take them fastest."""
+    images = tensor.ndim == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
+
+
+_made: dict[tuple[Recipe, torch.device], Program] = {}
+
+
+def program(recipe: ResidentRecipe, device: torch.device) -> Program:
+    """The program of a recipe, compiled once and kept until another is asked for: what it holds is device memory."""
+    if (recipe, device) not in _made:
+        _made.clear()
+        gc.collect()  # a program has functions of itself
+        _made[recipe, device] = Program(recipe, device, "inductor" if device.type == "cuda" else None)
+    return _made[recipe, device]
+
+
+def counts(module: nn.Module) -> bool:
+    """Whether the module counts batches without using the count."""
+    return isinstance(module, _BatchNorm) and module.momentum is not None and module.num_batches_tracked is not None
+
+
+@contextmanager
+def kernels(*, search: bool) -> Iterator[None]:
+    """float32 means float32; the fastest convolutions where the steps are many, unless they must be reproducible."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
+    exact = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    # All kernels are tried, not torch's first ten: with few channels the best is often a later one (fleets gain 3%).
+    cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = False, search and not exact, 0
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+@contextmanager
+def quiet_compilation() -> Iterator[None]:
+    # Every recipe of a process shares the code objects that are compiled, eight of them by default.
+    with torch._dynamo.config.patch(recompile_limit=64), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # not taken on purpose
+        yield

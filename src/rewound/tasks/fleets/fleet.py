@@ -1,0 +1,216 @@
+"""Several Train^t(W, m, g) of one recipe advancing together on one device.
+
+On CUDA each run has a place with its own stream and captured step (`place`), and the streams share the GPU: a small
+network alone leaves most of it idle. Elsewhere, for recipes whose step cannot be captured, and where that is asked for,
+a fleet drives `train` in turn. Runs end, branch (a clone of one's state starts another) and fail separately; what one
+computes does not depend on the others.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+
+from rewound.foundations.errors import Diverged, Failed, InputError
+from rewound.method.schedule import total
+from rewound.tasks.fleets.captured import Program, capturable, program
+from rewound.tasks.fleets.place import Place, Run
+from rewound.tasks.recipe import Recipe, Scores
+from rewound.tasks.training import State, evaluate, train
+
+CAPACITY = 12
+"""How many captured runs share a GPU with the memory: eight are 2% slower, sixteen no faster (docs/performance.md)."""
+_RESERVE = 2 << 30  # bytes left free for evaluation, orders and whoever else is there
+_NAP = 2e-4  # seconds; the queues hold far more work than that
+
+
+class Event(NamedTuple):
+    """A member has come to a stop, or has diverged."""
+
+    member: int
+    outcome: State | Diverged
+    """A live view, valid until the next event is asked for or a run is started; `.clone()` keeps it."""
+    ended: bool
+    """Whether this is the member's last event."""
+
+
+class _Room(Protocol):
+    """Where one run at a time is done."""
+
+    def start(self, run: Run) -> None: ...
+    def launch(self) -> bool: ...
+    def arrived(self) -> bool: ...
+    def report(self) -> tuple[State | Diverged, bool]: ...
+    def resume(self) -> None: ...
+    def evaluate(self) -> Scores: ...
+
+
+class Fleet:
+    """Runs of one recipe on one device; as many at a time as there are places.
+
+    >>> from rewound.tasks.recipes.digits import Digits
+    >>> from rewound.method.schedule import Segment
+    >>> from rewound.tasks.training import begin
+    >>> fleet = Fleet(Digits(), "cpu", capacity=2)
+    >>> members = [fleet.start(Run(begin(Digits(), seed), None, [Segment(0.1, 2)], stops=[1])) for seed in (1, 2)]
+    >>> [(member, state.position.steps, ended) for member, state, ended in fleet.events()]
+    [(0, 1, False), (1, 1, False), (0, 2, True), (1, 2, True)]
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device | str, capacity: int | None = None, *, plain: bool = False
+    ) -> None:
+        self.recipe, self.device = recipe, torch.device(device)
+        self._program: Program | None = None
+        if self.device.type == "cuda" and not plain and capturable(recipe, self.device):
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
+            self._program = program(recipe, self.device)
+        self.capacity = capacity if capacity is not None else CAPACITY if self._program else 1
+        if self.capacity < 1:
+            raise InputError(f"a fleet has room for at least 1 run, not {self.capacity}")
+        self._made, self._footprint = 0, 0
+        self._names = itertools.count()
+        self._idle: deque[_Room] = deque()
+        self._busy: dict[int, _Room] = {}  # in the order in which they are looked at
+        self._waiting: deque[tuple[int, Run]] = deque()  # started, but memory ran out before its place was made
+        self._held: tuple[int, _Room] | None = None  # whose view the caller has
+
+    @property
+    def free(self) -> int:
+        """How many more runs can be started now."""
+        return self.capacity - len(self._busy) - len(self._waiting)
+
+    @property
+    def waiting(self) -> set[int]:
+        """The members that have been started and wait for a place."""
+        return {member for member, _ in self._waiting}
+
+    def start(self, run: Run) -> int:
+        """Begin a run beside the others; returns the number its events carry."""
+        if self.free < 1:
+            raise InputError(f"no place is free: {self.capacity} runs are under way; wait for one to end")
+        if total(run.lr) < 1:
+            raise InputError("a run must have at least 1 step, not 0")
+        member = next(self._names)
+        self._waiting.append((member, run))
+        self._seat()
+        return member
+
+    def events(self) -> Iterator[Event]:
+        """What happens, as it happens, until every run has ended; runs may be started in between."""
+        while self._busy or self._waiting:
+            yield self._next()
+
+    def evaluate(self, member: int) -> Scores:
+        """The metric of the member whose event came last, on the device and without copying it."""
+        if self._held is None or self._held[0] != member:
+            raise InputError(f"member {member} is not at a stop; evaluate it when its event comes")
+        return self._held[1].evaluate()
+
+    def _next(self) -> Event:
+        if self._held is not None:
+            self._held[1].resume()
+            self._held = None
+        self._seat()
+        while True:
+            # A step each in turn: the driver's queues are short, and who waits at a full one keeps the others waiting.
+            launched = [room.launch() for room in self._busy.values()]
+            arrived = next(((member, room) for member, room in self._busy.items() if room.arrived()), None)
+            if arrived is not None:
+                break
+            if not any(launched):
+                time.sleep(_NAP)
+        member, room = self._held = arrived
+        outcome, ended = room.report()
+        del self._busy[member]
+        if ended:
+            self._idle.append(room)
+        else:
+            self._busy[member] = room  # at the end: the others come first
+        return Event(member, outcome, ended)
+
+    def _seat(self) -> None:
+        while self._waiting and (room := self._room()) is not None:
+            member, run = self._waiting.popleft()
+            if self._held is not None and self._held[1] is room:
+                self._held = None
+            room.start(run)
+            self._busy[member] = room
+
+    def _room(self) -> _Room | None:
+        """An idle place, else a new one if there is memory for it; running out lowers the capacity."""
+        if self._idle:
+            return self._idle.popleft()
+        if self._made == self.capacity:
+            return None
+        if self._program is None:
+            self._made += 1
+            return _Plain(self.recipe, self.device)
+        before = self._memory()
+        if self._made and before < self._footprint + _RESERVE:
+            self.capacity = self._made
+            return None
+        try:
+            place = Place(self._program)
+        except torch.OutOfMemoryError as error:
+            if not self._made:
+                raise Failed(
+                    f"a single network of {self.recipe.label()} does not fit into the memory of {self.device} "
+                    f"({before / 2**30:.1f} GiB are free): end what else runs there, or give a smaller batch-size"
+                ) from error
+            self.capacity = self._made
+            return None
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
+            raise InputError(
+                f"the training step does not compile here ({reason}); `rewound run --plain` trains without compiling"
+            ) from error
+        self._made += 1
+        self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
+        return place
+
+    def _memory(self) -> int:
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+class _Plain:
+    """A run by `train` itself."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self._state: State | None = None
+
+    def start(self, run: Run) -> None:
+        self._end = run.state.position.steps + total(run.lr)
+        self._states = train(
+            self.recipe, run.state, run.mask, lr=run.lr, stops=run.stops, due=run.due, device=self.device
+        )
+
+    def launch(self) -> bool:
+        return False
+
+    def arrived(self) -> bool:
+        return True
+
+    def report(self) -> tuple[State | Diverged, bool]:
+        try:
+            self._state = next(self._states)
+        except Diverged as failure:
+            self._state = None
+            return failure, True
+        if ended := self._state.position.steps == self._end:
+            next(self._states, None)  # its hooks end with it, whoever keeps the fleet
+        return self._state, ended
+
+    def resume(self) -> None:
+        pass
+
+    def evaluate(self) -> Scores:
+        if self._state is None:
+            raise InputError("a run that diverged has no state to evaluate")
+        return evaluate(self.recipe, self._state, self.device)

@@ -1,0 +1,230 @@
+"""Train^t(W, m, g) on static buffers, its step captured as one CUDA graph.
+
+A place holds the tensors of one run at a time, at fixed addresses, and the graph of one step over them. What changes
+from step to step (learning rate, data position, keys, the order of the epoch) lives in device memory, so that one graph
+serves every run that ever takes the place, and the host only replays it. `Place.step` is plain tensor code: on the CPU,
+where nothing is captured, it is the same step.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from rewound.foundations.errors import Diverged
+from rewound.foundations.randomness import fold, own_draws
+from rewound.method.pruning.mask import Mask
+from rewound.method.schedule import Segment, total
+from rewound.tasks.fleets.captured import Program, counts, kernels, quiet_compilation
+from rewound.tasks.recipe import Position, Scores
+from rewound.tasks.training import State, never, scored
+
+_LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
+
+
+@dataclass(frozen=True)
+class Run:
+    """One Train^t(W, m, g) to do: `stops` are counted in steps from the start, the last step is always one.
+
+    `due` is asked after each step whether to stop there, too: by the clock, for example.
+    """
+
+    state: State
+    mask: Mask | None
+    lr: Sequence[Segment]
+    stops: Collection[int] = ()
+    due: Callable[[], bool] = never
+
+
+class Place:
+    """Room for one run at a time: static buffers, the graph of one step over them, and the stream it is replayed on."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, device = program, program.device
+        self.model = program.model()
+        self.update = program.update(self.model)
+        parameters = dict(self.model.named_parameters())
+        self.parameters = [parameters[name] for name in program.parameters]
+        counting = [module for module in self.model.modules() if counts(module)]
+        self.batches_seen = torch.zeros(len(counting), dtype=torch.int64, device=device)
+        for module, count in zip(counting, self.batches_seen, strict=True):
+            module.num_batches_tracked = count
+        buffers = dict(self.model.named_buffers())
+        self.buffers = [buffers[name] for name in program.buffers]
+        self.lr, self.losses = torch.zeros((), device=device), torch.zeros((), dtype=torch.float64, device=device)
+        parts = program.parts
+        self.positions, self.keys = (torch.zeros(len(parts), dtype=torch.int64, device=device) for _ in range(2))
+        # The orders of an even and an odd epoch: data position n is entry n % 2N, also where a batch straddles two.
+        self.orders = [torch.zeros(2 * part.examples, dtype=torch.int64, device=device) for part in parts]
+        self.stop_losses = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.draws = torch.Generator(device) if program.trial.draws else None
+        self._ahead: deque[torch.cuda.Event] = deque()
+        self._arrival: torch.cuda.Event | None = None
+        self._replays: list[Callable[[], None]] = [partial(self.step, part) for part in range(len(parts))]
+        if self.stream is not None:
+            self._capture(self.stream)
+
+    def step(self, part: int) -> None:
+        """One training step, in device memory alone."""
+        program, accumulation = self.program, self.program.recipe.accumulation
+        # New leaves on the same memory: a parameter's own node in the autograd graph may remember the stream of an
+        # earlier use, and the capture would then wait for a stream outside of it (pytorch#180090).
+        leaves = [parameter.detach().requires_grad_(parameter.requires_grad) for parameter in self.parameters]
+        reached = [name in program.trial.reached for name in program.parameters]
+        sums: list[Tensor] = []
+        for number in range(accumulation):
+            position = self.positions[part] + number if number else self.positions[part]
+            batch = program.batch(part, self.orders[part], position, self.keys[part])
+            loss = program.loss(leaves, self.buffers, *batch)
+            found = torch.autograd.grad(loss, list(compress(leaves, reached)))
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
+            self.losses += loss.detach()
+        gradients = iter(sums)
+        with torch.no_grad():
+            self.update.apply([next(gradients) if has else None for has in reached], self.lr)
+            self.batches_seen += accumulation
+            self.positions[part] += accumulation
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        """A graph of the step for each part of the data; they share memory, since they never run at once."""
+        graphs: list[torch.cuda.CUDAGraph] = []
+        with kernels(search=True), quiet_compilation(), self._drawing():
+            for step in self._replays:
+                step()  # compiles, and measures kernels, on the ordinary stream
+                torch.cuda.synchronize(self.program.device)
+                with torch.cuda.stream(stream):  # allocates what belongs to the stream (cuBLAS workspaces)
+                    for _ in range(3):
+                        step()
+                graph = torch.cuda.CUDAGraph()
+                pool = graphs[0].pool() if graphs else None
+                # The backward pass is launched by autograd's own thread.
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    step()
+                torch.cuda.synchronize(self.program.device)
+                graphs.append(graph)
+        self._replays = [graph.replay for graph in graphs]
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Inside, torch's generator of the device is this place's own: graphs replayed side by side share no seed."""
+        if self.draws is None or self.stream is None:
+            yield
+            return
+        shared = torch.cuda.default_generators[self.draws.device.index or torch.cuda.current_device()]
+        before = shared.graphsafe_get_state()
+        shared.graphsafe_set_state(self.draws)
+        try:
+            yield
+        finally:
+            shared.graphsafe_set_state(before)
+
+    def start(self, run: Run) -> None:
+        """Take a run: copy its state into the static buffers."""
+        state = run.state
+        self._seed, (self._prunings, self._first) = state.seed, state.position
+        self._rates = (rate for rate, steps in run.lr for _ in range(steps))
+        self._rate = math.nan
+        self._stops = deque(sorted({step for step in run.stops if 0 < step < total(run.lr)} | {total(run.lr)}))
+        self._done, self._since, self._due = 0, 0, run.due
+        recipe = self.program.recipe
+        self._turns = recipe.turns(state.seed, Position(self._prunings, self._first * recipe.accumulation))
+        self._numbers = [-1 for _ in self.program.parts]
+        self._epochs = [[-1, -1] for _ in self.program.parts]
+        self._ahead.clear()
+        self._at_stop, self._arrival = False, None
+        self.resume()  # the state may just have been made on the caller's stream
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            self.model.load_state_dict(dict(state.model))
+            self.update.load(state.slots, run.mask)
+            if run.mask is not None:
+                run.mask.apply(self.model)  # also finds a mask that is for another model
+            self.losses.zero_()
+            for part, key in enumerate(self.keys):
+                key.fill_(recipe.key(self._seed, self._prunings, part))
+
+    def launch(self) -> bool:
+        """Queue one step, unless the next stop is reached or enough are queued; whether it did."""
+        if self._at_stop or self._is_far_ahead():
+            return False
+        with torch.cuda.stream(self.stream):
+            part = self._feed()
+            if self.draws is None:
+                self._replays[part]()
+            else:
+                self._replay_drawing(part, fold(self._seed, self._prunings, self._first + self._done))
+            self._done += 1
+            if self.stream is not None:
+                self._ahead.append(self.stream.record_event())
+            if self._done == self._stops[0] or self._due():
+                self._at_stop = True
+                self.stop_losses.copy_(self.losses, non_blocking=True)
+                self.losses.zero_()
+                self._arrival = self.stream.record_event() if self.stream is not None else None
+        return True
+
+    def arrived(self) -> bool:
+        """Whether the next stop has been reached."""
+        return self._at_stop and (self._arrival is None or self._arrival.query())  # type: ignore[no-untyped-call]
+
+    def report(self) -> tuple[State | Diverged, bool]:
+        """What there is to see at the stop, and whether the run has ended; valid until `resume` or `start`."""
+        mean = self.stop_losses.item() / (self._done - self._since)
+        self._since, self._at_stop, self._arrival = self._done, False, None
+        position = Position(self._prunings, self._first + self._done)
+        if self._done == self._stops[0]:
+            self._stops.popleft()
+        if not math.isfinite(mean):
+            return Diverged(position.steps, mean), True
+        return State(self.model.state_dict(), self.update.slots(), self._seed, position, mean), not self._stops
+
+    def resume(self) -> None:
+        """Go on only after what the caller has queued on its own stream, e.g. a clone of the view."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.program.device))
+
+    def evaluate(self) -> Scores:
+        """The recipe's own evaluation of the weights where they are."""
+        with torch.cuda.stream(self.stream), kernels(search=False):
+            scores = scored(self.program.recipe, self.model)
+        self.model.train()
+        return scores
+
+    def _is_far_ahead(self) -> bool:
+        while self._ahead and self._ahead[0].query():  # type: ignore[no-untyped-call]
+            self._ahead.popleft()
+        return len(self._ahead) >= _LEAD
+
+    def _replay_drawing(self, part: int, seed: int) -> None:
+        """A step whose draws are a function of the seed."""
+        if self.stream is None or self.draws is None:
+            with own_draws(self.program.device, seed):
+                self._replays[part]()
+        else:
+            self.draws.manual_seed(seed)
+            self._replays[part]()
+
+    def _feed(self) -> int:
+        """Put into device memory what the next step needs and has changed; says which part its batch comes from."""
+        recipe, device = self.program.recipe, self.program.device
+        if (rate := next(self._rates)) != self._rate:
+            self._rate = rate
+            self.lr.fill_(rate)
+        part, number = next(self._turns)
+        for _ in range(recipe.accumulation - 1):
+            next(self._turns)
+        if self._numbers[part] != number:
+            self.positions[part] = number
+        self._numbers[part] = number + recipe.accumulation
+        for epoch in recipe.epochs_of(part, number, recipe.accumulation):
+            if self._epochs[part][epoch % 2] != epoch:
+                self._epochs[part][epoch % 2] = epoch
+                half = self.orders[part].view(2, -1)[epoch % 2]
+                half.copy_(recipe.order(self._seed, self._prunings, epoch, part, device))
+        return part

@@ -1,0 +1,110 @@
+"""Tasks whose training data fits into the memory of the device: their batches, and what makes a step repeatable.
+
+A batch is a pure function of (data, key, counter): `assembled` makes it of the examples that a counter-based order
+chooses (`randomness`). So the stream of batches can be entered anywhere (law 1), and a training step can be captured
+once and replayed (`fleets`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rewound.foundations.randomness import fold, permutation
+from rewound.tasks.recipe import Batch, Position, Recipe
+
+
+class Part(NamedTuple):
+    """Examples whose batches all have the same shape."""
+
+    examples: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class ResidentRecipe(Recipe):
+    """A task whose training data stays on the device.
+
+    Most tasks are one part. Data of several shapes, such as sentences by their length, are several: every batch comes
+    from one of them, and all parts take turns in random order.
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """How many examples there are to train on, and how many make a batch; known without the data."""
+
+    @abstractmethod
+    def resident(self, device: torch.device) -> Sequence[Tensor]:
+        """The training data on the device; asked for once per run, so keep it in a cache."""
+
+    def assembled(
+        self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
+    ) -> Batch:
+        """A batch: the `chosen` examples of a part.
+
+        What is drawn for them (shifts, noise) is drawn by `key` and `counters`, a number for each example that no
+        other of its part has (`randomness.integers`).
+        """
+        return tuple(tensor[chosen] for tensor in data)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return sum(self._batches_per_epoch) / self.accumulation
+
+    @property
+    def _batches_per_epoch(self) -> list[float]:
+        if len(self.parts) == 1:  # batches straddle the ends of epochs
+            (only,) = self.parts
+            return [only.examples / only.batch_size]
+        return [part.examples // part.batch_size for part in self.parts]
+
+    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+        data, prunings = self.resident(device), position.prunings
+        offsets = [torch.arange(part.batch_size, device=device) for part in self.parts]
+        orders: list[dict[int, Tensor]] = [{} for _ in self.parts]  # of the latest epochs, by part
+        for part, number in self.turns(seed, position):
+            epochs = self.epochs_of(part, number, 1)
+            orders[part] = {e: orders[part].get(e, self.order(seed, prunings, e, part, device)) for e in epochs}
+            counters = number * self.parts[part].batch_size + offsets[part]
+            order = torch.cat(list(orders[part].values())) if len(epochs) > 1 else orders[part][epochs[0]]
+            chosen = order[counters - epochs[0] * self.parts[part].examples]
+            yield self.assembled(data, part, chosen, self.key(seed, prunings, part), counters)
+
+    def turns(self, seed: int, position: Position) -> Iterator[tuple[int, int]]:
+        """From a position on: which part the next batch comes from, and how many of that part came before it."""
+        if len(self.parts) == 1:
+            yield from ((0, number) for number in count(position.steps))
+            return
+        each = [round(batches) for batches in self._batches_per_epoch]
+        whole = [part for part, batches in enumerate(each) for _ in range(batches)]
+        for epoch in count(position.steps // len(whole)):
+            numbers = [epoch * batches for batches in each]
+            order = permutation(fold(seed, position.prunings, "parts", epoch), len(whole)).tolist()
+            for step, part in enumerate((whole[i] for i in order), start=epoch * len(whole)):
+                if step >= position.steps:
+                    yield part, numbers[part]
+                numbers[part] += 1
+
+    def epochs_of(self, part: int, number: int, batches: int) -> range:
+        """The passes over a part that its next batches lie in."""
+        examples, size = self.parts[part]
+        return range(number * size // examples, ((number + batches) * size - 1) // examples + 1)
+
+    def order(self, seed: int, prunings: int, epoch: int, part: int, device: torch.device) -> Tensor:
+        """The order of a part's examples in one pass over them."""
+        return permutation(
+            fold(seed, prunings, "order", epoch, *_unless_first(part)), self.parts[part].examples, device
+        )
+
+    def key(self, seed: int, prunings: int, part: int) -> int:
+        """What the draws for the examples of a part are made by."""
+        return fold(seed, prunings, "augmentation", *_unless_first(part))
+
+
+def _unless_first(part: int) -> list[int]:
+    return [part] if part else []

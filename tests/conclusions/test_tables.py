@@ -1,0 +1,54 @@
+"""The three tables of a report: what lies beside a results table is found again, and nothing is written over."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rewound.commands.tables import report_tables
+from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables, with_details
+from rewound.foundations.errors import InputError
+from rewound.reports.figures import Drawing
+
+DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")
+PRUNED = replace(DENSE, technique="lr-rewinding", density=0.5, retrain_epochs=16.0, key="k1")
+LAYERS = [LayerRow("k0", "stem", 4, 4, 9), LayerRow("k1", "stem", 1, 4, 3), LayerRow("k1", "dense", 3, 8)]
+CURVES = [CurveRow("k0", 10, 0.1, 2.5, 0.5), CurveRow("k1", 10, 0.1, 1.5), CurveRow("k1", 20, 0.01, 0.5, 0.75)]
+NO_FIGURES = Drawing("none")
+
+
+def test_details_beside_a_table_are_those_of_its_rows(tmp_path: Path) -> None:
+    assert len(Tables([DENSE, PRUNED], LAYERS, CURVES, 0).write(tmp_path)) == 3
+    assert with_details([DENSE, PRUNED], tmp_path) == Tables([DENSE, PRUNED], LAYERS, CURVES, 0)
+    assert with_details([PRUNED], tmp_path) == Tables([PRUNED], LAYERS[1:], CURVES[1:], 0)
+    assert with_details([replace(PRUNED, key="")], tmp_path) == Tables([replace(PRUNED, key="")], [], [], 0)
+
+
+def test_a_table_alone_stays_alone(tmp_path: Path) -> None:
+    assert Tables([DENSE], [], [], 0).write(tmp_path / "new") == [tmp_path / "new" / "results.csv"]
+    assert with_details([DENSE], tmp_path / "new") == Tables([DENSE], [], [], 0)
+
+
+def test_details_that_cannot_be_read_say_where(tmp_path: Path) -> None:
+    (tmp_path / "layers.csv").write_text("key,layer,kept,total,flops\nk1,stem,many,4,\n")
+    with pytest.raises(InputError, match=r"layers\.csv, line 2: column kept: 'many' is not a whole number"):
+        with_details([PRUNED], tmp_path)
+
+
+def test_a_report_on_a_table_takes_the_details_along(tmp_path: Path) -> None:
+    tables = Tables([DENSE, PRUNED], LAYERS, CURVES, 0)
+    results, *_ = tables.write(tmp_path / "theirs")
+    report_tables(results, None, tmp_path / "mine", [], NO_FIGURES)
+    for name in ("results", "layers", "curves"):
+        mine, theirs = (tmp_path / folder / f"{name}.csv" for folder in ("mine", "theirs"))
+        assert mine.read_bytes() == theirs.read_bytes()
+    page = (tmp_path / "mine" / "index.html").read_text()
+    assert '"stem"' in page, "the map of layers is on the page"
+
+
+def test_a_report_does_not_write_over_its_table(tmp_path: Path) -> None:
+    results, *_ = Tables([DENSE, PRUNED], [], [], 0).write(tmp_path)
+    before = results.read_bytes()
+    with pytest.raises(InputError, match=r"would write over .*; give another folder with --out"):
+        report_tables(results, None, tmp_path / "." / "", [], NO_FIGURES)
+    assert results.read_bytes() == before

@@ -1,0 +1,105 @@
+"""Pruners of one sweep are ways of pruning of their own: never averaged, each with tables, figures and a subject."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from command_line import SWEEP, Rewound, command, environment
+from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.paper.figures import FIGURES, panels
+from rewound.conclusions.paper.panels import measured
+from rewound.conclusions.tables.rows import Row, Tables, is_structured, read_rows, write_rows
+from rewound.experiments.sweeps.targets import kind_of
+from rewound.method.pruning.pruner import Pruner
+from rewound.reports.sheets import file_name
+from rewound.states.history import described
+from tiny_sweeps import sweep_of
+
+RANDOM = "unstructured random"
+AXIS = SWEEP.replace("[1]", "[1, 2]") + 'pruner = [{ score = "magnitude" }, { score = "random" }]\n'
+LEVELS = {"technique": "lr-rewinding", "retrain-epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ways")
+    (folder / "two.toml").write_text(AXIS)
+    words = command("run", "two.toml", "--jobs", "1", "--out", "report")
+    ended = subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True, text=True)
+    (folder / "said").write_text(ended.stdout)
+    return folder
+
+
+def test_each_pruner_has_rows_of_its_own(reported: Path) -> None:
+    rows = read_rows(reported / "report" / "results.csv")
+    assert sorted({row.pruning for row in rows if not row.dense}) == ["unstructured", RANDOM]
+    pruned = [(row.pruning, row.technique, row.retrain_epochs, row.trial) for row in rows if not row.dense]
+    assert len(pruned) == len(set(pruned)) == 2 * 2 * 2 * 2
+    assert {row.pruning for row in rows if row.dense} == {"unstructured"}
+
+
+def test_the_report_shows_them_side_by_side(reported: Path) -> None:
+    said = (reported / "said").read_text()
+    assert "tiny:Tiny, unstructured pruning, one-shot" in said
+    assert "tiny:Tiny, unstructured pruning, random, one-shot" in said
+    assert (reported / "report" / "tiny-Tiny-unstructured-best.png").exists()
+    assert (reported / "report" / "tiny-Tiny-unstructured-random-best.png").exists()
+    page = (reported / "report" / "index.html").read_text()
+    story = json.loads(re.search(r'id="story"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    assert [subject["pruning"] for subject in story["subjects"]] == ["unstructured", RANDOM]
+    dense = [subject["dense"] for subject in story["subjects"]]
+    assert dense[0] == dense[1], "both are measured from the same dense networks"
+    assert "paired" in said
+    assert "not paired" not in said
+
+
+def test_the_table_can_be_reported_on_and_compared(reported: Path, rewound_command: Rewound) -> None:
+    table = reported / "report" / "results.csv"
+    code, _, err = rewound_command("report", "--results", table, "--out", "again", "--figures", "none")
+    assert (code, err) == (0, "")
+    assert Path("again/results.csv").read_bytes() == table.read_bytes()
+    code, out, err = rewound_command("diff", table, table, "--all")
+    assert (code, err) == (0, "")
+    assert f"lr-rewinding, {RANDOM} one-shot: every cell" in out
+    assert "lr-rewinding, one-shot: every cell" in out
+
+
+def test_the_papers_figures_have_a_panel_of_each(reported: Path) -> None:
+    found = measured(Evidence(Tables(read_rows(reported / "report" / "results.csv"))))
+    shown = panels(FIGURES["figure-1-sparsity-oneshot"], found)
+    assert [panel.measured.pruning for panel in shown] == ["unstructured", RANDOM]
+    assert not panels(FIGURES["figure-4-usability-structured"], found), "random pruning is not structured"
+
+
+def test_every_field_is_in_the_name() -> None:
+    assert kind_of(Pruner(score="magnitude", scope="global", floor=0)) == "unstructured"
+    assert kind_of(Pruner(scope="layer", floor=0.01)) == "unstructured layer floor=0.01"
+    assert kind_of(Pruner(only=("a.*", "b"), skip=("c",))) == "unstructured only=a.*,b skip=c"
+    own = kind_of(Pruner(score="test_pruner_own:inverse", pattern="test_pruner_own:rows"))
+    assert own == "test_pruner_own:rows test_pruner_own:inverse"
+    assert is_structured(own)
+
+
+def test_a_state_tells_how_it_was_pruned() -> None:
+    sweep = sweep_of({**LEVELS, "density": 0.5, "pruner": {"scope": "layer", "skip": ["stem.*", "dense.*"]}})
+    assert "prune magnitude/layer skip=stem.*,dense.* to " in "\n".join(described(sweep.targets[-1].state))
+
+
+def test_files_of_ways_that_differ_in_wildcards_or_are_long_do_not_collide() -> None:
+    names = [file_name("a", f"unstructured skip={glob}", "best") for glob in ("*b", "?b", "b", "b*", "b,c", "b?c")]
+    assert len(set(names)) == len(names)
+    long = [file_name("a", f"unstructured skip={'layer,' * 90}{end}", "best") for end in "bc"]
+    assert len(set(long)) == 2
+    assert max(map(len, long)) < 120
+
+
+def test_the_time_a_run_took_does_not_move_its_row(tmp_path: Path) -> None:
+    def keys(*seconds: float) -> list[str]:
+        line = ("a", "unstructured", False, "lr-rewinding", 0.5, 4.0, 1, 0.9, 0.9, None, 4.0)
+        write_rows([Row(*line, took, key) for took, key in zip(seconds, "kl", strict=True)], tmp_path / "t.csv")
+        return [row.key for row in read_rows(tmp_path / "t.csv")]
+
+    assert keys(1.0, 2.0) == keys(2.0, 1.0)

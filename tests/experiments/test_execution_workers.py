@@ -1,0 +1,117 @@
+"""Several workers on one store: the bits of one, and no node twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+import rewound.states.storage.claims
+from rewound.experiments.executors import local
+from rewound.experiments.executors.watch import Headway
+from rewound.experiments.plans.collection import collected
+from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.planning import plan
+from rewound.foundations.errors import InputError
+from rewound.states.storage.store import Store
+from rewound.tasks.recipe import Batch
+from tiny import Tiny, logged
+from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
+
+
+def test_fewer_than_one_job_are_refused() -> None:
+    with pytest.raises(InputError, match="jobs must be at least 1, not 0"):
+        local.run(plan([]), Store.__new__(Store), Options(jobs=0))
+
+
+@pytest.mark.slow
+def test_two_jobs_give_the_bits_of_one(store: Store, whole: Store) -> None:
+    sweep = sweep_of(*EVERYTHING)
+    run(sweep, store, keep_all=True, jobs=2)
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, whole))
+    assert_same_tensors(store, whole)
+    assert store.claims() == {}
+
+
+def test_the_claim_of_a_long_epoch_does_not_grow_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host would take the work over."""
+    monkeypatch.setattr(rewound.states.storage.claims, "STALE", 1.0)
+    loss, beats = Tiny.loss, set[int]()
+
+    def slowly(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        """The first step lasts until the claim has been renewed twice."""
+        (claim,) = store.root.glob("claims/*.json")
+        limit = time.monotonic() + 60
+        while len(beats) < 3:
+            assert time.monotonic() < limit, "nobody renewed the claim for a minute"
+            beats.add(claim.stat().st_mtime_ns)
+            time.sleep(0.01)
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(Tiny, "loss", slowly)
+    run(sweep_of(), store)
+    assert len(beats) == 3
+    assert store.claims() == {}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_noted_when_the_others_did_its_work(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path]))
+    monkeypatch.setattr(local, "_TELL", -1.0)
+    work, killed, said = plan(sweep_of(*EVERYTHING).targets), list[int](), list[str]()
+
+    def tick(_: Headway) -> None:
+        if not killed and (claims := store.claims()):
+            killed.append(next(iter(claims.values())).pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    local.run(work, store, Options(jobs=2), say=said.append, tick=tick)
+    assert killed
+    assert said == ["note: 1 of 2 workers died (exit code -9); the others have done the work"]
+    assert collected(work.targets, store).missing == 0
+
+
+TWICE = """
+recipe = "tiny:Logged"
+trials = [1, 2, 3]
+
+[[experiment]]
+technique = "fine-tuning"
+retrain-epochs = [1, 2]
+density = [0.5, 0.25]
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice.toml").write_text(TWICE)
+    (tmp_path / "log").touch()
+    monkeypatch.setenv("TINY_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path]))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rewound", "run", "twice.toml", "--store", "store", "--jobs", "1", "--out", out],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for out in ("one", "two")
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    evaluated = [line.split() for line in logged() if line.startswith("evaluates")]
+    assert len(evaluated) == 3 * (1 + 2 * 2), "every row once"
+    assert max(Counter(weights for _, _, weights in evaluated).values()) == 1, "no node twice"
+    assert len({pid for _, pid, _ in evaluated}) == 2, "both did something"
+    for name in ("results.csv", "layers.csv", "curves.csv"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert states(Store(tmp_path / "store")) == set()

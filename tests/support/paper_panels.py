@@ -1,0 +1,15 @@
+"""The paper's networks and techniques by short names, and the panels of its figures by number."""
+
+from collections.abc import Iterable
+
+from rewound.conclusions.paper.figures import FIGURES, panels
+from rewound.conclusions.paper.panels import Measured, Panel
+
+R20, R56, R110 = "cifar10-resnet20", "cifar10-resnet56", "cifar10-resnet110"
+R34, R50, GNMT = "imagenet-resnet34", "imagenet-resnet50", "wmt16-gnmt"
+LR, WEIGHT, FINE = "lr-rewinding", "weight-rewinding", "fine-tuning"
+NAMES = {int(name.split("-")[1]): name for name in FIGURES}
+
+
+def shown(number: int, found: Iterable[Measured]) -> list[Panel]:
+    return panels(FIGURES[NAMES[number]], found)
