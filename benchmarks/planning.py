@@ -16,7 +16,7 @@ from typing import NamedTuple
 from global_pruning import in_a_process, machine, memory
 from rewound import TECHNIQUES, Sweep, load_sweep
 from rewound.experiments.plans.planning import plan
-from rewound.experiments.sweeps.experiment import Experiment
+from rewound.experiments.sweeps.sweep import Experiment
 from rewound.tasks.recipes import recipe_named
 
 TRIALS, REPEATS = 125, 3

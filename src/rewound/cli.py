@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from rewound import __version__
-from rewound.commands.console import console
-from rewound.commands.endings import exits
+from rewound.commands.console import console, exits
 from rewound.commands.tables import diff_tables, read_tables, report_tables
 from rewound.experiments.plans.options import Options, keeps_all
 from rewound.experiments.sweeps.declaration import declared
@@ -232,7 +231,7 @@ def pack_command(
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
     found = declared(sweep)
-    from rewound.commands.sweeps import pack_sweep
+    from rewound.commands.stores import pack_sweep
 
     pack_sweep(found, store, out, split_mb)
 

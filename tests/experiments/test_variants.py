@@ -12,8 +12,7 @@ import pytest
 from command_line import SWEEP, Rewound, command, environment
 from rewound.conclusions.tables.rows import read_rows
 from rewound.experiments.plans.planning import plan
-from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
-from rewound.experiments.sweeps.variants import told_apart, variants
+from rewound.experiments.sweeps.sweep import Sweep, differing_fields, parse_sweep, variants
 from rewound.foundations.errors import InputError
 from rewound.states.history import described
 from rewound.tasks.recipes.digits import Digits
@@ -64,7 +63,7 @@ class Open(Tiny):
 
 def test_a_list_for_a_field_of_any_kind_is_its_value() -> None:
     assert variants(Open, {"marks": [1, 2]}) == (Open(marks=(1, 2)),)
-    assert told_apart(variants(Open, {"marks": [1, 2]})) == {Open(marks=(1, 2)): ""}
+    assert differing_fields(variants(Open, {"marks": [1, 2]})) == {Open(marks=(1, 2)): ""}
 
 
 def test_several_recipes_in_one_sweep() -> None:

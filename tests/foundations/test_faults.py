@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from command_line import SWEEP, Rewound
-from rewound.commands.endings import exits
+from rewound.commands.console import exits
 from rewound.foundations import faults
 from rewound.foundations.errors import Failed
 

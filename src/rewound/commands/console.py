@@ -1,6 +1,11 @@
-"""Where commands print: how far they are while they work, and the files of a report in the end."""
+"""What commands print: how far they are, the files of a report, and what went wrong.
+
+A command that fails prints one sentence in red and ends with an exit code. 0: done. 1: interrupted, or something
+outside the request failed. 2: the request cannot be honoured as given.
+"""
 
 import math
+import re
 import shlex
 import signal
 import sys
@@ -8,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,7 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
+from rewound.foundations.errors import Diverged, Failed, InputError
+from rewound.foundations.faults import Fault, fault_of
+from rewound.foundations.names import unknown
 from rewound.foundations.quantities import spoken
+from rewound.method.algorithm import instead_of
 from rewound.reports.look import printable
 from rewound.reports.page import PAGE
 
@@ -24,6 +33,8 @@ Show = Callable[[float, float], None]
 """Takes how many steps are done, and of how many."""
 LINE = 30.0
 """Seconds between lines of progress where there is no terminal."""
+_MISUSED: Final[type[Exception]] = typer.BadParameter.__mro__[1]  # click's UsageError, which typer has a copy of
+_KINDS: Final = {"float": "a number", "number": "a number", "integer": "a whole number"}
 
 
 class PlainConsole(Console):
@@ -55,7 +66,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress_of(name: str) -> Iterator[Show]:
-    """Shows how far something is, from the first time it is told; Ctrl-C stops cleanly and says how to continue."""
+    """Gives a function that shows how far something is; Ctrl-C stops cleanly and says how to continue."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if console.is_terminal:
@@ -98,17 +109,17 @@ def _bar(name: str) -> Iterator[Show]:
 def _lines(name: str) -> Show:
     """A line at the beginning and then one now and then."""
     first: tuple[float, float] | None = None
-    told, moves = -math.inf, False
+    last_line, moves = -math.inf, False
 
     def show(steps: float, total: float) -> None:
-        nonlocal first, told, moves
+        nonlocal first, last_line, moves
         now = time.monotonic()
         if first is None or (not moves and steps > first[1]):
             # Counted from the first steps on: what comes before them, such as compilation, does not come again.
             first, moves = (now, steps), first is not None
-        if steps >= total or now - told < LINE:
+        if steps >= total or now - last_line < LINE:
             return
-        told, seconds, done = now, now - first[0], steps - first[1]
+        last_line, seconds, done = now, now - first[0], steps - first[1]
         left = f", about {spoken((total - steps) * seconds / done)} left" if done > 0 else ""
         say(f"{name}: {steps:,.0f} of {total:,.0f} steps{left}")
 
@@ -122,3 +133,72 @@ def say_files(paths: Sequence[Path]) -> None:
     console.print(f"report: {paths[0].parent} ({', '.join(shown)})", soft_wrap=True)
     for page in (path for path in paths if path.name == PAGE):
         console.print(f"open in a browser: {page}", soft_wrap=True)
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """Turn an error inside into a sentence and an exit code; an error nobody foresaw keeps its traceback."""
+    try:
+        yield
+    except InputError as error:
+        _print_in_red(f"error: {error}")
+        sys.exit(2)
+    except _MISUSED as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # help was printed
+            _print_in_red(f"error: {_misuse(error)}")
+        sys.exit(2)
+    except Exception as error:
+        fault = error if isinstance(error, Fault) else fault_of(error)
+        if fault is None and not isinstance(error, Failed | Diverged | OSError):
+            raise
+        for line in fault.where.splitlines() if fault is not None else ():
+            _print_in_red(line)
+        _print_in_red(f"failed: {fault or _reason(error)}")
+        sys.exit(1)
+
+
+def _misuse(error: Any) -> str:
+    """What is wrong with the words of a command, in one sentence."""
+    context, param, message = error.ctx, getattr(error, "param", None), str(error.message)
+    where = context.command_path if context else "rewound"
+    if type(error).__name__ == "NoSuchOption":
+        known = [word for param in context.command.params for word in param.opts if word.startswith("--")]
+        given = _given_for(error.option_name)
+        number = float(given) if re.fullmatch(r"\d*\.?\d+", given) else None
+        hint = instead_of(error.option_name.strip("-"), number, "--compression {:.6g}")
+        if hint and "--compression" in known:
+            return f"{where} has no option {error.option_name}; {hint}"
+        return unknown(f"option of {where}", error.option_name, known)
+    if type(error).__name__ == "MissingParameter" and param is not None:
+        example = str(context.command.epilog).removeprefix("Example: ")
+        return f"{where} needs {_name(param)}, {param.help}; for example: {example}"
+    if found := re.match(r"No such command '(.*?)'", message, re.DOTALL):
+        return unknown("command", found[1], context.command.commands)
+    if param is not None and (found := re.search(r"valid (float|number|integer)", message)):
+        return f"{_name(param)} must be {_KINDS[found[1]]}, not {_given_for(param.opts[0])!r}"
+    named = f"{_name(param)}: " if param is not None else ""
+    return f"{named}{message[:1].lower()}{message[1:].rstrip('.')}; see {where} --help"
+
+
+def _name(param: Any) -> str:
+    return str(param.opts[0]) if param.opts[0].startswith("-") else str(param.name).upper()
+
+
+def _given_for(option: str) -> str:
+    """The word that was given for an option."""
+    words = sys.argv[1:]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _print_in_red(text: str) -> None:
+    PlainConsole(stderr=True).print(text, style="red", soft_wrap=True, highlight=False)

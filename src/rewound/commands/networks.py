@@ -17,10 +17,10 @@ from rich.table import Table
 from torch import Tensor
 
 from rewound.commands.console import PlainConsole, console, progress_of, say
-from rewound.commands.outputs import writable
 from rewound.experiments.compression import LevelReport, PrunedNetwork, search_of, searched
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.quantities import counted
+from rewound.foundations.wholefiles import writable
 from rewound.method.flops import Profile
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.reports.terminal import plain_table

@@ -1,4 +1,4 @@
-"""Commands on a sweep: `run`, `plan`, `report` and `pack`."""
+"""Commands on a sweep: `run`, `plan` and `report`."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say, say_files
-from rewound.commands.outputs import report_folder, writable_file
+from rewound.commands.stores import not_run, store_to_read
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables.rows import Row, Tables
@@ -19,15 +19,13 @@ from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import estimate, outdated, parts_pruned
-from rewound.experiments.plans.packing import pack_store
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.errors import InputError
-from rewound.foundations.quantities import sized
 from rewound.reports.figures import DEFAULT, Drawing
 from rewound.reports.page import Origin
-from rewound.reports.writing import show_comparison, show_tables, with_digest, write_tables
+from rewound.reports.writing import report_folder, show_comparison, show_tables, with_digest, write_tables
 from rewound.states.storage.records import DEFAULT_STORE
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
@@ -74,16 +72,7 @@ def plan_sweep(declared: Declaration, root: Path, device: str, jobs: int) -> Non
 def report_sweep(declared: Declaration, root: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
     """Report on a sweep, as far as it has run."""
     folder = report_folder(out, declared.name)
-    _report(declared, _sweep(declared), _store_of(declared, root), folder, theirs, drawing)
-
-
-def pack_sweep(declared: Declaration, root: Path, out: Path, split_mb: int | None) -> None:
-    """Bundle what is needed to continue elsewhere."""
-    if split_mb is not None and split_mb < 1:
-        raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
-    plan, store = planning.plan(_sweep(declared).targets), _store_of(declared, root)
-    for path in pack_store(plan, store, writable_file(out), split_mb * 2**20 if split_mb else None):
-        say(f"{path} ({sized(path.stat().st_size)})")
+    _report(declared, _sweep(declared), store_to_read(declared, root), folder, theirs, drawing)
 
 
 def _sweep(declared: Declaration) -> Sweep:
@@ -97,19 +86,6 @@ def workers(jobs: int, device: str) -> int:
     return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
 
 
-def _store_of(declared: Declaration, root: Path) -> Store:
-    """A store to read from: one that is not there is not made."""
-    if not is_store(root):
-        raise _not_run(declared, root)
-    return Store(root, say)
-
-
-def _not_run(declared: Declaration, root: Path) -> InputError:
-    where = [] if root == DEFAULT_STORE else ["--store", str(root)]
-    again = shlex.join(["rewound", "run", declared.word, *where])
-    return InputError(f"nothing of {declared.name} has run yet in {root}; run it with: {again}")
-
-
 def _report(
     declared: Declaration,
     sweep: Sweep,
@@ -120,7 +96,7 @@ def _report(
 ) -> None:
     tables = collected(sweep.targets, store)
     if not tables.rows:
-        raise _not_run(declared, store.root)
+        raise not_run(declared, store.root)
     recipes = {target.task: target.recipe for target in sweep.targets}
     epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
     named = {task: recipe.metric.name for task, recipe in recipes.items() if recipe.metric != Metric()}

@@ -1,17 +1,20 @@
 """Files that are there whole or not at all: written beside their place, and published by one atomic rename.
 
 A reader sees the old file or the new one, never half of it. Their mode is that of any new file, by the umask. The name
-of an unfinished file says which process writes it, so that what a killed one leaves can be removed at once.
+of an unfinished file says which process writes it, so that what a killed one leaves can be removed at once. `writable`
+finds out before some work whether its result can be written.
 """
 
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rewound.foundations.errors import InputError, as_path
 from rewound.foundations.owners import owner_from, this_process
 
 FORGOTTEN = 3600.0
@@ -70,3 +73,26 @@ def _removed(path: Path, writer: str | None) -> bool:
             return False
         path.unlink()
     return True
+
+
+def writable(folder: Path) -> Path:
+    """The folder, which need not be there yet, if files can be written into it; nothing is left there."""
+    folder = as_path("--out", folder)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        # What a system says it allows is not all: root may write into /proc, which takes no files.
+        with tempfile.TemporaryDirectory(dir=there, prefix=".rewound-"):
+            return folder
+    except NotADirectoryError:
+        reason = f"{there} is not a folder"
+    except OSError as error:
+        reason = f"{there} takes no files ({error.strerror})"
+    raise InputError(f"cannot write into {folder}: {reason}; choose another folder with --out")
+
+
+def writable_file(path: Path) -> Path:
+    """The file, if it can be written."""
+    if as_path("--out", path).is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; give the path of a file with --out")
+    writable(path.parent)
+    return path

@@ -10,9 +10,15 @@ from rich.console import Console
 from rewound import __version__
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
+from rewound.foundations.wholefiles import writable
 from rewound.reports.figures import DEFAULT, Drawing, figures_under_way
 from rewound.reports.page import PAGE, Origin, write_page
 from rewound.reports.terminal import conformance_card, summary_table
+
+
+def report_folder(out: Path | None, name: str) -> Path:
+    """The folder for a report of that name, if files can be written into it."""
+    return writable(out or Path("rewound-report") / name)
 
 
 def report_files(

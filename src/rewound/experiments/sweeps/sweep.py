@@ -15,24 +15,51 @@ density = [0.2, 0.1]                    # one-shot; or, iterative:
 pruner = { score = "magnitude", scope = "global" }
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from rewound.experiments.sweeps.declaration import Table, declared
-from rewound.experiments.sweeps.entries import axis_in, check_keys, table_in, texts_in
-from rewound.experiments.sweeps.experiment import Experiment, experiment_in, trials_in
+from rewound.experiments.sweeps.declaration import (
+    Table,
+    as_finite,
+    axis_in,
+    check_keys,
+    combinations,
+    declared,
+    depth,
+    table_in,
+    texts_in,
+)
 from rewound.experiments.sweeps.targets import Target, dense, retrained
-from rewound.experiments.sweeps.variants import check_labels, told_apart, variants
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, as_whole
+from rewound.foundations.names import path_of
+from rewound.method.algorithm import KEEP, check_densities, densities, density_meant
 from rewound.method.pruning.pruner import Pruner
+from rewound.tasks.hyperparameters import field_word
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.recipes import recipe_named
 
 RANDOMNESS = ("shared", "independent")
+_LISTS = {field.name: 1 for field in fields(Pruner) if isinstance(field.default, tuple)}  # only and skip
+_TWO_WAYS = "density = {density:.6g} (one-shot) or levels = {{ compression = {compression:.6g} }} (iterative)"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Every technique at every time, pruner and list of densities."""
+
+    techniques: tuple[str, ...]
+    retrain_epochs: tuple[float, ...]
+    densities: tuple[tuple[float, ...], ...]
+    """The densities of each run: one for a one-shot run, all levels for an iterative one."""
+    iterative: bool
+    pruners: tuple[Pruner, ...] = (Pruner(),)
+    trials: tuple[int, ...] | None = None
+    """Which of the sweep's trials; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +86,7 @@ class Sweep:
         for target in self._targets():
             if rows.setdefault(_label(target), target).state.key != target.state.key:
                 raise InputError(
-                    f"two {_called(target)} in different ways, and would share a row of the tables; "
+                    f"two {_runs_of(target)} in different ways, and would share a row of the tables; "
                     "declare them in two sweeps"
                 )
         return tuple(rows.values())
@@ -74,7 +101,7 @@ class Sweep:
         return sorted({technique for (technique, _), found in ladders.items() if not _is_one_ladder(found)})
 
     def _targets(self) -> Iterator[Target]:
-        for (recipe, variant), randomness in product(told_apart(self.recipes).items(), self.randomness):
+        for (recipe, variant), randomness in product(differing_fields(self.recipes).items(), self.randomness):
             words = (variant, f"randomness={randomness}" if len(self.randomness) > 1 else "")
             label = " ".join(filter(None, words))
             targets = self._of(recipe, independent=randomness == "independent")
@@ -111,7 +138,7 @@ def _label(target: Target) -> tuple[object, ...]:
     return *line, density, target.retrain_epochs, target.trial
 
 
-def _called(target: Target) -> str:
+def _runs_of(target: Target) -> str:
     """Runs of the target's row, in a sentence about two of them."""
     if not target.technique:
         return f"dense networks of {target.task} are trained"
@@ -134,10 +161,10 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 
 def _parsed(table: Table, name: str) -> Sweep:
     check_keys("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
-    tasks, fields = [recipe_named(word) for word in texts_in(table, "recipe")], table_in(table, "recipe-fields")
-    check_labels(tasks)
-    recipes = dict.fromkeys(recipe for task in tasks for recipe in variants(task, fields))
-    trials = trials_in(table)
+    tasks, given = [recipe_named(word) for word in texts_in(table, "recipe")], table_in(table, "recipe-fields")
+    _check_labels(tasks)
+    recipes = dict.fromkeys(recipe for task in tasks for recipe in variants(task, given))
+    trials = _trials(table)
     randomness = axis_in(table, "randomness") if "randomness" in table else ["shared"]
     for word in randomness:
         if word not in RANDOMNESS:
@@ -145,5 +172,131 @@ def _parsed(table: Table, name: str) -> Sweep:
     experiments = table.get("experiment", [])
     if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
         raise InputError("experiments are declared under [[experiment]], with two brackets")
-    made = tuple(experiment_in(e, trials) for e in experiments)
-    return Sweep(name, tuple(recipes), trials, made, tuple(word for word in RANDOMNESS if word in randomness))
+    grids = tuple(_experiment(e, trials) for e in experiments)
+    return Sweep(name, tuple(recipes), trials, grids, tuple(word for word in RANDOMNESS if word in randomness))
+
+
+def variants(task: type[Recipe], table: Table) -> tuple[Recipe, ...]:
+    """The recipe with every combination of the fields given, each once: a list is an axis of the grid.
+
+    A field that is itself a list, as `widths = [4, 8]`, has a list of lists for an axis.
+    """
+    defaults = {field.name.replace("_", "-"): field.default for field in fields(task)}
+    given = {key: defaults.get(key.replace("_", "-")) for key in table}  # None: unknown, or of any kind
+    depths = {key: math.inf if default is None else depth(default) for key, default in given.items()}
+    return tuple(dict.fromkeys(task.with_fields(chosen) for chosen in combinations(table, depths)))
+
+
+def differing_fields(recipes: Sequence[Recipe]) -> dict[Recipe, str]:
+    """The fields in which variants of one recipe differ, as "width=4"; no text where there is one variant.
+
+    >>> from rewound.tasks.recipes.digits import Digits
+    >>> list(differing_fields(variants(Digits, {"batch-size": [32, 64], "epochs": 4})).values())
+    ['batch-size=32', 'batch-size=64']
+    """
+    words: dict[Recipe, str] = {}
+    for task in dict.fromkeys(map(type, recipes)):
+        of_task = [recipe for recipe in recipes if type(recipe) is task]
+        names = [field.name for field in fields(task)]
+        differing = [name for name in names if len({getattr(recipe, name) for recipe in of_task}) > 1]
+        words |= {recipe: " ".join(field_word(name, getattr(recipe, name)) for name in differing) for recipe in of_task}
+    return words
+
+
+def _check_labels(tasks: Iterable[type[Recipe]]) -> None:
+    """Refuse two tasks with one name: tables and addresses of states could not tell them apart."""
+    known: dict[str, type[Recipe]] = {}
+    for task in tasks:
+        if (other := known.setdefault(task.label(), task)) is not task:
+            raise InputError(
+                f"{path_of(other)} and {path_of(task)} are both called {task.label()} in the tables; "
+                "give one of them another name"
+            )
+
+
+def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
+    """The experiment that a table declares, in a sweep with these trials."""
+    _check_no_synonyms(table, {"sparsity": "density = {density:.6g}", "compression": _TWO_WAYS})
+    check_keys("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
+    chosen = _trials(table) if "trials" in table else None
+    if chosen and (strange := set(chosen) - set(trials)):
+        raise InputError(
+            f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
+        )
+    if ("density" in table) == ("levels" in table):
+        raise InputError("an experiment has either density (one-shot) or levels (iterative)")
+    one_shot = "density" in table
+    chains: list[tuple[float, ...]]
+    if one_shot:
+        chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
+    else:
+        chains = [chain for value in axis_in(table, "levels") for chain in _chains(value)]
+    for chain in chains:
+        check_densities(chain)
+    pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
+    return Experiment(
+        tuple(texts_in(table, "technique")),
+        tuple(as_finite("retrain-epochs", value) for value in axis_in(table, "retrain-epochs")),
+        tuple(chains),
+        iterative=not one_shot,
+        pruners=tuple(pruners or [Pruner()]),
+        trials=chosen,
+    )
+
+
+def _check_no_synonyms(table: Table, remedies: Mapping[str, str]) -> None:
+    """Refuse another word for how much is pruned than the one this table has, and say what to write instead."""
+    for word, remedy in remedies.items():
+        if word in table:
+            density = density_meant(word, axis_in(table, word)[0])
+            written = remedy.format(density=density, compression=1 / density)
+            raise InputError(f"{word} is not a key here; for {100 * (1 - density):.6g}% sparsity write {written}")
+
+
+def _trials(table: Table) -> tuple[int, ...]:
+    """The trials that a table lists."""
+    if isinstance(number := table.get("trials"), int):
+        raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
+    return tuple(as_whole("a trial", value) for value in axis_in(table, "trials"))
+
+
+def _chains(value: object) -> Iterator[tuple[float, ...]]:
+    """The densities of the runs that one table of `levels` stands for."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"levels is a table such as {{ keep = 0.8, count = 10 }}, not {value!r}")
+    _check_no_synonyms(value, dict.fromkeys(("sparsity", "density"), "compression = {compression:.6g}"))
+    check_keys("key of levels", value, ("keep", "count", "compression"))
+    if ("count" in value) == ("compression" in value):
+        raise InputError("levels has either count or compression")
+    return map(_chain, combinations(value))
+
+
+def _chain(levels: Table) -> tuple[float, ...]:
+    keep = as_finite("keep", levels.get("keep", KEEP))
+    if not 0 < keep < 1:
+        raise InputError(f"keep must be between 0 and 1, not {keep:g}")
+    if "compression" in levels:
+        return tuple(densities(as_finite("compression", levels["compression"]), keep))
+    count = as_whole("count", levels["count"])
+    if count < 1:
+        raise InputError(f"count must be at least 1, not {count}")
+    return tuple(keep**i for i in range(1, count + 1))
+
+
+def _pruners(value: object) -> Iterator[Pruner]:
+    """The pruners that one table of `pruner` stands for."""
+    if not isinstance(value, Mapping):
+        raise InputError(f'pruner is a table such as {{ score = "magnitude" }}, not {value!r}')
+    check_keys("key of pruner", value, [f.name for f in fields(Pruner)])
+    return map(_pruner, combinations(value, _LISTS))
+
+
+def _pruner(table: Table) -> Pruner:
+    words = {key: tuple(given) if isinstance(given, list) else given for key, given in table.items()}
+    for key, given in words.items():
+        default = getattr(Pruner, key)
+        if isinstance(default, tuple) and isinstance(given, str):
+            raise InputError(f'{key} of pruner is a list; write {key} = ["{given}"]')
+        if not isinstance(given, int | float if key == "floor" else type(default)):
+            raise InputError(f"{key} of pruner must be like {default!r}, not {given!r}")
+    return Pruner(**words)  # type: ignore[arg-type]  # each checked against its default just above
