@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from rewound.conclusions.baseline import baselines
-from rewound.conclusions.cell import Cell, cells
+from rewound.conclusions.cells import Cell, baselines, cells
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Row, Tables, read_rows
+from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.reports.figures import Drawing, draw_figures
 from rewound.reports.ranges import SAFE_ZONE
 

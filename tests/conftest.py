@@ -18,7 +18,7 @@ from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environ
 from rewound import cli
 from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Row, Tables, read_rows
+from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.reports.page import Origin, write_page
 from rewound.states.storage.store import Store
 from tiny import ENTERED, POISON

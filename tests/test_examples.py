@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import rewound
 from rewound import Position
-from rewound.conclusions.tables.rows import read_rows
+from rewound.conclusions.tables import read_rows
 from rewound.tasks.recipes import recipe_named
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

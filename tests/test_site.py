@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import rewound
-from rewound.conclusions.tables.rows import Row
+from rewound.conclusions.tables import Row
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from command_line import COMMANDS, HEADER, SWEEP, Rewound, command, environment, row, snapshot
-from rewound.conclusions.tables.rows import read_rows
+from rewound.conclusions.tables import read_rows
 from rewound.states.storage.artifact import digest
 from rewound.states.storage.store import Store
 

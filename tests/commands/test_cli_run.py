@@ -14,7 +14,7 @@ from rich.console import Console
 
 from command_line import SWEEP, Rewound, snapshot
 from rewound.commands import console
-from rewound.conclusions.tables.rows import read_rows
+from rewound.conclusions.tables import read_rows
 from rewound.experiments.executors import local
 from rewound.experiments.executors.watch import Headway
 from rewound.experiments.plans.options import Options

@@ -14,12 +14,10 @@ from statistics import fmean, stdev
 import pytest
 from rich.console import Console
 
-from rewound.conclusions.cell import Cell, cells
-from rewound.conclusions.comparison import compare, matched, overlay, write_comparison
-from rewound.conclusions.conformance import Card
-from rewound.conclusions.intervals import pooled
+from rewound.conclusions.cells import Cell, cells, pooled
+from rewound.conclusions.comparison import Card, compare, matched, overlay, write_comparison
 from rewound.conclusions.paper.networks import TEST_SHARES
-from rewound.conclusions.tables.rows import Row, read_rows
+from rewound.conclusions.tables import Row, read_rows
 from rewound.foundations.errors import InputError
 from rewound.reports.terminal import conformance_card
 from rewound.reports.words import note, remarks

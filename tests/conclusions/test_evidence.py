@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Row, Tables
+from rewound.conclusions.tables import Row, Tables
 from rewound.foundations.errors import InputError
 
 DENSE = [Row("digits", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000) for n in (1, 2, 3)]

@@ -1,17 +1,14 @@
 """Conclusions: the paper's rules on small tables, and the paper's own numbers from the authors' tables."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.cell import Cell, Line, cells, failures
-from rewound.conclusions.findings import at_full_time, best_over_time, isotonic, largest_compression, verdicts
-from rewound.conclusions.tables.rows import Row
-from rewound.foundations.errors import InputError
+from rewound.conclusions.cells import Baseline, Cell, Line, baselines, cells
+from rewound.conclusions.findings import at_full_time, best_over_time, isotonic, largest_compression, reaches
+from rewound.conclusions.tables import Row
 
 LINE = Line("digits", "unstructured", False, "fine-tuning")
 
@@ -24,16 +21,6 @@ def dense(*tests: float) -> list[Row]:
     return [Row("digits", "", False, "", 1, None, trial, test, test) for trial, test in enumerate(tests)]
 
 
-def test_a_cell_is_the_finished_trials_of_one_setting() -> None:
-    rows = [row(0.5, 4, 1, 0.9, 0.8), row(0.5, 4, 2, 0.7, 0.6), row(0.5, 4, 3, None, None), row(0.5, 8, 1, 0.9, 0.9)]
-    first, second = cells([*dense(1.0), *rows])
-    assert (first.low, first.median, first.high, first.val) == (0.6, pytest.approx(0.7), 0.8, pytest.approx(0.8))
-    assert (first.line, first.density, first.compression, first.search_epochs) == (LINE, 0.5, 2, 4)
-    assert (second.retrain_epochs, second.tests) == (8, (0.9,))
-    assert failures(rows) == {(LINE, 0.5): 1}
-    assert cells([row(0.5, 4, 1, None, None)]) == []
-
-
 def test_the_best_time_is_chosen_by_validation_and_reported_on_test() -> None:
     rows = [row(0.5, 4, 1, 0.8, 0.99), row(0.5, 8, 1, 0.9, 0.7), row(0.5, 16, 1, 0.85, 0.8)]
     (best,) = best_over_time(cells(rows))
@@ -43,25 +30,6 @@ def test_the_best_time_is_chosen_by_validation_and_reported_on_test() -> None:
 def test_ties_in_validation_go_to_the_smallest_time() -> None:
     (best,) = best_over_time(cells([row(0.5, t, 1, 0.9, t / 100) for t in (16, 4, 8)]))
     assert best.retrain_epochs == 4
-
-
-def test_a_baseline_knows_its_spread_and_unit() -> None:
-    points = baselines(dense(0.90, 0.92))["digits"]
-    assert (points.mean, points.n, points.metric, points.unit) == (pytest.approx(0.91), 2, "accuracy", "points")
-    assert points.spread == pytest.approx(2**0.5)
-    assert points.delta(0.90) == pytest.approx(-1)
-    score = baselines(dense(26.0, 27.0))["digits"]
-    assert (score.delta(26.0), score.metric, score.unit) == (-0.5, "score", "points")
-    bleu = baselines([replace(row, recipe="wmt16-gnmt") for row in dense(26.0, 27.0)])["wmt16-gnmt"]
-    assert (bleu.delta(26.0), bleu.metric, bleu.unit) == (-0.5, "BLEU", "BLEU")
-    assert baselines(dense(0.9))["digits"] == Baseline(0.9, 0.0, 1)
-
-
-def test_missing_dense_runs_are_named() -> None:
-    with pytest.raises(InputError, match="no finished dense run of digits"):
-        baselines([row(0.5, 4, 1, 0.9, 0.9)])
-    with pytest.raises(InputError, match=r"every dense run of digits diverged, .* lower the learning rate"):
-        baselines([row(0.5, 4, 1, 0.9, 0.9), replace(dense(0.9)[0], val=None, test=None)])
 
 
 VALUES = st.lists(st.floats(-50, 50), min_size=1, max_size=12)
@@ -96,7 +64,7 @@ def test_one_lucky_compression_does_not_extend_the_claim() -> None:
     assert largest_compression([], tolerance=1) is None
 
 
-def test_verdicts_use_the_dense_spread_and_one_point_and_leave_out_the_control() -> None:
+def test_reaches_use_the_dense_spread_and_one_point_and_leave_out_the_control() -> None:
     rows = [
         *dense(0.898, 0.902),
         row(1.0, 4, 1, 0.5, 0.5),
@@ -104,8 +72,8 @@ def test_verdicts_use_the_dense_spread_and_one_point_and_leave_out_the_control()
         row(0.25, 4, 1, 0.9, 0.892),
         row(0.125, 4, 1, 0.9, 0.88),
     ]
-    found = verdicts(cells(rows), baselines(rows))
-    assert (found[LINE].no_drop, found[LINE].one_percent, found[LINE].tried) == (2, 4, 8)
+    found = reaches(cells(rows), baselines(rows))[LINE]
+    assert (found.no_drop.compression, found.one_percent.compression, found.tried) == (2, 4, 8)
 
 
 def test_algorithm_1_retrains_in_full_and_rewinds_weights_to_at_most_ninety_percent() -> None:

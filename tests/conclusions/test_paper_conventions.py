@@ -16,7 +16,7 @@ from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.figures import FIGURES
 from rewound.conclusions.paper.panels import measured
-from rewound.conclusions.tables.rows import Row, Tables
+from rewound.conclusions.tables import Row, Tables
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing, draw_figures, paper_sheets
 from rewound.reports.sheets import Sheet, legend_entries, save_sheet

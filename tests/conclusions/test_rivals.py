@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from rewound.conclusions.rivals import Difference, differences
-from rewound.conclusions.tables.rows import Row
+from rewound.conclusions.rivals import Difference, differences, t_quantile
+from rewound.conclusions.tables import Row
 
 BETTER, WORSE = (0.92, 0.93, 0.91, 0.925, 0.915), (0.90, 0.90, 0.89, 0.905, 0.91)
 
@@ -122,3 +122,9 @@ def test_the_papers_claim_with_its_interval(authors: list[Row]) -> None:
     assert all(found.low > 0 for found in iterative if found.cell.compression > 4), "LR rewinding is better, surely"
     one_shot = differences([row for row in rows if not row.iterative], "lr-rewinding", "fine-tuning")
     assert all(found.paired and found.df is None for found in one_shot)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 30, 61, 1000])
+@pytest.mark.parametrize("coverage", [0.5, 0.95, 0.999])
+def test_t_is_students(df: int, coverage: float) -> None:
+    assert t_quantile(df, coverage) == pytest.approx(stats.t.ppf((1 + coverage) / 2, df), rel=1e-9)

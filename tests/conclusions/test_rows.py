@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewound.conclusions.tables.rows import (
+from rewound.conclusions.tables import (
     COLUMNS,
     CurveRow,
     LayerRow,

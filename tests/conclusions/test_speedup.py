@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
-from rewound.conclusions.tables.rows import Row
+from rewound.conclusions.findings import Speedup, over_dense, over_fine_tuning
+from rewound.conclusions.tables import Row
 
 DENSE = [Row("digits", "", False, "", 1, None, trial, 0.9, 0.9, flops=1200) for trial in (1, 2)]
 

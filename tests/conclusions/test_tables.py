@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rewound.commands.tables import report_tables
-from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables, with_details
+from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables, with_details
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.conclusions.baseline import baselines
-from rewound.conclusions.cell import Line, cells
-from rewound.conclusions.findings import verdicts
-from rewound.conclusions.tables.rows import Row
-from rewound.conclusions.trust import Reaches, reaches, weaknesses
+from rewound.conclusions.cells import Line, baselines, cells
+from rewound.conclusions.evidence import weaknesses
+from rewound.conclusions.findings import Reaches, reaches
+from rewound.conclusions.tables import Row
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")
 LEVELS = {0.5: 0.95, 0.25: 0.949, 0.125: 0.947, 0.0625: 0.938}
@@ -33,12 +32,6 @@ def test_a_verdict_has_a_range_and_a_cost() -> None:
     assert (found.no_drop.compression, found.no_drop.range, found.no_drop.search_epochs) == (4, (2, 8), 32)
     assert (found.one_percent.compression, found.one_percent.range, found.one_percent.search_epochs) == (8, (8, 8), 48)
     assert found.tried == 16
-
-
-def test_the_compressions_are_those_of_the_verdicts() -> None:
-    rows = table()
-    (verdict,), (found,) = verdicts(cells(rows), baselines(rows)).values(), reached(rows).values()
-    assert (found.no_drop.compression, found.one_percent.compression) == (verdict.no_drop, verdict.one_percent)
 
 
 def test_more_trials_narrow_the_range() -> None:

@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from command_line import SWEEP, Rewound, command, environment
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.figures import FIGURES, panels
 from rewound.conclusions.paper.panels import measured
-from rewound.conclusions.tables.rows import Row, Tables, is_structured, read_rows, write_rows
+from rewound.conclusions.tables import Row, Tables, is_structured, read_rows, write_rows
 from rewound.experiments.sweeps.targets import kind_of
 from rewound.method.pruning.pruner import Pruner
 from rewound.reports.sheets import file_name
@@ -21,6 +22,14 @@ from tiny_sweeps import sweep_of
 RANDOM = "unstructured random"
 AXIS = SWEEP.replace("[1]", "[1, 2]") + 'pruner = [{ score = "magnitude" }, { score = "random" }]\n'
 LEVELS = {"technique": "lr-rewinding", "retrain-epochs": 1}
+
+
+def inverse(weight: Tensor, name: str, seed: int) -> Tensor:
+    return 1 / (1 + weight.abs())
+
+
+def sums_of_rows(scores: Tensor) -> Tensor:
+    return scores.sum(dim=1, keepdim=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +87,8 @@ def test_every_field_is_in_the_name() -> None:
     assert kind_of(Pruner(score="magnitude", scope="global", floor=0)) == "unstructured"
     assert kind_of(Pruner(scope="layer", floor=0.01)) == "unstructured layer floor=0.01"
     assert kind_of(Pruner(only=("a.*", "b"), skip=("c",))) == "unstructured only=a.*,b skip=c"
-    own = kind_of(Pruner(score="test_pruner_own:inverse", pattern="test_pruner_own:rows"))
-    assert own == "test_pruner_own:rows test_pruner_own:inverse"
+    own = kind_of(Pruner(score="test_ways_of_pruning:inverse", pattern="test_ways_of_pruning:sums_of_rows"))
+    assert own == "test_ways_of_pruning:sums_of_rows test_ways_of_pruning:inverse"
     assert is_structured(own)
 
 

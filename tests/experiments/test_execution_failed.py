@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rewound.experiments.plans.execution
-from rewound.conclusions.tables.rows import read_rows
+from rewound.conclusions.tables import read_rows
 from rewound.experiments.executors import local
 from rewound.experiments.executors.watch import Headway
 from rewound.experiments.plans.collection import collected

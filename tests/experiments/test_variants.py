@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from command_line import SWEEP, Rewound, command, environment
-from rewound.conclusions.tables.rows import read_rows
+from rewound.conclusions.tables import read_rows
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, differing_fields, parse_sweep, variants
 from rewound.foundations.errors import InputError

@@ -10,7 +10,7 @@ import torch
 
 import rewound
 from rewound import Mask
-from rewound.conclusions.tables.csvfiles import write_table
+from rewound.conclusions.tables import write_table
 from rewound.experiments.compression import LevelReport, PrunedNetwork
 from rewound.foundations.owners import this_process
 from rewound.foundations.wholefiles import replacing, write_whole

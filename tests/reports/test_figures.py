@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Row, Tables
+from rewound.conclusions.tables import Row, Tables
 from rewound.foundations.errors import InputError
 from rewound.reports import figures
 from rewound.reports.look import LOOKS, looks, ratios

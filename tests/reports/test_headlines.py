@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rewound.conclusions.baseline import baselines
-from rewound.conclusions.cell import Cell, Line, cells
+from rewound.conclusions.cells import Cell, Line, baselines, cells
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import priced
-from rewound.conclusions.tables.rows import Row, Tables
-from rewound.conclusions.trust import reaches
+from rewound.conclusions.findings import priced, reaches
+from rewound.conclusions.tables import Row, Tables
 from rewound.reports.words import headlines
 
 

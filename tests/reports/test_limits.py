@@ -2,8 +2,7 @@
 
 import pytest
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell, Line
+from rewound.conclusions.cells import Baseline, Cell, Line
 from rewound.reports.ranges import window
 
 

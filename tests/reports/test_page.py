@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables
+from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.reports.charts import charts
 from rewound.reports.look import looks
 from rewound.reports.page import Origin, _library, as_json, write_page

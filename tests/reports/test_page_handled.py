@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from browser_pages import drawn, opened, points
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Tables
+from rewound.conclusions.tables import Tables
 from rewound.reports.page import Origin, write_page
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from browser_pages import drawn, opened, points
 from command_line import command, environment
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables.rows import Row, Tables
+from rewound.conclusions.tables import Row, Tables
 from rewound.reports.page import Origin, write_page
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables
+from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.executors import local
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan

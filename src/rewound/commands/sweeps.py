@@ -12,7 +12,7 @@ from rewound.commands.console import console, progress_of, say, say_files
 from rewound.commands.stores import not_run, store_to_read
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
-from rewound.conclusions.tables.rows import Row, Tables
+from rewound.conclusions.tables import Row, Tables
 from rewound.experiments.executors import executor_named
 from rewound.experiments.executors.local import opened
 from rewound.experiments.plans import planning

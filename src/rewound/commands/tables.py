@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rewound.commands.console import console, say_files
-from rewound.conclusions.cell import setting_of
+from rewound.conclusions.cells import setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES, TRAINING_EPOCHS
-from rewound.conclusions.tables.rows import Row, Tables, read_rows, with_details
+from rewound.conclusions.tables import Row, Tables, read_rows, with_details
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
 from rewound.reports.writing import report_files, report_folder, say_comparison

@@ -1,14 +1,15 @@
 """What a report is about: tables, another table to hold them against, and what is known of the recipes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
-from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.comparison import compare
-from rewound.conclusions.conformance import Card
-from rewound.conclusions.tables.rows import Row, Tables
-from rewound.conclusions.trust import weaknesses
+from rewound.conclusions.cells import Baseline, baselines, cells
+from rewound.conclusions.comparison import Card, compare
+from rewound.conclusions.tables import Row, Tables
+
+LEAST_TRIALS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,23 @@ class Evidence:
     def cards(self) -> list[Card]:
         """How near our table comes to theirs, a card for every recipe in both; an error where there is none."""
         return compare(self.rows, self.theirs, self.training_epochs, self.test_shares) if self.theirs else []
+
+
+def weaknesses(rows: Iterable[Row]) -> list[str]:
+    """What makes the conclusions from a table weak, one sentence each."""
+    rows = [row for row in rows if row.test is not None]
+    said = []
+    for recipe in sorted({row.recipe for row in rows if not row.dense}):
+        mine = [row for row in rows if row.recipe == recipe]
+        made, dense = cells(mine), sum(row.dense for row in mine)
+        few = [cell for cell in made if len(cell.tests) < LEAST_TRIALS]
+        if few:
+            said.append(
+                f"{recipe}: {len(few)} of {len(made)} cells have fewer than {LEAST_TRIALS} trials; "
+                "their medians may be luck"
+            )
+        if all(row.val is None or row.val == row.test for row in mine if not row.dense):
+            said.append(f"{recipe}: no validation split; retraining times are chosen on the test set and look too good")
+        if dense == 1:
+            said.append(f'{recipe}: one dense run; its spread is unknown, so "no drop" tolerates nothing')
+    return said

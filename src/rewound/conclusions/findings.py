@@ -4,16 +4,29 @@ The rules are the paper's. The best retraining time has the highest median VALID
 reported on test. Ours is "no drop", which the paper says of all techniques together: the largest compression of one
 technique up to which a non-increasing (isotonic) fit of the deltas stays above minus one standard deviation of the
 dense runs; "1% drop" likewise at minus one point.
+
+The range of "no drop up to 5x" is what the rule says with all deltas one standard error lower, and higher. A delta is a
+median of n trials minus the mean of the dense runs: its variance is sigma^2 pi / (2n + pi - 2), that of a normal
+sample's median (exact for one trial, within 2% for odd n), plus that of the dense mean. Sigma is pooled over retraining
+times and neighbouring densities.
+
+A theoretical speed-up says how many times fewer operations a pruned network takes (paper, appendix F). Over
+the dense network it is dense FLOPs / median FLOPs of the trials; over fine-tuning, the median FLOPs of fine-tuning at
+the same density / those of the technique. Each technique stands at its best retraining time, chosen by validation among
+the runs whose FLOPs are known. `low` is of the trial with the most operations, `high` of the one with the fewest;
+against fine-tuning, of the two trials furthest apart.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean, median
 from typing import Final
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell, Line
+from rewound.conclusions.cells import Baseline, Cell, Line, Setting, cells, setting_of, spreads
+from rewound.conclusions.tables import Row
 from rewound.method.algorithm import KEEP, REWIND_AT_MOST
 
 ONE_POINT: Final = 1.0
@@ -83,31 +96,6 @@ def is_algorithm_1(full: Iterable[Cell]) -> bool:
     return bool(kept) and kept[-1] > 0.98 and all(abs(part - 1) < 0.02 for part in kept[:-1])
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The largest compressions of one technique; None where even the smallest one tried loses more."""
-
-    no_drop: float | None
-    one_percent: float | None
-    tried: float
-
-
-def verdicts(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, Verdict]:
-    """How far each line compresses without a drop, and at a drop of one point, each at its best retraining time."""
-    curves: dict[Line, list[tuple[float, float]]] = defaultdict(list)
-    for cell in best_over_time(cells):
-        if cell.density < 1:  # a retrained dense network (the control) compresses nothing
-            curves[cell.line].append((cell.compression, dense[cell.line.recipe].delta(cell.median)))
-    return {
-        line: Verdict(
-            largest_compression(points, dense[line.recipe].spread),
-            largest_compression(points, ONE_POINT),
-            max(compression for compression, _ in points),
-        )
-        for line, points in curves.items()
-    }
-
-
 def largest_compression(points: Iterable[tuple[float, float]], tolerance: float) -> float | None:
     """The largest compression of (compression, delta) points up to which the fitted drop is at most `tolerance`.
 
@@ -134,3 +122,125 @@ def isotonic(values: Sequence[float]) -> list[float]:
             mean, size = (above * count + mean * size) / (count + size), count + size
         pools.append((mean, size))
     return [mean for mean, size in pools for _ in range(size)]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a technique compresses within a tolerated drop; a compression is None where even the smallest loses more.
+
+    `range` is None where no cell has two trials; `search_epochs` is the cost of the cell at that compression.
+    """
+
+    compression: float | None
+    range: tuple[float | None, float | None] | None
+    search_epochs: float | None
+
+
+@dataclass(frozen=True)
+class Reaches:
+    """How far a technique compresses without a drop and with a drop of one, and the largest compression tried."""
+
+    no_drop: Reach
+    one_percent: Reach
+    tried: float
+
+
+def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, Reaches]:
+    """How far every line compresses, at its best retraining times; the costs are those of the cells (`priced`)."""
+    made = [cell for cell in cells if cell.density < 1]  # a retrained dense network (the control) compresses nothing
+    spread = spreads(made)
+    curves: dict[Line, list[Cell]] = defaultdict(list)
+    for cell in best_over_time(made):
+        curves[cell.line].append(cell)
+
+    def reach(line: Line, tolerance: float) -> Reach:
+        zero, curve = dense[line.recipe], curves[line]
+
+        def deltas(errors: Iterable[float]) -> list[tuple[float, float]]:
+            return [(cell.compression, zero.delta(cell.median + e)) for cell, e in zip(curve, errors, strict=True)]
+
+        compression = largest_compression(deltas(0.0 for _ in curve), tolerance)
+        cost = next((cell.search_epochs for cell in curve if cell.compression == compression), None)
+        variances = [pooled.variance for cell in curve if (pooled := spread[line, cell.density]) is not None]
+        if len(variances) < len(curve):
+            return Reach(compression, None, cost)
+        errors = [
+            math.sqrt(variance * math.pi / (2 * len(cell.tests) + math.pi - 2) + zero.sd**2 / zero.n)
+            for cell, variance in zip(curve, variances, strict=True)
+        ]
+        lowest = largest_compression(deltas(-error for error in errors), tolerance)
+        highest = largest_compression(deltas(errors), tolerance)
+        return Reach(compression, (lowest, highest), cost)
+
+    return {
+        line: Reaches(
+            reach(line, dense[line.recipe].spread), reach(line, ONE_POINT), max(cell.compression for cell in curve)
+        )
+        for line, curve in curves.items()
+    }
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much faster one technique's networks of one density are, in theory."""
+
+    line: Line
+    density: float
+    retrain_epochs: float
+    median: float
+    low: float
+    high: float
+    trials: int
+
+    @property
+    def setting(self) -> Setting:
+        """What its trials share."""
+        return Setting(self.line, self.density, self.retrain_epochs)
+
+
+@dataclass(frozen=True)
+class _Best:
+    line: Line
+    density: float
+    retrain_epochs: float
+    flops: tuple[int, ...]
+
+    def against(self, others: Iterable[float]) -> Speedup:
+        theirs = list(others)
+        ratios = median(theirs) / median(self.flops), min(theirs) / max(self.flops), max(theirs) / min(self.flops)
+        return Speedup(self.line, self.density, self.retrain_epochs, *ratios, len(self.flops))
+
+
+def over_dense(rows: Iterable[Row]) -> list[Speedup]:
+    """The speed-up over the dense network, of every technique and density whose FLOPs are known.
+
+    >>> dense = Row("digits", "", False, "", 1, None, 1, 0.9, 0.9, flops=1000)
+    >>> pruned = Row("digits", "unstructured", True, "fine-tuning", 0.1, 4, 1, 0.9, 0.9, flops=250)
+    >>> [found.median for found in over_dense([dense, pruned])]
+    [4.0]
+    """
+    rows = list(rows)
+    dense: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        if row.dense and row.flops:
+            dense[row.recipe].append(row.flops)
+    return [best.against([fmean(dense[best.line.recipe])]) for best in _best(rows) if best.line.recipe in dense]
+
+
+def over_fine_tuning(rows: Iterable[Row]) -> list[Speedup]:
+    """The speed-up over networks of the same density that were fine-tuned; fine-tuning itself is 1 with its spread."""
+    best = _best(rows)
+    fine_tuned = {(each.line.experiment, each.density): each for each in best if each.line.technique == "fine-tuning"}
+    return [
+        each.against(rival.flops)
+        for each in best
+        if (rival := fine_tuned.get((each.line.experiment, each.density))) is not None
+    ]
+
+
+def _best(rows: Iterable[Row]) -> list[_Best]:
+    counted = [row for row in rows if not row.dense and row.flops and row.test is not None]
+    flops: dict[Setting | None, list[int]] = defaultdict(list)
+    for row in counted:
+        flops[setting_of(row)].append(row.flops or 0)
+    return [_Best(*cell.setting, tuple(flops[cell.setting])) for cell in best_over_time(cells(counted))]

@@ -10,15 +10,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Final, NamedTuple, TypeAlias
 
-from rewound.conclusions.cell import Cell, Line, cells, line_of
+from rewound.conclusions.cells import Cell, Line, Pooled, cells, line_of, neighbours, pooled, scales, spreads
 from rewound.conclusions.findings import best_over_time
-from rewound.conclusions.intervals import Pooled, neighbours, pooled, spreads, t_quantile
-from rewound.conclusions.tables.rows import Row
-from rewound.conclusions.units import scales
+from rewound.conclusions.tables import Row
 
+COVERAGE: Final = 0.95
 LEAST_PAIRS: Final = 5
 
 _Runs: TypeAlias = Mapping[tuple[Line, float, float], Sequence[Row]]  # by line, density and retraining time
@@ -142,3 +142,33 @@ def _origins(rows: Iterable[Row]) -> _Origins:
         if row.dense and row.key:
             keys[row.recipe, row.trial].add(row.key)
     return keys
+
+
+@lru_cache
+def t_quantile(df: int, coverage: float = COVERAGE) -> float:
+    """The t within which Student's distribution lies, on both sides, with this probability.
+
+    For whole degrees of freedom its integral is a finite series (Abramowitz and Stegun, 26.7.3 and 26.7.4), so that a
+    bisection stands in for a dependency on scipy.
+
+    >>> round(t_quantile(2), 4), round(t_quantile(10), 4), round(t_quantile(60, 0.99), 4)
+    (4.3027, 2.2281, 2.6603)
+    """
+    low, high = 0.0, 1.0
+    while _within(high, df) < coverage:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, df) < coverage else (low, middle)
+    return high
+
+
+def _within(t: float, df: int) -> float:
+    angle = math.atan(t / math.sqrt(df))
+    odd = df % 2
+    term, total = math.cos(angle) if odd else 1.0, 0.0
+    for k in range(odd, df - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k + 1) / (k + 2)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total

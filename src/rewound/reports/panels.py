@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median
 
-from rewound.conclusions.cell import Cell, Setting, setting_of
-from rewound.conclusions.findings import at_full_time, best_over_time, is_algorithm_1
-from rewound.conclusions.speedup import Speedup
-from rewound.conclusions.tables.rows import LayerRow
+from rewound.conclusions.cells import Cell, Setting, setting_of
+from rewound.conclusions.findings import Speedup, at_full_time, best_over_time, is_algorithm_1
+from rewound.conclusions.tables import LayerRow
 from rewound.reports.charts import Json
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.ranges import SAFE_ZONE, compression_axis, delta_label, time_axis, window

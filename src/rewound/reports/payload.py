@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from rewound.conclusions.cell import Line, Setting, setting_of
-from rewound.conclusions.conformance import Card, Compared, Curve
+from rewound.conclusions.cells import Line, Setting, setting_of
+from rewound.conclusions.comparison import Card, Compared, Curve
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.speedup import Speedup
-from rewound.conclusions.tables.rows import CurveRow, LayerRow
-from rewound.conclusions.trust import Reach, Reaches
+from rewound.conclusions.findings import Reach, Reaches, Speedup
+from rewound.conclusions.tables import CurveRow, LayerRow
 from rewound.reports.charts import Json, charts
 from rewound.reports.look import Look, area, dash, looks, marker_path, ratios
 from rewound.reports.panels import accuracy, differences, layer_maps, speed, times, training

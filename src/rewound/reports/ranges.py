@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, NamedTuple
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell
+from rewound.conclusions.cells import Baseline, Cell
 from rewound.conclusions.paper.panels import Curves, Measured, Panel
 from rewound.reports.look import ratios
 

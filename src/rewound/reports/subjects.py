@@ -10,14 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rewound.conclusions.baseline import Baseline, baselines
-from rewound.conclusions.cell import Cell, Line, Setting, cells, setting_of
+from rewound.conclusions.cells import Baseline, Cell, Line, Setting, baselines, cells, setting_of
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import best_over_time, priced
-from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
-from rewound.conclusions.tables.rows import Row, is_structured
-from rewound.conclusions.trust import Reaches, reaches
+from rewound.conclusions.findings import Reaches, Speedup, best_over_time, over_dense, over_fine_tuning, priced, reaches
+from rewound.conclusions.tables import Row, is_structured
 from rewound.reports.look import looks
 from rewound.reports.words import Contrast, contrast, headlines
 

@@ -10,13 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell, Line, cells, failures, line_of
-from rewound.conclusions.conformance import Card, Compared, Curve, Lead
+from rewound.conclusions.cells import Baseline, Cell, Line, cells, failures, line_of
+from rewound.conclusions.comparison import Card, Compared, Curve, Lead
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import best_over_time, priced
+from rewound.conclusions.findings import Reaches, best_over_time, priced, reaches
 from rewound.conclusions.rivals import Difference
-from rewound.conclusions.trust import Reaches, reaches
 from rewound.foundations.errors import InputError
 from rewound.reports.look import looks, mode_title, pruning_title, ratios
 from rewound.reports.words import Contrast, contrast, criteria, note, one_drop, reach_words, remarks, signed, verdict

@@ -1,8 +1,8 @@
 """What is said about results, the same in the terminal and on the page.
 
 `headlines`: what a report says first, one sentence per subject. Each technique is given with the largest compression at
-which it keeps dense accuracy (`trust.reaches`) and the search cost of the network found there; where their order could
-be chance, the sentence says so. The ablations, low-LR weight rewinding and reinitialization, stay out of it.
+which it keeps dense accuracy (`findings.reaches`) and the search cost of the network found there; where their order
+could be chance, the sentence says so. The ablations, low-LR weight rewinding and reinitialization, stay out of it.
 `reach_words`: how far a technique compresses. `contrast`: the first technique of an experiment against its rivals.
 `criteria`: the lines of a conformance card.
 """
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell, Line
-from rewound.conclusions.conformance import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
-from rewound.conclusions.findings import ABLATIONS, best_over_time
+from rewound.conclusions.cells import Baseline, Cell, Line
+from rewound.conclusions.comparison import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET, Card, Curve
+from rewound.conclusions.findings import ABLATIONS, Reach, Reaches, best_over_time
 from rewound.conclusions.rivals import LEAST_PAIRS, Difference, differences
-from rewound.conclusions.tables.rows import Row
-from rewound.conclusions.trust import Reach, Reaches
+from rewound.conclusions.tables import Row
 from rewound.reports.look import LOOKS, looks, ratios
 
 
@@ -29,7 +27,7 @@ def headlines(
     """The sentence of every subject: of its iterative runs, where it has any.
 
     >>> from rewound.conclusions.findings import priced
-    >>> from rewound.conclusions.trust import reaches
+    >>> from rewound.conclusions.findings import reaches
     >>> line, dense = Line("digits", "unstructured", True, "lr-rewinding"), {"digits": Baseline(0.9, 0.0, 1)}
     >>> tests = {0.5: 0.91, 0.25: 0.9, 0.125: 0.8}
     >>> cells = priced((Cell(line, d, 16, (test,), (test,)) for d, test in tests.items()), {"digits": 16})

@@ -24,7 +24,7 @@ from rewound.conclusions.paper.panels import (
     speedup,
     speedup_on_finetuning,
 )
-from rewound.conclusions.tables.rows import is_structured
+from rewound.conclusions.tables import is_structured
 
 Limits = Mapping[str, tuple[float, float | None]]  # by recipe; an upper one of None is the data's
 

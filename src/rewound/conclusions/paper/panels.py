@@ -23,15 +23,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from rewound.conclusions.baseline import Baseline
-from rewound.conclusions.cell import Cell, Line, cells, failures
+from rewound.conclusions.cells import Baseline, Cell, Line, cells, failures
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import ONE_POINT, at_full_time, best_over_time
+from rewound.conclusions.findings import ONE_POINT, Speedup, at_full_time, best_over_time, over_dense, over_fine_tuning
 from rewound.conclusions.paper.networks import Published
-from rewound.conclusions.speedup import Speedup, over_dense, over_fine_tuning
-from rewound.conclusions.tables.csvfiles import write_table
-from rewound.conclusions.tables.rows import Tables
+from rewound.conclusions.tables import Tables, write_table
 
 
 @dataclass(frozen=True)

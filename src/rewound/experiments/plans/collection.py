@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rewound.conclusions.tables.rows import CurveRow, LayerRow, Row, Tables
+from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rewound.conclusions.tables.rows import UNSTRUCTURED
+from rewound.conclusions.tables import UNSTRUCTURED
 from rewound.foundations.errors import InputError
 from rewound.method.algorithm import Level, check_final, check_time, levels
 from rewound.method.pruning.pruner import Pruner, as_pruner
