@@ -3,9 +3,10 @@
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.foundations.errors import Diverged, InputError
-from rewound.loops.loop import Epochs, Steps
-from rewound.loops.preparation import epochs, steps
+from rewound.loops.loop import Epochs, Steps, epochs, steps
+from rewound.loops.optimizers import Scheduler
 from rewound.loops.progress import Reached
+from rewound.loops.snapshot import Stateful
 from rewound.method.algorithm import Level, densities, levels
 from rewound.method.flops import Profile, profile
 from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
@@ -38,9 +39,11 @@ __all__ = [
     "Recipe",
     "ResidentRecipe",
     "Schedule",
+    "Scheduler",
     "Scores",
     "Segment",
     "State",
+    "Stateful",
     "Steps",
     "Sweep",
     "Technique",

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 import rewound
 import rewound.loops.iteration
 from rewound import TECHNIQUES, Epochs, InputError
-from rewound.loops.lock import _HELD
+from rewound.loops.checkpoints import _LOCKS
 from training_loops import STEPS, Loop, T, network, one_step, redraw, same
 
 SCRIPT = Path(__file__).parents[1] / "support" / "own_loop.py"
@@ -262,7 +262,7 @@ def test_a_trainer_that_is_dropped_in_the_middle_leaves_its_folder(tmp_path: Pat
     loop.model.trainer = training  # type: ignore[assignment]  # what is trained knows who trains it, as in Lightning
     del training, loop
     gc.collect()
-    assert tmp_path not in _HELD
+    assert tmp_path not in _LOCKS
 
 
 def test_a_folder_is_not_taken_from_another_thread(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import rewound
 from rewound import Mask
 from rewound.loops import ranks
-from rewound.loops.lock import locked
+from rewound.loops.checkpoints import locked
 
 SCRIPT = Path(__file__).parents[1] / "support" / "parallel_loop.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -12,10 +12,8 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError
-from rewound.loops.groups import Value, assign, hyperparameters
-from rewound.loops.recording import Recording
-from rewound.loops.rehearsal import rehearsed, scheduled
-from rewound.loops.schedulers import check_new, resting
+from rewound.loops.optimizers import Value, assign, check_new, hyperparameters, resting
+from rewound.loops.recording import Recording, rehearsed, scheduled
 from rewound.method.schedule import Schedule
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's schedules: pip install transformers")

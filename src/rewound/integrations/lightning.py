@@ -14,8 +14,7 @@ from typing import Literal
 from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
-from rewound.loops.loop import Epochs
-from rewound.loops.preparation import epochs
+from rewound.loops.loop import Epochs, epochs
 from rewound.loops.snapshot import Stateful
 from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.method.pruning.pruner import Pruner

@@ -16,11 +16,9 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
 from rewound.loops.course import Init
-from rewound.loops.joint import with_held
-from rewound.loops.loop import Epochs, Steps
-from rewound.loops.preparation import epochs, steps
+from rewound.loops.loop import Epochs, Steps, epochs, steps
+from rewound.loops.optimizers import bare_optimizer, with_inner
 from rewound.loops.snapshot import StateDict, Stateful
-from rewound.loops.unwrapping import bare_optimizer
 from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.method.pruning.pruner import Pruner
 
@@ -174,7 +172,7 @@ def _steps_per_epoch(trainer: Trainer) -> int:
 def _seen_saving(optimizer: Optimizer) -> Optimizer:
     """The optimizer whose hooks are called when the given one is saved: for timm's Lookahead, the one inside it."""
     seen: list[Optimizer] = []
-    hooks = [each.register_state_dict_post_hook(lambda each, _: seen.append(each)) for each in with_held(optimizer)]
+    hooks = [each.register_state_dict_post_hook(lambda each, _: seen.append(each)) for each in with_inner(optimizer)]
     optimizer.state_dict()
     for hook in hooks:
         hook.remove()

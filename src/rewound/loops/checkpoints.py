@@ -4,31 +4,50 @@
     rewind-0060.pt      the dense run after 60 epochs, if the technique goes back there
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
-    lock                held by the process that trains here; the system lets go of it when that ends, however it does
-    levels/             every level as a ticket, to choose from afterwards, with a table (`keeping`)
-    damaged/            snapshots that were not what had been written, when the run went on from another
+    lock                held by the process that trains here; the system releases it when that process ends
+    levels/             every level as a ticket, to choose from afterwards, with a table (`level`)
+    damaged/            damaged snapshots, set aside when the run went on from another
 
-Files are written beside their place and renamed, so that a killed process leaves the old one or the new one. Each has a
-checksum and is bound to the run and to its name (`sealed`). Earlier versions wrote neither: such files are read as they
-are, and listed in arguments.json, so that no other file gets by without a checksum.
+Files are written under a temporary name and renamed, so that a killed process leaves the old file or the new one. Each
+has a checksum, its run and its name (`snapshot`). Earlier versions wrote neither: such files are read as they are, and
+listed in arguments.json, so that no other file is accepted without a checksum.
+
+The lock is flock's, which belongs to one open file. A record lock (lockf) belongs to the process, and is lost as soon
+as the process closes any other descriptor of the same file, as copying the folder does. Forked workers of a DataLoader
+inherit the open file and may outlive a killed process by seconds, so they close it first of all. Over NFS, Linux makes
+flock a record lock at the server: it holds between machines, if the server supports locks. With several processes
+(DistributedDataParallel) rank 0 holds the lock for all of them.
+
+Within one process, a later run in the same thread takes the folder over, as when an interrupted cell of a notebook is
+run again: the earlier run ends, and continuing it is an error. A run in another thread is refused.
 """
 
+import fcntl
 import json
 import math
+import os
+import socket
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from rewound.foundations.errors import InputError, few
+from rewound.foundations.errors import InputError, few, warn
 from rewound.foundations.wholefiles import remove_unfinished, write_whole
 from rewound.loops import ranks
-from rewound.loops.lock import Held, locked
 from rewound.loops.progress import Progress, progress_of
-from rewound.loops.sealed import Damaged, read_unchecked, seal_of, write_sealed
-from rewound.loops.snapshot import Content, Subjects, checked_content
+from rewound.loops.snapshot import (
+    Damaged,
+    SavedStates,
+    Subjects,
+    checked_states,
+    read_unchecked,
+    seal_of,
+    write_sealed,
+)
 from rewound.states.storage.artifact import digest
 
 Arguments = Mapping[str, object]
@@ -37,9 +56,9 @@ VERSION = 2
 
 
 class Snapshot(NamedTuple):
-    """One file: what was taken of the subjects, and how far the run had come."""
+    """One file: the states of the subjects, and how far the run had come."""
 
-    content: Content
+    states: SavedStates
     progress: Progress
 
 
@@ -58,22 +77,22 @@ class Folder:
         *,
         check: bool = True,
     ) -> None:
-        """Make the folder for a run with these arguments, or check that it was made for them."""
-        made = self._made() if check else {}
+        """Write the arguments of a run into its folder, or check that the folder was made with the same."""
+        written = self._arguments() if check else {}
         for name, value in arguments.items():
-            if made and not _is_same(made.get(name), value) and name not in may_differ:
+            if written and not _is_same(written.get(name), value) and name not in may_differ:
                 raise InputError(
-                    f"{self.path} was made with {name} {made.get(name)}, not {value}; "
+                    f"{self.path} was made with {name} {written.get(name)}, not {value}; "
                     "give the same arguments, or another folder"
                 )
         if ranks.rank() == 0:
-            facts = {"version": VERSION, "run": run, "unchecked": self._unchecked(made, say), **arguments}
-            text = json.dumps({**facts, "checksum": digest(facts)}, indent=1) + "\n"
+            content = {"version": VERSION, "run": run, "unchecked": self._unchecked(written, say), **arguments}
+            text = json.dumps({**content, "checksum": digest(content)}, indent=1) + "\n"
             write_whole(self.path / "arguments.json", text.encode())
         ranks.from_first(None)  # wait for the file
 
-    def _made(self) -> dict[str, object]:
-        """What arguments.json says; nothing where there is none."""
+    def _arguments(self) -> dict[str, object]:
+        """The content of arguments.json; empty where there is no such file."""
         try:
             found = json.loads((self.path / "arguments.json").read_text())
         except FileNotFoundError:
@@ -93,15 +112,15 @@ class Folder:
             "or remove this file if the arguments are the same as before"
         )
 
-    def _unchecked(self, made: Mapping[str, object], say: Callable[[str], None]) -> list[str]:
-        """The names of the snapshots without a checksum, which is said once."""
-        if made.get("version") == VERSION:
-            return [name for name in cast(list[str], made["unchecked"]) if self._file(name).exists()]
+    def _unchecked(self, written: Arguments, say: Callable[[str], None]) -> list[str]:
+        """The names of the snapshots without a checksum; a message names them the first time."""
+        if written.get("version") == VERSION:
+            return [name for name in cast(list[str], written["unchecked"]) if self._file(name).exists()]
         names = []
         for path in sorted(self.path.glob("*.pt")):
             try:
                 names += [path.stem] if seal_of(path) is None else []
-            except Damaged:  # found out when it is read
+            except Damaged:  # reported when it is read
                 continue
         if names:
             say(
@@ -112,22 +131,22 @@ class Folder:
 
     @property
     def run(self) -> str:
-        """The name of the run that the folder was made for; none where an earlier version made it."""
-        return cast(str, self._made().get("run", ""))
+        """The name of the run that the folder was made for; empty where an earlier version made it."""
+        return cast(str, self._arguments().get("run", ""))
 
     def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
-        """Keep a snapshot of the run; afterwards every rank may read it."""
-        content = {**subjects.taken(), "progress": progress.state_dict()}
+        """Write a snapshot of the run; afterwards every rank may read it."""
+        content = {**subjects.states(), "progress": progress.state_dict()}
         if failed := ranks.from_first(self._write(name, content, progress.run) if ranks.rank() == 0 else None):
             raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
 
     def _write(self, name: str, content: Mapping[str, object], run: str) -> str | None:
-        """Write a snapshot, or return why not: raised on rank 0 alone, an error would leave the others waiting."""
+        """Write a snapshot, or return why not: an error raised on rank 0 alone would leave the other ranks waiting."""
         try:
             write_sealed(content, self._file(name), run)
         except OSError as error:
             return error.strerror or str(error)
-        except RuntimeError as error:  # of torch's writer, which knows only that fewer bytes arrived than it sent
+        except RuntimeError as error:  # torch's writer knows only that fewer bytes arrived than it sent
             if isinstance(error.__context__, OSError):
                 return error.__context__.strerror
             return f"the file ends too soon, as on a full disk ({error})"
@@ -142,13 +161,13 @@ class Folder:
 
     def check(self, name: str) -> bool:
         """Whether there is such a snapshot; an error or `Damaged` if it is not what this run wrote under this name."""
-        path, made = self._file(name), self._made()
+        path, written = self._file(name), self._arguments()
         if not path.exists():
             return False
         seal = seal_of(path)
-        if seal is None and made.get("version") == VERSION and name not in cast(list[str], made["unchecked"]):
+        if seal is None and written.get("version") == VERSION and name not in cast(list[str], written["unchecked"]):
             raise Damaged(path)
-        if seal is not None and seal.run != made.get("run", seal.run):
+        if seal is not None and seal.run != written.get("run", seal.run):
             raise InputError(
                 f"{path} is a snapshot of another run; put back the one of this run, or remove it to go on from an "
                 "earlier one"
@@ -165,14 +184,14 @@ class Folder:
             return None
         content = read_unchecked(path := self._file(name))
         try:
-            return Snapshot(checked_content(content), progress_of(cast(dict[str, object], content).get("progress")))
+            return Snapshot(checked_states(content), progress_of(cast(dict[str, object], content).get("progress")))
         except InputError as error:
             raise InputError(
                 f"{path} is no snapshot that a run can go on from: {error}; give another folder"
             ) from error
 
     def keep(self, levels: Collection[int]) -> None:
-        """Remove the ends of all other levels, and what resumed the one that has ended."""
+        """Remove the ends of all levels but these, and `latest`, which was for the level that has ended."""
         if ranks.rank() == 0:
             self._file("latest").unlink(missing_ok=True)
             for level in self.levels():
@@ -180,15 +199,15 @@ class Folder:
                     self._file(level_name(level)).unlink()
 
     def newest(self, densities: Sequence[float]) -> tuple[Snapshot | None, list[Damaged]]:
-        """The newest snapshot on the way to these densities, and the files that are damaged.
+        """The newest snapshot from which a run to these densities can go on, and the damaged files.
 
-        An error where one has been pruned beyond them, and where only damaged ones are left.
+        An error where a snapshot has been pruned further than asked for, and where only damaged ones are left.
         """
         newest: Snapshot | None = None
         sparsest, damaged = 1.0, list[Damaged]()
         for found in self._readable(damaged):
             sparsest = min([sparsest, *found.progress.densities])
-            if found.progress.is_on_the_way(densities):
+            if found.progress.leads_to(densities):
                 if newest is not None and found.progress.epoch <= newest.progress.epoch:
                     break  # earlier levels are older still
                 newest = found
@@ -202,7 +221,7 @@ class Folder:
         return newest, damaged
 
     def _readable(self, damaged: list[Damaged]) -> Iterator[Snapshot]:
-        """Where the present level stands, then the ends of levels from the last on; notes what cannot be read."""
+        """The snapshots from the newest to the oldest; those that cannot be read are appended to `damaged`."""
         for name in ("latest", *map(level_name, reversed(self.levels()))):
             try:
                 found = self._snapshot(name)
@@ -213,7 +232,7 @@ class Folder:
                     yield found
 
     def set_aside(self, damaged: Sequence[Damaged], epoch: int, say: Callable[[str], None]) -> None:
-        """Say which files the run does not go on from, and move them where nothing is written over them."""
+        """Name the damaged files and move them to a folder where nothing overwrites them."""
         for error in damaged:
             aside = self.path / "damaged" / error.path.name
             while aside.exists():
@@ -232,33 +251,134 @@ class Folder:
         return self.path / f"{name}.pt"
 
 
-@contextmanager
-def opened(path: Path | None) -> Iterator[tuple[Folder, Held]]:
-    """The run's folder, locked; a temporary one where nobody asked to resume."""
-    if path is not None:
-        with locked(path) as held:
-            if held.file is not None:
-                remove_unfinished(path)
-            yield Folder(path), held
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        shared = Path(ranks.from_first(temporary))
-        yield Folder(shared), Held(shared)
-        ranks.from_first(None)  # nobody reads it any more
-
-
-def _is_same(made: object, given: object) -> bool:
-    """Whether an argument is what it was; a rate of 0.2 was once written as 0.19999999999999996."""
-    if isinstance(made, float) and isinstance(given, float):
-        return math.isclose(made, given, rel_tol=1e-9)
-    return made == given
+def _is_same(written: object, given: object) -> bool:
+    """Whether an argument has not changed; an earlier version wrote a rate of 0.2 as 0.19999999999999996."""
+    if isinstance(written, float) and isinstance(given, float):
+        return math.isclose(written, given, rel_tol=1e-9)
+    return written == given
 
 
 def level_name(level: int) -> str:
-    """The end of a level; 0 is the dense run."""
+    """The name of the snapshot at the end of a level; 0 is the dense run."""
     return f"level-{level:02d}"
 
 
 def rewind_name(epoch: int) -> str:
-    """The dense run after so many epochs."""
+    """The name of the snapshot of the dense run after so many epochs."""
     return f"rewind-{epoch:04d}"
+
+
+# The lock
+
+
+@dataclass(eq=False)
+class FolderLock:
+    """The lock on a folder that a run of this process trains in."""
+
+    folder: Path
+    leave: Callable[[], object] = lambda: None
+    """Ends the run, as leaving its loop does."""
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    file: int | None = None
+    """The descriptor that holds the lock; None on other ranks, in forked children and where there are no locks."""
+    taken_over: bool = False
+
+    def check(self) -> None:
+        """An error if a later run has taken the folder over."""
+        if self.taken_over:
+            raise InputError(
+                f"a later run of this process trains in {self.folder}, so this one has ended; give each run a "
+                "checkpoint folder of its own"
+            )
+
+    def release(self) -> None:
+        """Release the folder, unless a later run has taken it over."""
+        if _LOCKS.get(self.folder) is self:
+            del _LOCKS[self.folder]
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+_LOCKS: dict[Path, FolderLock] = {}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[FolderLock]:
+    """Inside, the folder exists, and no other run trains in it."""
+    lock = FolderLock(folder.resolve())
+    try:
+        problem = _take_over(lock)
+        if problem := ranks.from_first(problem or (None if ranks.rank() or lock.file is not None else _lock(lock))):
+            raise InputError(problem)
+        _LOCKS[lock.folder] = lock
+        yield lock
+    finally:
+        lock.release()
+
+
+def _take_over(lock: FolderLock) -> str | None:
+    """Take the lock of an earlier run of this process in the same folder and end that run, or return why not."""
+    earlier = _LOCKS.get(lock.folder)
+    if earlier is None:
+        return None
+    if earlier.thread.is_alive() and earlier.thread is not lock.thread:
+        return (
+            f"another thread of this process trains in {lock.folder} ({earlier.thread.name}); wait for it, or give "
+            "another checkpoint folder"
+        )
+    earlier.taken_over = True
+    lock.file, earlier.file = earlier.file, None
+    earlier.leave()
+    return None
+
+
+def _lock(lock: FolderLock) -> str | None:
+    """Lock the folder, or return why not."""
+    folder = lock.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        return f"cannot keep checkpoints in {folder}: {error.strerror}; give another folder"
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        owner = os.read(file, 200).decode(errors="replace")
+        os.close(file)
+        return f"another process trains in {folder} ({owner}); wait for it, or give another checkpoint folder"
+    except OSError as error:
+        os.close(file)
+        warn(f"cannot lock {folder} ({error.strerror}): see to it that no second process trains there")
+        return None
+    lock.file = file
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return None
+
+
+def _in_child() -> None:
+    """A forked child closes the files it inherited, so that the lock ends with the parent."""
+    for lock in _LOCKS.values():
+        if lock.file is not None:
+            os.close(lock.file)
+            lock.file = None
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[tuple[Folder, FolderLock]]:
+    """The run's folder, locked; a temporary one where nobody asked to resume."""
+    if path is not None:
+        with locked(path) as lock:
+            if lock.file is not None:
+                remove_unfinished(path)
+            yield Folder(path), lock
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        shared = Path(ranks.from_first(temporary))
+        yield Folder(shared), FolderLock(shared)
+        ranks.from_first(None)  # by now no rank reads it any more

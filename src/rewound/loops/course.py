@@ -1,24 +1,31 @@
-"""What a run in a user's own loop will do, checked before it begins: its levels, and what they need.
+"""A run in a user's own loop: what was asked for (`Course`), and that with what it trains and how far it has come.
 
 A loop counts epochs or steps: its unit. What the schedule does is recorded and replayed part by part. A part is one
 epoch; where steps are counted it is as long as it can be, from one step that a level goes back to up to the next.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NotRequired
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.errors import InputError, as_number, as_whole, check_kind, shown
+from rewound.foundations.errors import Diverged, InputError, as_number, as_whole, check_kind, few, shown
 from rewound.foundations.quantities import counted
-from rewound.loops.joint import optimizer_kind
-from rewound.method.algorithm import Level, goals, levels
+from rewound.loops import ranks
+from rewound.loops.checkpoints import Folder
+from rewound.loops.optimizers import members, optimizer_kind
+from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
+from rewound.loops.recording import Recording, with_rule
+from rewound.loops.snapshot import StateDict, Subjects
+from rewound.method.algorithm import Level, goals, levels, longest_time
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
@@ -31,13 +38,14 @@ Unit = Literal["epoch", "step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """A run as it was asked for; its times are in the unit that the loop counts."""
+    """A run as it was asked for, checked; its times are in the unit that the loop counts."""
 
     unit: Unit = "epoch"
     training_time: int
     compression: float
     technique: str
-    retraining_time: int
+    retraining_time: int | None = None
+    """By default the longest that the technique allows."""
     rate: float
     one_shot: bool
     pruner: Pruner
@@ -47,6 +55,9 @@ class Course:
     init: Init | None
 
     def __post_init__(self) -> None:
+        longest = longest_time(self.how, as_whole(f"training_{self.unit}s", self.training_time, self.order))
+        if self.retraining_time is None:
+            object.__setattr__(self, "retraining_time", max(1, int(longest)))
         for name, field in self._times.items():
             object.__setattr__(self, field, as_whole(name, getattr(self, field)))
         for name in ("compression", "rate", "final", "max_drop"):
@@ -74,19 +85,25 @@ class Course:
             raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
 
     @property
+    def order(self) -> str:
+        """The order of the arguments, for a message about a wrong one."""
+        return f"the order is {self.unit}s(training_{self.unit}s, model, optimizer, scheduler)"
+
+    @property
     def _times(self) -> dict[str, str]:
-        """The fields that are times, by the names of their arguments."""
+        """The arguments that are times, with the names of their fields."""
         return {f"training_{self.unit}s": "training_time", f"retrain_{self.unit}s": "retraining_time"}
 
     @property
     def how(self) -> Technique:
-        """The technique itself."""
+        """The technique that is named."""
         return technique_named(self.technique)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """What each level prunes to, starts from and trains."""
         densities = goals(self.compression, self.rate, one_shot=self.one_shot)
+        assert self.retraining_time is not None
         return tuple(levels(self.how, self.retraining_time, self.training_time, densities, unit=self.unit))
 
     @property
@@ -96,7 +113,7 @@ class Course:
 
     @property
     def dense(self) -> Level:
-        """The dense run as level 0; an adopted network has had its own."""
+        """The dense run as level 0; it is empty for an adopted network, which was trained before."""
         return Level(density=1.0, weights_from=0, schedule_from=0, length=0 if self.adopt else self.training_time)
 
     @property
@@ -106,7 +123,7 @@ class Course:
 
     @property
     def rewound_to(self) -> set[int]:
-        """The epochs, or steps, of the dense run that the technique goes back to."""
+        """The epochs, or steps, of the dense run whose weights the technique goes back to."""
         source = self.levels[0].weights_from
         return {0} if source == "fresh" and not self.adopt else {source} if isinstance(source, int) else set()
 
@@ -116,8 +133,8 @@ class Course:
         T, level = self.training_time, self.levels[0]
         if self.unit == "epoch":
             return tuple(range(T))
-        gone_back_to = {at for at in (level.weights_from, level.schedule_from) if isinstance(at, int)}
-        return tuple(sorted(at for at in {0, *gone_back_to} if at < T))
+        rewound_to = {at for at in (level.weights_from, level.schedule_from) if isinstance(at, int)}
+        return tuple(sorted(at for at in {0, *rewound_to} if at < T))
 
     @property
     def part_lengths(self) -> list[int]:
@@ -132,8 +149,8 @@ class Course:
         number = bisect_right(ends, position)
         return number, ends[number]
 
-    def told(self, done: int, network_compression: float) -> str:
-        """One line for a person, when so much is done."""
+    def described(self, done: int, network_compression: float) -> str:
+        """One line about the whole run, of which so many units are done."""
         dense = f"{counted(self.dense.length, f'dense {self.unit}')}, then " if self.dense.length else ""
         levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, self.unit)}"
         whole = counted(self.length, self.unit) + (f", {done:,} of them done" if done else "")
@@ -141,7 +158,7 @@ class Course:
         return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
-        """What must stay the same for a run to be continued, as plain data."""
+        """The arguments that must be the same when a run is continued, as plain data."""
         plain = ("compression", "technique", "rate", "one_shot", "final", "adopt")
         pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.pruner).items()}
         return {
@@ -153,7 +170,7 @@ class Course:
         }
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Whether this model can be pruned while this optimizer trains it."""
+        """An error if this model cannot be pruned while this optimizer trains it."""
         check_memory(model)
         weights = prunable_weights(model)
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
@@ -176,24 +193,232 @@ class Course:
         self.pruner.kept(shapes, self.levels[-1].density, model=model)
 
     def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
-        """How many weights would be pruned as things stand, all of them kept so far."""
+        """The weights that pruning would choose from, all of them kept so far, and all parameters."""
         trained = trained_weights(model, optimizer)
         selected = sum(trained[name].numel() for name in self.pruner.selected(trained, model))
         return Counts(selected, selected, parameter_count(model))
 
     def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
-        """The weights that would be pruned if they were trained."""
+        """The names of the weights that would be pruned if the optimizer trained them."""
         trained = trained_weights(model, optimizer)
         return [name for name in self.pruner.selected(prunable_weights(model), model) if name not in trained]
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
-    moved = stepped_parameters(model, optimizer)
-    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in moved}
+    stepped = stepped_parameters(model, optimizer)
+    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in stepped}
 
 
 def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The parameters of the model that the optimizer has, by plain name."""
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in moved}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
+
+
+class TrainerState(ProgressState):
+    """What a trainer's own checkpoint holds of a run."""
+
+    also: NotRequired[list[StateDict]]  # missing in earlier states
+
+
+@dataclass
+class LoopRun:
+    """A run in a user's own loop: what is trained, how, and how far it has come."""
+
+    course: Course
+    subjects: Subjects
+    progress: Progress
+    path: Path | None
+    """The folder of its checkpoints; without one they last as long as the run."""
+    resumes: bool
+    """Whether it goes on from its checkpoints; a trainer that resumes by itself calls `load_state` instead."""
+    speak: Callable[[str], None]
+    has_begun: bool = False
+    was_loaded: bool = False
+    """Whether a trainer has loaded how far it had come."""
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """All levels, the dense run first."""
+        return (self.course.dense, *self.course.levels)
+
+    @property
+    def level(self) -> int:
+        """The number of the present level."""
+        return self.progress.level
+
+    @property
+    def present(self) -> Level:
+        """The level that is trained now."""
+        return self.levels[self.level]
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The number of the recording's part that comes now, and how many units of the level are done at its end."""
+        course, level, done = self.course, self.present, self.progress.done
+        if level.schedule_from is None:  # a rule has drawn it, after the dense run
+            first = self.recording.epochs
+            return (first + done, done + 1) if course.unit == "epoch" else (first, level.length)
+        number, end = course.part(level.schedule_from + done)
+        return number, int(min(level.length, end - level.schedule_from))
+
+    @property
+    def recording(self) -> Recording:
+        """What the schedule did in the dense run, followed by the declared final rate."""
+        recording, final = self.progress.recording, self.course.final
+        return recording if final is None else recording.ending_at(final)
+
+    @property
+    def level_recording(self) -> Recording:
+        """The recording that the present level reads: of the dense run, followed by what a rule draws for the level."""
+        course, level, facts = self.course, self.present, self.progress.facts
+        if not self.level:
+            return self.progress.recording
+        if level.schedule_from is not None:
+            return self.recording
+        assert callable(course.how.lr)
+        assert facts is not None  # of the pruning before the level
+        parts = [1] * level.length if course.unit == "epoch" else [level.length]
+        optimizers = len(members(self.subjects.optimizer))
+        return with_rule(course.how.lr, self.recording, facts, course.training_time, parts, optimizers)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the same script goes on when it is run again."""
+        return self.resumes and self.path is not None
+
+    @property
+    def done(self) -> Progress:
+        """How far the run has come; before the loop begins, as its folder has it."""
+        if self.path is None or not self.resumes or self.has_begun or self.was_loaded:
+            return self.progress
+        newest, _ = Folder(self.path).newest(self.course.densities)
+        return Progress() if newest is None else newest.progress
+
+    @property
+    def position(self) -> int:
+        """The position in the original schedule; in a level whose rates a rule draws, the position in the level."""
+        return (self.present.schedule_from or 0) + self.progress.done
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the present level is the last."""
+        return self._ends_with(self.progress)
+
+    @property
+    def is_in_last_epoch(self) -> bool:
+        """Whether the present epoch is the last, by what this process has reported in the level so far."""
+        progress = self.progress
+        if progress.done + 1 < self.present.length:
+            return False
+        reached = progress.reached_at(self.present.density, progress.epoch + 1)
+        if self._ends_with(replace(progress, reached=[*progress.reached, reached])):
+            return True
+        return self.ends_when_diverged and bool(self.subjects.not_finite())
+
+    def _ends_with(self, progress: Progress) -> bool:
+        return progress.level == len(self.levels) - 1 or progress.has_dropped(self.course.max_drop)
+
+    @property
+    def ends_when_diverged(self) -> bool:
+        """Whether a level that diverges ends the run and an earlier one is returned; otherwise it is an error."""
+        return self.level > 0 and self.course.max_drop is not None
+
+    def check_finite(self) -> None:
+        """An error if any rank has weights that are not finite, which are never saved."""
+        if names := next(filter(None, ranks.gathered(self.subjects.not_finite())), None):
+            raise self._diverged(names)
+
+    def _diverged(self, names: list[str]) -> Diverged:
+        which = f"level {self.level} of {len(self.levels) - 1}" if self.level else "the dense run"
+        when = f"by {self.course.unit} {self.progress.epoch:,}"
+        text = f"{which} diverged: {when} {few(names)} held numbers that are not finite"
+        if not self.ends_when_diverged:
+            earlier = ", or give max_drop= to get the levels before it" if self.level else ""
+            text += f"; lower the learning rate or clip the gradients{earlier}"
+        return Diverged(self.progress.epoch, math.nan, text=text)
+
+    def report(self, given: object, higher_is_better: bool, metric: str) -> None:
+        """Note how good the network is; a value that is not finite cannot be compared with `max_drop`."""
+        try:
+            value = float(given)  # type: ignore[arg-type]  # a number of any kind, also a tensor
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"run.report takes one number, not {given!r}") from error
+        if math.isfinite(value):
+            if self.course.max_drop is not None:
+                check_unit(value, metric, self.course.max_drop)
+            self.progress.report(value, higher_is_better, metric)
+        elif not (names := self.subjects.not_finite()):
+            raise InputError(
+                f"run.report takes a finite number, not {value}: the network was evaluated on nothing, or its outputs "
+                "are not finite although its weights are"
+            )
+        elif not self.ends_when_diverged:  # otherwise the end of the level reports it
+            raise self._diverged(names)
+
+    @property
+    def unseen(self) -> dict[str, nn.Parameter]:
+        """The parameters in the optimizer that no gradient has reached yet.
+
+        Only the dense run is watched for them, and the first level of an adopted network.
+        """
+        if self.progress.gradients is None or self.level > (1 if self.course.adopt else 0):
+            return {}
+        stepped = stepped_parameters(self.subjects.model, self.subjects.optimizer)
+        return {name: p for name, p in stepped.items() if name not in self.progress.gradients}
+
+    @property
+    def without_gradient(self) -> list[str]:
+        """The weights that would be pruned if a gradient had reached them (law 11).
+
+        Empty where no parameter at all had a gradient: the optimizer then works without.
+        """
+        model, seen = self.subjects.model, self.progress.gradients
+        selected = self.course.pruner.selected(trained_weights(model, self.subjects.optimizer), model)
+        return [name for name in selected if name not in seen] if seen else []
+
+    def begin(self) -> None:
+        """Begin the loop; a run is iterated over once."""
+        if self.has_begun:
+            raise InputError(
+                f"this run has been iterated over; make a new one with rewound.{self.course.unit}s to go on"
+            )
+        self.has_begun = True
+
+    def state_dict(self, *, epoch_ended: bool) -> dict[str, object]:
+        """What a trainer's own checkpoint needs; with `epoch_ended`, an epoch with a step in it counts as done."""
+        progress = replace(self.progress)
+        if epoch_ended and progress.has_stepped:
+            progress.end_epoch(part_ended=progress.done + 1 == self.part[1])
+        return {**progress.state_dict(), "also": [thing.state_dict() for thing in self.subjects.also]}
+
+    def load_state(self, state: TrainerState) -> None:
+        """Go on from a trainer's checkpoint; the trainer restores model and optimizer."""
+        if self.has_begun:
+            raise InputError("this run is being iterated over; load its state before the loop")
+        try:
+            progress = progress_of(state)
+        except InputError as error:
+            raise InputError(f"this is no state of a run: {error}; load what run.state_dict() gave") from error
+        self._check_densities(progress)
+        self.subjects.restore_also(state.get("also", []))
+        self.progress, self.was_loaded = progress, True
+
+    def _check_densities(self, progress: Progress) -> None:
+        """An error for a state that was pruned to other densities; a larger compression shares the first levels."""
+        if progress.leads_to(self.course.densities):
+            return
+        reached, asked = progress.densities, self.course.densities[: len(progress.densities)]
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(reached, asked, strict=False))
+        epochs = sum(level.length for level in self.levels[: 1 + len(list(shared))])
+        earlier = (
+            f", or a state from the first {epochs:,} {self.course.unit}s, which are the same in both" if epochs else ""
+        )
+        pruned, wanted = (", ".join(f"{density:.4g}" for density in each) for each in (reached, asked))
+        raise InputError(f"this state was pruned to densities {pruned}, not {wanted}; give the same arguments{earlier}")
+
+    def say(self, text: str) -> None:
+        """Tell the user, on rank 0 only."""
+        if ranks.rank() == 0:
+            self.speak(text)

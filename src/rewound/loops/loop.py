@@ -1,19 +1,193 @@
-"""What a user's own training loop iterates over, and may ask: which level this is, and what has been reached."""
+"""`rewound.epochs` and `rewound.steps`: what a user's own training loop calls and iterates over.
 
-from collections.abc import Generator
+What the script gives is unwrapped, checked and made into a run, before the first epoch:
+
+run = rewound.epochs(90, model, optimizer, scheduler, compression=10, checkpoint="run/")
+for epoch in run:  # was: for epoch in range(90)
+    train_one_epoch(...)
+    scheduler.step()
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import cast
+from pathlib import Path
+from typing import TypeVar, cast
 
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from rewound.foundations.errors import InputError, as_path, as_whole, check_kind, shown
+from rewound.loops.course import Course, Init, LoopRun, TrainerState, trained_weights
 from rewound.loops.iteration import iterated
-from rewound.loops.progress import Reached
-from rewound.loops.run import HandedOver, Run
+from rewound.loops.level import averages, check_also, warn_of_unpruned
+from rewound.loops.optimizers import (
+    Scheduler,
+    add_missing_hooks,
+    bare_optimizer,
+    bare_scheduler,
+    check_onecycle_given,
+    check_rates,
+    joined,
+    scheduler_kind,
+)
+from rewound.loops.progress import Progress, Reached
+from rewound.loops.recording import Recording, adopted, scheduled
+from rewound.loops.snapshot import Stateful, Subjects
+from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
 from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.pruner import Pruner, as_pruner
+from rewound.method.schedule import Schedule
+
+Thing = TypeVar("Thing")
+
+
+@by_compression
+def epochs(
+    training_epochs: int,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
+    *,
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
+    retrain_epochs: int | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful | torch.Generator] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    steps_per_epoch: int = 1,
+    resume: bool = True,
+    say: Callable[[str], None] = print,
+) -> "Epochs":
+    """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
+
+    It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
+    the original schedule. Each level prunes `rate` of the remaining weights; `one_shot` prunes all at once. A level
+    takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
+
+    `optimizer` may be a list (Muon for matrices, AdamW for the rest), if the loop steps them always in the same order.
+    `also` takes objects with a `state_dict` that belong to the weights (an EMA, a GradScaler, a critic that is trained
+    and not pruned), which are saved and rewound with them; and generators that the loop draws from, which are saved and
+    not rewound. `init` draws fresh weights in place, for reinitialization. `max_drop` ends the run once two levels in a
+    row were reported worse than the dense network by more than that. `final` is the learning rate that holds after the
+    end of the schedule.
+
+    `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. A larger `compression`
+    goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
+    or other shapes of weights are an error. Its folder `levels/` holds every level as a ticket, with a table.
+
+    `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then a `Schedule`, or
+    what a new `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default; without
+    such a scheduler that number is an error. With `resume=False` somebody else (a Trainer) restores model and
+    optimizer, and calls `load_state_dict`.
+
+    >>> model = nn.Linear(8, 4)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> run = epochs(2, model, sgd, compression=1.5)
+    >>> for epoch in run:
+    ...     model(torch.randn(16, 8)).square().mean().backward()
+    ...     sgd.step()
+    rewound: 2 dense epochs, then 2 levels of 2 epochs by lr-rewinding to 1.5x (1.44x of the whole network): 6 epochs
+    dense, epoch 2 of 6
+    level 1 of 2: 1.25x (density 0.8), 1.24x of the whole network, epoch 4 of 6
+    level 2 of 2: 1.50x (density 0.6667), 1.44x of the whole network, epoch 6 of 6
+    >>> run.mask
+    Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
+    """
+    course = Course(
+        unit="epoch",
+        training_time=training_epochs,
+        retraining_time=retrain_epochs,
+        compression=compression,
+        technique=technique,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=as_pruner(pruner),
+        final=final,
+        adopt=adopt,
+        max_drop=max_drop,
+        init=init,
+    )
+    subjects = _subjects(course, model, optimizer, scheduler, also)
+    return Epochs(_run(course, subjects, scheduler, steps_per_epoch, checkpoint, resume, say))
+
+
+@by_compression
+def steps(
+    training_steps: int,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
+    *,
+    compression: float = COMPRESSION,
+    technique: str = TECHNIQUE,
+    retrain_steps: int | None = None,
+    rate: float = RATE,
+    one_shot: bool = False,
+    pruner: Pruner | None = None,
+    checkpoint: str | Path | None = None,
+    also: Sequence[Stateful | torch.Generator] = (),
+    init: Init | None = None,
+    max_drop: float | None = None,
+    final: float | None = None,
+    adopt: bool = False,
+    resume: bool = True,
+    say: Callable[[str], None] = print,
+) -> "Steps":
+    """The same as `epochs` for a loop that counts steps: it yields 0, 1, 2, ... through the dense run and all levels.
+
+    `run.schedule_step` is the step of the original schedule. A level takes `retrain_steps`, by default
+    `training_steps`, and 0.9 of them where weights are rewound. The other arguments are those of `epochs`.
+
+    A step may have several optimizer steps, or none, as where gradients are accumulated or a GradScaler skips one. A
+    run with a `checkpoint` is saved every minute and when a level ends, after a step with an optimizer step. A resumed
+    one yields the number of the first step that is not done: the loop takes its batch by that number, since where a
+    data loader stood is not saved. A new scheduler that is given with `adopt` is taken for one stepped in every step.
+
+    >>> model = nn.Linear(8, 4)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> run = steps(50, model, sgd, compression=1.5, technique="fine-tuning", retrain_steps=40)
+    >>> for step in run:
+    ...     sgd.zero_grad()
+    ...     model(torch.randn(16, 8)).square().mean().backward()
+    ...     sgd.step()
+    rewound: 50 dense steps, then 2 levels of 40 steps by fine-tuning to 1.5x (1.44x of the whole network): 130 steps
+    dense, step 50 of 130
+    level 1 of 2: 1.25x (density 0.8), 1.24x of the whole network, step 90 of 130
+    level 2 of 2: 1.50x (density 0.6667), 1.44x of the whole network, step 130 of 130
+    >>> run.mask
+    Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
+    """
+    course = Course(
+        unit="step",
+        training_time=training_steps,
+        retraining_time=retrain_steps,
+        compression=compression,
+        technique=technique,
+        rate=rate,
+        one_shot=one_shot,
+        pruner=as_pruner(pruner),
+        final=final,
+        adopt=adopt,
+        max_drop=max_drop,
+        init=init,
+    )
+    subjects = _subjects(course, model, optimizer, scheduler, also)
+    return Steps(_run(course, subjects, scheduler, 1, checkpoint, resume, say))
 
 
 class _Loop:
     """A run in a user's own loop: iterate over it once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoopRun) -> None:
         self._run = run
 
     def __iter__(self) -> Generator[int]:
@@ -46,26 +220,26 @@ class _Loop:
 
     @property
     def mask(self) -> Mask | None:
-        """The mask of the present level, after the loop that of the returned one; None for a dense network."""
+        """The mask of the present level, after the loop that of the returned level; None for a dense network."""
         return self._run.progress.mask
 
     @property
     def levels(self) -> tuple[Reached, ...]:
-        """What has been reached so far, the dense run first."""
+        """The levels that have ended, the dense run first."""
         return tuple(self._run.progress.reached)
 
     def report(self, accuracy: float, *, higher_is_better: bool = True, metric: str | None = None) -> None:
         """Report how good the network is now; the last report of a level counts for the level.
 
-        `metric` is what it is called: "accuracy", or "loss" where lower is better. `max_drop` is in the same unit: 0.01
-        for an accuracy of 0.97, 1 for one of 97 percent. Of several processes rank 0's word counts, and the others need
-        not report.
+        `metric` is its name: by default "accuracy", or "loss" where lower is better. `max_drop` is in the same unit:
+        0.01 for an accuracy of 0.97, 1 for one of 97 percent. Of several processes, rank 0's report counts, and the
+        others need not report.
         """
         self._run.report(accuracy, higher_is_better, metric or ("accuracy" if higher_is_better else "loss"))
 
     def load_state_dict(self, state: dict[str, object], /) -> None:
-        """Go on from there; model and optimizer are restored by whoever saved them."""
-        self._run.take_over(cast(HandedOver, state))
+        """Go on from a state that `state_dict` gave; whoever saved model and optimizer restores them."""
+        self._run.load_state(cast(TrainerState, state))
 
 
 class Epochs(_Loop):
@@ -80,8 +254,8 @@ class Epochs(_Loop):
     def steps_done(self) -> int:
         """How many optimizer steps were taken, in the dense run and all levels; known before the loop, too.
 
-        A rate that the loop computes itself from a number of steps is computed from this one: a counter of the loop's
-        own starts again when a run is resumed. Of several optimizers, each step of each counts.
+        A loop that computes its learning rate from a number of steps should use this one: a counter of its own starts
+        again when a run is resumed. Of several optimizers, each step of each counts.
         """
         return self._run.done.steps_done
 
@@ -134,3 +308,134 @@ class Steps(_Loop):
         The present step counts as done if the optimizer has taken one in it.
         """
         return self._run.state_dict(epoch_ended=True)
+
+
+# Before the first epoch
+
+
+def _run(
+    course: Course,
+    subjects: Subjects,
+    scheduler: object,
+    steps_per_epoch: int,
+    checkpoint: str | Path | None,
+    resume: bool,
+    say: Callable[[str], None],
+) -> LoopRun:
+    """The run that was asked for, after all checks."""
+    _check_arguments(scheduler, course.adopt, steps_per_epoch, resume, say)
+    folder = None if checkpoint is None else as_path("checkpoint", checkpoint)
+    _check_subjects(course, subjects)
+    progress = Progress()
+    if course.adopt:
+        progress.recording = _adopted(course, subjects, scheduler, steps_per_epoch)
+    return LoopRun(course, subjects, progress, folder, resume, say)
+
+
+def _check_arguments(scheduler: object, adopt: bool, steps_per_epoch: int, resume: bool, say: object) -> None:
+    """An error for arguments that are neither of the course nor subjects and cannot be used."""
+    if isinstance(scheduler, Schedule) and not adopt:
+        raise InputError("a Schedule is for adopt=True; a dense run is recorded, so give the scheduler that drives it")
+    if as_whole("steps_per_epoch", steps_per_epoch) < 1:
+        raise InputError(f"steps_per_epoch={steps_per_epoch}: a scheduler is stepped at least once an epoch")
+    if steps_per_epoch != 1 and (not adopt or isinstance(scheduler, Schedule)):
+        raise InputError(
+            f"steps_per_epoch={steps_per_epoch} says how often an adopted network's new scheduler is stepped, which a "
+            f"{'Schedule says itself' if adopt else 'dense run records'}; leave it out"
+        )
+    check_kind("resume", resume, bool, "give True or False")
+    if not callable(say):
+        raise InputError(f"say must be a function of a text, not {shown(say)}; for silence give lambda text: None")
+
+
+def _subjects(
+    course: Course,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: Scheduler | Schedule | Sequence[Scheduler] | None,
+    also: Sequence[Stateful | torch.Generator],
+) -> Subjects:
+    """What the script gives, unwrapped, if each has the right type."""
+    check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
+    optimizers = [bare_optimizer(each) for each in _as_list(optimizer)]
+    _check_types(model, optimizers, course.order)
+    return Subjects(
+        model=_bare_model(model),
+        optimizer=joined(optimizers),
+        schedulers=() if scheduler is None or isinstance(scheduler, Schedule) else _as_list(scheduler),
+        also=[thing for thing in also if not isinstance(thing, torch.Generator)],
+        generators=[thing for thing in also if isinstance(thing, torch.Generator)],
+        is_compiled=_is_compiled(model),
+    )
+
+
+def _check_subjects(course: Course, subjects: Subjects) -> None:
+    """An error for subjects that cannot be pruned, rewound or saved."""
+    _check_schedulers(subjects)
+    check_rates(subjects.optimizer)
+    if not course.adopt:
+        check_onecycle_given(subjects.schedulers, subjects.optimizer)
+    course.check(subjects.model, subjects.optimizer)
+    course.counts(subjects.model, subjects.optimizer).warn_of_small_part()
+    subjects.check()
+    check_also(subjects)
+    trained = trained_weights(subjects.model, subjects.optimizer)
+    weights = {name: trained[name] for name in course.pruner.selected(trained, subjects.model)}
+    warn_of_unpruned(averages(subjects), weights, subjects.model)
+
+
+def _adopted(course: Course, subjects: Subjects, scheduler: object, steps_per_epoch: int) -> Recording:
+    """The learning rates of the dense run of an adopted network."""
+    if not isinstance(scheduler, Schedule):
+        steps = [length * steps_per_epoch for length in course.part_lengths]
+        return adopted(subjects.optimizer, subjects.schedulers, steps)
+    # `final` takes the place of what the schedule declares to hold after its end.
+    schedule = scheduler if course.final is None else replace(scheduler, declared_final=None)
+    return scheduled(subjects.optimizer, schedule, course.part_lengths, course.unit)
+
+
+def _check_types(model: nn.Module, optimizers: Sequence[Optimizer], order: str) -> None:
+    """An error for a model or optimizer of the wrong type, and for parameters in several optimizers."""
+    check_kind("model", model, nn.Module, order)
+    for optimizer in optimizers:
+        check_kind("optimizer", optimizer, Optimizer, order)
+        add_missing_hooks(optimizer)
+    stepped = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+    if len(set().union(*stepped)) < sum(map(len, stepped)):
+        raise InputError(
+            "two optimizers share parameters, and both would update them; give each parameter to one of them"
+        )
+
+
+def _check_schedulers(subjects: Subjects) -> None:
+    """An error for a scheduler that moves the rate of another optimizer."""
+    groups = {id(group) for group in subjects.optimizer.param_groups}
+    for scheduler in subjects.schedulers:
+        moved = bare_optimizer(getattr(bare_scheduler(scheduler), "optimizer", subjects.optimizer))
+        if isinstance(moved, Optimizer) and groups.isdisjoint(map(id, moved.param_groups)):
+            raise InputError(
+                f"{scheduler_kind(scheduler)} drives another optimizer ({type(moved).__name__}) than the one "
+                "given, whose rate would never move; give the scheduler made for this optimizer"
+            )
+
+
+def _bare_model(model: nn.Module) -> nn.Module:
+    """The model without what torch.compile and data parallelism have put around it."""
+    while True:
+        if isinstance(within := getattr(model, "_orig_mod", None), nn.Module):
+            model = within
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile is around the model or a part of it."""
+    parts = model.modules()
+    return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) for part in parts)
+
+
+def _as_list(given: Thing | Sequence[Thing]) -> Sequence[Thing]:
+    """One object, or several; a text, which is wrong here, is one object and not one for each letter."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

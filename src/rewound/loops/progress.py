@@ -1,4 +1,4 @@
-"""How far a run in a user's own loop has come: all that is needed to go on, beside the tensors it trains."""
+"""How far a run in a user's own loop has come: all that is needed to go on, except the tensors it trains."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,26 +22,26 @@ class Reached(NamedTuple):
     level: int
     density: float
     done: int
-    """Epochs, or steps if the loop counts those, so far, the dense run included."""
+    """How many epochs, or steps if the loop counts those, were done by then, the dense run included."""
     value: float | None
-    """What was last reported in the level, if anything was."""
+    """The last value that was reported in the level; None where none was."""
     metric: str = "accuracy"
-    """What the value is called."""
+    """The name of the value."""
     higher_is_better: bool = True
     network_compression: float | None = None
-    """Of all parameters of the network, where `1 / density` is of the pruned ones; None in earlier checkpoints."""
+    """Compression of all parameters; `1 / density` is that of the prunable ones. None in earlier checkpoints."""
 
-    def told(self, levels: int, length: int, unit: str = "epoch") -> str:
+    def described(self, levels: int, length: int, unit: str = "epoch") -> str:
         """One line for a person.
 
-        >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).told(levels=11, length=1080)
+        >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).described(levels=11, length=1080)
         'level 3 of 11: 1.95x (density 0.512), 1.90x of the whole network, epoch 360 of 1,080, accuracy 0.912'
         """
-        which = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
+        level = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
         if self.network_compression is not None:
-            which += f", {self.network_compression:.2f}x of the whole network"
-        told = "" if self.value is None else f", {self.metric} {self.value:g}"
-        return f"{which if self.level else 'dense'}, {unit} {self.done:,} of {length:,}{told}"
+            level += f", {self.network_compression:.2f}x of the whole network"
+        value = "" if self.value is None else f", {self.metric} {self.value:g}"
+        return f"{level if self.level else 'dense'}, {unit} {self.done:,} of {length:,}{value}"
 
 
 class MaskState(TypedDict):
@@ -52,7 +52,7 @@ class MaskState(TypedDict):
 
 
 class Operations(TypedDict):
-    """What one forward pass of the dense network costs, as `flops.Profile` counts it, and for how many examples."""
+    """The operations of one forward pass of the dense network, as in `flops.Profile`, and its number of examples."""
 
     weights: dict[str, list[int]]
     fixed: int
@@ -60,7 +60,7 @@ class Operations(TypedDict):
 
 
 class ProgressState(TypedDict):
-    """A progress as plain data; what is not required was not in earlier files."""
+    """A progress as plain data; earlier files lack what is not required."""
 
     level: int
     done: int
@@ -73,7 +73,7 @@ class ProgressState(TypedDict):
         | tuple[int, float, int, float | None, str, bool]
         | tuple[int, float, int, float | None, str, bool, float | None]
     ]
-    """Earlier files have neither the metric's name nor its direction in each, nor what the whole network is."""
+    """Earlier files lack the metric's name and direction, or the compression of the whole network."""
     densities: list[float]
     facts: NotRequired[tuple[float, float] | None]
     accuracy: float | None
@@ -88,36 +88,37 @@ class ProgressState(TypedDict):
 
 @dataclass
 class Progress:
-    """Where a run stands; `level` 0 is the dense run, `done` counts the epochs of the present level.
+    """Where a run stands; level 0 is the dense run.
 
-    Where the loop counts steps, what is called an epoch here is one of them, and a part (`course`) has many.
+    Where the loop counts steps, "epoch" means here one of those steps, and a part of the run (`course`) has many.
     """
 
     level: int = 0
     done: int = 0
+    """Epochs done in the present level."""
     epoch: int = 0
-    """Epochs done in all: the number of the next one."""
+    """Epochs done in all, which is the number of the next one."""
     steps: int = 0
-    """Optimizer steps taken in the present part of the run, which is an epoch."""
+    """Optimizer steps taken in the present part of the run; a part is an epoch, unless the loop counts steps."""
     began: int = 0
-    """Those of them that were taken when the present step began, where the loop counts steps."""
+    """How many of these `steps` had been taken when the present step of the loop began, if the loop counts steps."""
     steps_done: int = 0
     """Optimizer steps taken in all."""
     mask: Mask | None = None
     recording: Recording = field(default_factory=Recording)
     reached: list[Reached] = field(default_factory=list)
     densities: list[float] = field(default_factory=list)
-    """What was pruned to, level by level."""
+    """The densities that the levels so far were pruned to."""
     facts: Facts | None = None
-    """What a learning-rate rule may know of the present level's pruning, where there is a rule."""
+    """What a learning-rate rule may know of the present level's pruning, if there is a rule."""
     gradients: set[str] | None = field(default_factory=set)
-    """The parameters that a gradient has reached in the dense run; None where nobody looked, as in earlier versions."""
+    """The parameters that a gradient has reached in the dense run; None if an earlier version did not record them."""
     value: float | None = None
-    """What was last reported in the present level."""
+    """The last value that was reported in the present level."""
     higher_is_better: bool = True
     metric: str = "accuracy"
     run: str = ""
-    """The name of the run, which its files carry; drawn when it begins, and kept however often it is resumed."""
+    """The name of the run in its files; drawn when the run begins, and the same after each resumption."""
     operations: Operations | None = None
 
     def report(self, value: float, higher_is_better: bool, metric: str) -> None:
@@ -131,9 +132,9 @@ class Progress:
         self.value, self.higher_is_better, self.metric = value, higher_is_better, metric
 
     def agree(self) -> None:
-        """What rank 0 reported counts on every rank; others may have seen other data, or not have looked.
+        """Take rank 0's report on every rank, and the parameters that a gradient has reached on any rank.
 
-        A parameter that a gradient has reached on one rank has been reached.
+        Other ranks may have evaluated other data, or nothing.
         """
         reported = (self.value, self.higher_is_better, self.metric)
         self.value, self.higher_is_better, self.metric = ranks.from_first(reported)
@@ -141,33 +142,33 @@ class Progress:
             self.gradients = set().union(*ranks.gathered(self.gradients))
 
     def reached_at(self, density: float, epochs: int) -> Reached:
-        """The present level, if it ends after so many epochs."""
+        """The end of the present level, if it ends after so many epochs in all."""
         return Reached(self.level, density, epochs, self.value, self.metric, self.higher_is_better)
 
     def check_reports(self, max_drop: float | None, folder: Path | None) -> None:
-        """An error if `max_drop` cannot be judged: nothing was reported of some level, or in another unit."""
+        """An error if the reports cannot be compared with `max_drop`: a level has none, or one in another unit."""
         if max_drop is None:
             return
         for reached in self.reached:
             if reached.value is not None:
                 check_unit(reached.value, reached.metric, max_drop)
-        silent = next((reached.level for reached in self.reached if reached.value is None), None)
-        if silent is not None:
-            which = f"level {silent}" if silent else "the dense run"
-            there = "" if folder is None else " and train anew in another folder, or go on without max_drop"
+        unreported = next((reached.level for reached in self.reached if reached.value is None), None)
+        if unreported is not None:
+            which = f"level {unreported}" if unreported else "the dense run"
+            remedy = "" if folder is None else " and train anew in another folder, or go on without max_drop"
             raise InputError(
                 "max_drop needs run.report(accuracy=...) in every level, on rank 0 at least, but "
-                f"{which} ended without one; report it{there}"
+                f"{which} ended without one; report it{remedy}"
             )
 
     def begin_level(self, density: float, mask: Mask, facts: Facts | None) -> None:
-        """The next level has been pruned."""
+        """Note that the next level has been pruned."""
         self.level, self.done, self.value = self.level + 1, 0, None
         self.mask, self.facts = mask, facts
         self.densities.append(density)
 
     def begin_step(self) -> None:
-        """An optimizer takes a step."""
+        """Count a step that an optimizer takes."""
         self.steps, self.steps_done = self.steps + 1, self.steps_done + 1
 
     @property
@@ -176,23 +177,16 @@ class Progress:
         return self.steps > self.began
 
     def end_epoch(self, *, part_ended: bool = True) -> None:
-        """The present epoch is done."""
+        """Count the present epoch as done."""
         self.done, self.epoch, self.steps = self.done + 1, self.epoch + 1, 0 if part_ended else self.steps
         self.began = self.steps
 
-    def told_when_left(self, levels: int, epochs: int, unit: str, resumable: bool) -> str:
-        """One line for a person whose loop was left before its end."""
-        where = f"level {self.level} of {levels}" if self.level else "the dense run"
-        lost = "the mask is no longer held" if self.level else "nothing has been pruned"
-        remedy = "; run the same script again to go on" if resumable else ""
-        return f"left in {unit} {self.epoch + 1:,} of {epochs:,}, in {where}, which is not finished: {lost}{remedy}"
-
-    def is_on_the_way(self, densities: Sequence[float]) -> bool:
-        """Whether a run to these densities comes through here."""
+    def leads_to(self, densities: Sequence[float]) -> bool:
+        """Whether a run to these densities can go on from here: they begin with those pruned to so far."""
         return self.densities == list(densities[: len(self.densities)])
 
     def has_dropped(self, max_drop: float | None) -> bool:
-        """Whether what was reported of the last levels ends the run."""
+        """Whether the reports of the last levels end the run."""
         return has_dropped(self._scores, max_drop, higher_is_better=self.higher_is_better)
 
     def returned(self, max_drop: float | None) -> int:
@@ -205,12 +199,15 @@ class Progress:
 
     def state_dict(self) -> ProgressState:
         """Plain data that torch's `weights_only` loader can read back; named tuples become plain ones."""
+        mask: MaskState | None = None
+        if self.mask is not None:
+            mask = {"bits": self.mask.packed(), "shapes": {name: tuple(m.shape) for name, m in self.mask.items()}}
         return {
             "level": self.level,
             "done": self.done,
             "epoch": self.epoch,
             "steps": self.steps,
-            "mask": None if self.mask is None else _packed(self.mask),
+            "mask": mask,
             "recording": self.recording.state_dict(),
             "reached": [reached[:] for reached in self.reached],
             "densities": self.densities[:],
@@ -256,7 +253,7 @@ _UNITS = frozenset({"%", "percent", "percentage", "pct", "point", "points"})
 
 
 def _steps_before(state: ProgressState) -> int:
-    """The optimizer steps of an earlier file, which has those of the dense run; its levels took as many an epoch."""
+    """The optimizer steps by an earlier file, which has only those of the dense run: levels took as many an epoch."""
     recording, reached = Recording.from_state_dict(state["recording"]), state["reached"]
     recorded = sum(map(recording.steps, range(recording.trained_epochs)))
     if not state["level"]:
@@ -267,7 +264,7 @@ def _steps_before(state: ProgressState) -> int:
 
 
 def check_unit(value: float, metric: str, max_drop: float) -> None:
-    """`max_drop` is in the metric's unit: beside an accuracy in percent, 0.01 would stop at a hundredth of a point.
+    """An error if a value and `max_drop` seem to have different units, as percent and fractions.
 
     >>> check_unit(97.28, "accuracy percent", max_drop=0.5), check_unit(23.4, "perplexity", max_drop=0.5)
     (None, None)
@@ -289,7 +286,7 @@ def check_unit(value: float, metric: str, max_drop: float) -> None:
 
 
 def progress_of(state: object) -> Progress:
-    """The progress in a file or a trainer's checkpoint that anybody may have written; an error says what is wrong."""
+    """The progress in a file or a trainer's checkpoint, which anybody may have written; an error says what is wrong."""
     if not isinstance(state, Mapping):
         raise InputError(f"how far the run had come is a {type(state).__name__}, not a dict")
     try:
@@ -303,7 +300,7 @@ def progress_of(state: object) -> Progress:
 
 
 def _check(progress: Progress) -> None:
-    """A ValueError where the parts are of another kind, or contradict each other."""
+    """A ValueError where fields have the wrong type or contradict each other."""
     numbers = (progress.level, progress.done, progress.epoch, progress.steps, progress.began, progress.recording.epochs)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"level, epochs and steps are {numbers}")
@@ -325,7 +322,3 @@ def _check(progress: Progress) -> None:
         raise ValueError("its operations are not counted")
     if not all(isinstance(name, str) for name in (progress.run, progress.metric, *(progress.gradients or ()))):
         raise ValueError("its names are no text")
-
-
-def _packed(mask: Mask) -> MaskState:
-    return {"bits": mask.packed(), "shapes": {name: tuple(kept.shape) for name, kept in mask.items()}}

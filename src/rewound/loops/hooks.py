@@ -1,10 +1,10 @@
-"""One part of a user's own loop, an epoch or many steps (`course`), followed step by step by hooks on the optimizer.
+"""Hooks on the optimizer that record each step of a dense run, and replay the recorded values in each step of a level.
 
-In the dense run it is recorded: what each step uses is noted, whoever has set it. In a level it replays a part of the
-recording: each step uses what the same step did there, whatever the loop has set. A step uses what its closure leaves,
-or where it has none what stands before it; a learning rate that the step itself moves is refused, since nobody can tell
-which one its update has used. A step that calls its parent's is one step; where torch has hooks on the parent's part,
-too, it uses what that part finds.
+In the dense run the values that each step uses are recorded, whoever has set them. In a level each step uses what the
+same step of the recording used, whatever the loop has set. A step uses the values that its closure leaves; without a
+closure, those before the step. A learning rate that the step itself moves is refused, since it cannot be known which
+one its update has used. A step that calls the step of its parent class is one step; where torch has hooks on the
+parent's step, too, the values that it finds are the ones used. One part of the run (`course`) is followed at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +19,20 @@ from torch.optim.swa_utils import SWALR
 
 from rewound.foundations.errors import InputError, warn
 from rewound.loops.course import Unit
-from rewound.loops.groups import Value, assign, hyperparameters
-from rewound.loops.joint import held_by, members
+from rewound.loops.optimizers import (
+    Scheduler,
+    Value,
+    assign,
+    bare_scheduler,
+    calling_on_step,
+    counting_steps,
+    hyperparameters,
+    inner_optimizers,
+    members,
+    set_last_rates,
+)
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
-from rewound.loops.schedulers import Scheduler, counting_steps, followed, tell_rates
-from rewound.loops.unwrapping import bare_scheduler
 from rewound.method.pruning.attachment import steps_under_way, untraced
 
 Closure = Callable[[], object]
@@ -37,17 +45,17 @@ Named = Mapping[str, nn.Parameter]
 @contextmanager
 def recorded(
     optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler] = ()
-) -> Iterator["Part"]:
-    """A part of the dense run: its steps are recorded; by its end each optimizer needs a step of its `schedulers`.
+) -> Iterator["StepHooks"]:
+    """Inside, a part of the dense run is recorded, and which of the `unseen` parameters a gradient reaches.
 
-    Others may wait for their turn, as the one after a warm-up does, and SWALR always. Of the parameters that are
-    `unseen`, those that a gradient reaches are noted.
+    By its end one of the `schedulers` of each optimizer must have been stepped. Others may still wait for their turn,
+    as the one after a warm-up does; SWALR may always wait.
     """
     schedulers = [scheduler for scheduler in schedulers if not isinstance(scheduler, SWALR)]
     before = _positions(schedulers) if unit == "epoch" else [0] * len(schedulers)
-    part = Part(optimizer, progress, progress.recording, unseen, unit)
-    with counting_steps(schedulers) as steps, part.followed():
-        yield part
+    hooks = StepHooks(optimizer, progress, progress.recording, unseen, unit)
+    with counting_steps(schedulers) as steps, hooks.attached():
+        yield hooks
     moved = {id(s): id(getattr(bare_scheduler(s), "optimizer", optimizer)) for s in schedulers}
     stepped = {
         moved[id(scheduler)]
@@ -73,20 +81,20 @@ def replayed(
     number: int,
     schedulers: Sequence[Scheduler] = (),
     rehearsed: bool = False,
-) -> Iterator["Part"]:
-    """A part of a level: its steps use what those of the recording's part `number` did, while `schedulers` rest.
+) -> Iterator["StepHooks"]:
+    """Inside, the steps of a level use the values of the recording's part `number`, while `schedulers` rest.
 
-    Where the recording was `rehearsed`, they must be stepped as often as they were taken to be.
+    Where the recording was `rehearsed`, the loop must step the schedulers as often as the rehearsal did.
     """
     replay = _Replay(optimizer, schedulers, recording, number, progress.steps)
-    part = Part(optimizer, progress, replay, unseen, unit)
-    with followed(schedulers, replay.move), part.followed():
-        yield part
-    taken = len(members(optimizer))  # steps with every batch
+    hooks = StepHooks(optimizer, progress, replay, unseen, unit)
+    with calling_on_step(schedulers, replay.on_scheduler_step), hooks.attached():
+        yield hooks
+    taken = len(members(optimizer))  # optimizer steps with every batch
     if unit == "step":
-        if rehearsed and 0 < replay.moves < part.units * len(schedulers) / 2:
+        if rehearsed and 0 < replay.moves < hooks.units * len(schedulers) / 2:
             raise InputError(
-                f"{type(schedulers[0]).__name__} was stepped {replay.moves:,} times in {part.units:,} steps, but "
+                f"{type(schedulers[0]).__name__} was stepped {replay.moves:,} times in {hooks.units:,} steps, but "
                 "adopt=True took it for one stepped in every step; give the rates as a rewound.Schedule"
             )
     elif rehearsed and recording.steps(0) == taken < progress.steps <= replay.moves:
@@ -98,7 +106,7 @@ def replayed(
 
 
 class _Follower(Protocol):
-    """Who is told of the steps of an epoch: a recording, or the replay of one."""
+    """What is called at each step: a recording, or the replay of one."""
 
     def before_step(self, optimizer: Optimizer) -> Values: ...
     def inside_step(self, optimizer: Optimizer, before: Values) -> None: ...
@@ -106,16 +114,16 @@ class _Follower(Protocol):
 
 
 class _Replay:
-    """Sets what each step is to use, and what a loop sees that looks between them."""
+    """Sets the recorded values before each step, and those of the next step when the loop steps its scheduler."""
 
     def __init__(
-        self, optimizer: Optimizer, schedulers: Sequence[Scheduler], recording: Recording, epoch: int, taken: int
+        self, optimizer: Optimizer, schedulers: Sequence[Scheduler], recording: Recording, part: int, taken: int
     ) -> None:
         self.optimizer, self.schedulers = optimizer, schedulers
-        self.values = recording.replayed(epoch, taken)
-        self.left = recording.steps(epoch) - taken
-        """How many recorded steps of the epoch are left."""
-        self.following = next(recording.replayed(epoch + 1))
+        self.values = recording.replayed(part, taken)
+        self.left = recording.steps(part) - taken
+        """How many recorded steps of the part are left."""
+        self.next_part = next(recording.replayed(part + 1))
         self.present = self.coming = next(self.values)
         self.moves = 0
         """How often the loop has stepped a scheduler."""
@@ -133,22 +141,22 @@ class _Replay:
     def after_step(self, optimizer: Optimizer) -> None:
         pass  # the next values come when the loop steps its scheduler, or with the next step
 
-    def move(self) -> None:
+    def on_scheduler_step(self) -> None:
         self.moves += 1
-        self._set(self.coming if self.left > 0 else self.following)
+        self._set(self.coming if self.left > 0 else self.next_part)
 
     def _set(self, values: Values) -> None:
-        for group, mine in zip(self.optimizer.param_groups, values, strict=False):
-            assign(group, mine)
-        tell_rates(self.schedulers, self.optimizer)
+        for group, recorded_values in zip(self.optimizer.param_groups, values, strict=False):
+            assign(group, recorded_values)
+        set_last_rates(self.schedulers, self.optimizer)
 
 
 _PATIENCE = 100
-"""So many steps of a loop may go by before the first optimizer step."""
+"""How many steps a loop may count before the first optimizer step."""
 
 
-class Part:
-    """The steps that the members of an optimizer take in a part of a run: counted, and told to a follower."""
+class StepHooks:
+    """Counts the steps that an optimizer's members take in a part of the run, and passes each to a follower."""
 
     def __init__(
         self, optimizer: Optimizer, progress: Progress, follower: _Follower, unseen: Named, unit: Unit
@@ -160,32 +168,33 @@ class Part:
         self.units = 0
         """How many units the loop has done since this part was begun or resumed."""
         self.least = len(members(optimizer)) if unit == "step" else 0
+        """How many places a unit has in the recording at least."""
         self.found: Values = []
-        """What the step under way has found in the groups."""
+        """What the current step has found in the groups."""
         self.used: list[object] | None = None
-        """The learning rates that the step under way uses, until it ends."""
+        """The learning rates that the current step uses, until it ends."""
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Inside, every step is told of; an epoch needs one."""
+    def attached(self) -> Iterator[None]:
+        """Inside, the hooks are on the optimizers; at the end an error if there was no step."""
         with ExitStack() as hooks:
             for member in members(self.optimizer):
                 hooks.callback(member.register_step_pre_hook(untraced(self._begin)).remove)  # type: ignore[arg-type]
                 after = member.register_step_post_hook(untraced(self._end))
                 hooks.callback(after.remove)
-                # First of all: a hook of the loop's own may step a scheduler.
+                # Called before the loop's own hooks, which may step a scheduler.
                 member._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
-                for name, held in held_by(member).items():
+                for name, held in inner_optimizers(member).items():
                     alone = untraced(partial(self._check_is_inside, member, name))
                     hooks.callback(held.register_step_pre_hook(alone).remove)
             yield
         self._check_taken()
 
     def end_unit(self) -> None:
-        """A unit of the loop is done: an epoch, or one of its steps.
+        """Count a unit of the loop as done: an epoch, or one of its steps.
 
-        Where the loop counts steps, one without an optimizer step has its place in the recording all the same, so that
-        the n-th replays the n-th: a GradScaler may skip steps in the dense run, and others in a level.
+        A step of the loop without an optimizer step has a place in the recording, too, so that the n-th replays the
+        n-th: a GradScaler may skip some steps in the dense run, and others in a level.
         """
         self.units += 1
         for _ in range(self.progress.began + self.least - self.progress.steps):
@@ -212,7 +221,7 @@ class Part:
         return loss
 
     def _go_on(self, before: Values) -> None:
-        """The step under way uses what stands in the groups now, and stood there as `before`."""
+        """The current step uses what is in the groups now; `before` was in them earlier."""
         self.follower.inside_step(self.optimizer, before)
         self.used = _rates(self.optimizer)
 
@@ -225,8 +234,8 @@ class Part:
                 f"{type(member).__name__} moved its learning rate from {self.used} to {now} inside its own step, "
                 "where it can be neither recorded nor rewound; move it in the loop, for example with a scheduler"
             )
-        self.used = None  # what moves after the parent's part, if that was it, has not been used
-        self._look_for_gradients()  # of a closure that is not followed
+        self.used = None  # a rate that moves after this, as when the parent's step has ended, has not been used
+        self._look_for_gradients()  # of a closure that `_with_closure` leaves alone
         if steps_under_way(member) == 1:
             self.follower.after_step(self.optimizer)
 
@@ -239,7 +248,7 @@ class Part:
             )
 
     def _look_for_gradients(self) -> None:
-        """Note the parameters that have a gradient, be it zero; soon none is left to look at."""
+        """Note the parameters that have a gradient, also a zero one; soon none is left to look at."""
         if self.unseen and self.progress.gradients is not None:
             seen = [name for name, parameter in self.unseen.items() if parameter.grad is not None]
             self.progress.gradients.update(seen)
@@ -272,7 +281,7 @@ def _rates(optimizer: Optimizer) -> list[object]:
 
 
 def _with_closure(args: Args, kwargs: Kwargs, close: Callable[[Closure], object]) -> tuple[Args, Kwargs] | None:
-    """The arguments of a step (the first is the optimizer) with `close` around their closure, where there is one."""
+    """The arguments of a step (the first is the optimizer) with `close` around their closure, if there is one."""
     if isinstance(args[0], LBFGS):  # it reads its learning rate before its closure
         return None
     if callable(closure := kwargs.get("closure")):
