@@ -97,7 +97,7 @@ def test_thousands_of_levels_are_made_again(store: Store, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(realisation, "begin", lambda recipe, seed, *, fresh: a_state())
     monkeypatch.setattr(realisation, "_trained", remembered)
-    monkeypatch.setattr(realisation, "_pruned", remembered)
+    monkeypatch.setattr(realisation, "pruned", remembered)
     realised(last, store, torch.device("cpu"), print)
     assert len(made) == 1 + 2 * MANY, "the dense run, then a pruning and a training for each level"
     assert made[-1] == last.key

@@ -27,6 +27,7 @@ PAPER: dict[str, tuple[int | str, int, int]] = {
     "lr-rewinding": ("previous", 152, 30),
     "low-lr-weight-rewinding": (152, 182, 30),
     "reinitialization": ("fresh", 0, 212),
+    "gradual": ("previous", 152, 30),
 }
 
 
@@ -34,7 +35,8 @@ PAPER: dict[str, tuple[int | str, int, int]] = {
 def test_levels_are_the_papers_table(name: str) -> None:
     weights, start, length = PAPER[name]
     (level,) = levels(TECHNIQUES[name], 30, 182, [0.2])
-    assert level == Level(density=0.2, weights_from=weights, schedule_from=start, length=length)
+    gradual = TECHNIQUES[name].gradual
+    assert level == Level(density=0.2, weights_from=weights, schedule_from=start, length=length, gradual=gradual)
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

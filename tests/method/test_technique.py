@@ -41,6 +41,8 @@ def adaptive(S: Schedule, T: int, t: int, facts: Facts) -> Schedule:
 LLR = Technique(weights="final", lr=linear)
 ALLR = Technique(weights="final", lr=adaptive)
 
+FIVE = [name for name, technique in TECHNIQUES.items() if technique.gradual is None]  # the paper's
+
 # The table
 
 
@@ -61,12 +63,12 @@ def test_the_five_techniques(
 
 
 def test_there_are_five() -> None:
-    assert len(TECHNIQUES) == 5
+    assert len(FIVE) == 5
 
 
 def test_which_techniques_go_back_in_the_dense_run() -> None:
     rewinding = {name for name, technique in TECHNIQUES.items() if technique.rewinds}
-    assert rewinding == {"weight-rewinding", "lr-rewinding", "low-lr-weight-rewinding"}
+    assert rewinding == {"weight-rewinding", "lr-rewinding", "low-lr-weight-rewinding", "gradual"}
     assert not LLR.rewinds
     assert Technique(weights="rewound", lr=linear).rewinds
 
@@ -133,6 +135,7 @@ def level_by_hand(technique: str, t: int, previous: State, mask: Mask, prunings:
         "fine-tuning": (previous, T, t),
         "weight-rewinding": (dense_states()[T - t], T - t, t),
         "lr-rewinding": (previous, T - t, t),
+        "gradual": (previous, T - t, t),
         "low-lr-weight-rewinding": (dense_states()[T - t], T, t),
         "reinitialization": (begin(RECIPE, TRIAL, fresh=True), 0, T + t),
     }[technique]
@@ -140,7 +143,7 @@ def level_by_hand(technique: str, t: int, previous: State, mask: Mask, prunings:
     return [state.clone() for state in run][-1]
 
 
-@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("technique", FIVE)
 def test_two_levels_of_a_technique_are_two_calls_of_train(technique: str, tmp_path: Path) -> None:
     """Law 5 with it: rewinding reads the dense run at both levels, pruning the level before."""
     t, T = 5, RECIPE.schedule.steps

@@ -211,8 +211,10 @@ def prune(
         )
     all_kept = keeps_all(keep)
     epochs = _epochs(task, technique, retrain_epochs)
-    densities, seed = goals(compression, rate, one_shot=one_shot), as_whole("seed", seed)
-    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=not one_shot)]
+    seed, how = as_whole("seed", seed), technique_named(technique)
+    densities = goals(compression, rate, one_shot=one_shot, technique=how)
+    iterative = not one_shot and how.gradual is None
+    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=iterative)]
     selected_counts(task, as_pruner(pruner)).warn_of_small_part()
     search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
     for line in outdated(search.plan, search.store, Options(device=device)):

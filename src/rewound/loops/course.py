@@ -75,6 +75,11 @@ class Course:
             raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
         if self.max_drop is not None and not self.max_drop >= 0:
             raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
+        if self.how.gradual:
+            raise InputError(
+                f"{self.technique} prunes while it trains, which rewound.prune and sweeps do; in a loop of your own "
+                "use lr-rewinding or another technique"
+            )
         source = self.levels[0].weights_from
         if self.adopt and isinstance(source, int):
             raise InputError(

@@ -6,7 +6,7 @@ Algorithm 1 of the paper is `levels(TECHNIQUES["lr-rewinding"], T, T, densities(
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
 from numbers import Real
@@ -14,7 +14,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 from rewound.foundations.errors import InputError, as_number, check_kind
 from rewound.method.schedule import Schedule
-from rewound.method.technique import Technique
+from rewound.method.technique import Gradual, MaskUpdate, Technique
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +45,14 @@ class Level:
     """The position of the original schedule at which retraining starts; None where a rule draws its own."""
     length: int
     """How long to retrain."""
+    before: float = field(default=1.0, repr=False)
+    """The density of the previous level."""
+    gradual: Gradual | None = field(default=None, repr=False)
+    """When to prune while retraining; None: before it, all at once."""
+
+    def updates(self, steps: int) -> list[MaskUpdate]:
+        """The prunings on the way, where the level retrains for so many steps."""
+        return self.gradual.updates(steps, before=self.before, after=self.density) if self.gradual else []
 
 
 def levels(technique: Technique, t: int, T: int, densities: Sequence[float], *, unit: str = "epoch") -> Iterator[Level]:
@@ -64,8 +72,8 @@ def levels(technique: Technique, t: int, T: int, densities: Sequence[float], *, 
     }
     schedule: dict[str, tuple[int, int]] = {"final": (T, t), "rewound": (T - t, t), "restarted": (0, T + t)}
     start, length = (None, t) if callable(technique.lr) else schedule[technique.lr]
-    for density in densities:
-        yield Level(density, weights_from[technique.weights], start, length)
+    for before, density in pairwise([1.0, *densities]):
+        yield Level(density, weights_from[technique.weights], start, length, before, technique.gradual)
 
 
 def longest_time(technique: Technique, T: float) -> float:
@@ -97,23 +105,25 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     return [*out, target]
 
 
-def goals(compression: float, rate: float, *, one_shot: bool) -> list[float]:
-    """The densities of a run that prunes `rate` of what is left at each level, or all at once.
+def goals(compression: float, rate: float, *, one_shot: bool, technique: Technique | None = None) -> list[float]:
+    """The densities of a run that prunes `rate` of what is left at each level, or all at once; gradually in one level.
 
     >>> goals(2, 0.2, one_shot=True)
     [0.5]
     """
+    gradual = technique is not None and technique.gradual is not None
     if not 0 < as_number("rate", rate) < 1:
         raise InputError(
             f"rate must be between 0 and 1, not {rate:g}: it is the fraction of the remaining weights that a level "
             f"prunes, {RATE:g} by default"
         )
-    if one_shot and rate != RATE:
+    if (one_shot or gradual) and rate != RATE:
+        kind = "gradual" if gradual else "one-shot"
         raise InputError(
-            f"rate {rate:g} is how much each level prunes, and one-shot pruning has one level, which prunes all that "
+            f"rate {rate:g} is how much each level prunes, and {kind} pruning has one level, which prunes all that "
             "compression asks for; leave out one of the two"
         )
-    return densities(compression, 1 - rate)[-1 if one_shot else 0 :]
+    return densities(compression, 1 - rate)[-1 if one_shot or gradual else 0 :]
 
 
 def density_meant(word: str, value: object) -> float:

@@ -9,6 +9,9 @@ A history is built of three operations, each a frozen value with a `key`:
 Adjacent training under one mask is one operation with run-length-encoded rates, so an address depends neither on how
 the work was cut nor on which other runs exist. Technique names are labels of rows, not identity: two techniques that
 do the same work have the same address, and share the result.
+
+A pruning begins a level: the data order starts anew. One that `runs_on` is an update of the mask within a level, as
+gradual pruning has them; a level is then a chain of stages, each trained under a mask of its own.
 """
 
 import hashlib
@@ -65,8 +68,12 @@ class Pruned:
     kept: int
     salt: str = ""
     """Joins the seed from here on, where techniques are to draw their own randomness."""
+    runs_on: bool = False
+    """Whether the data order goes on where it was: the mask is updated within a level."""
 
     def __post_init__(self) -> None:
+        if self.runs_on and (self.salt or self.weights is not self.source):
+            raise ValueError("a mask is updated on the weights that it is made of, under their seed")
         # At once, from those of the level before: later, hundreds of levels would be too deep to ask through.
         _ = self.key, self.prunings
 
@@ -74,13 +81,18 @@ class Pruned:
     def key(self) -> str:
         # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
         pruner = [[name, value] for name, value in vars(self.pruner).items() if value != getattr(Pruner, name)]
-        return address(
-            "pruned", self.weights.key, self.source.key, pruner, self.kept, *([self.salt] if self.salt else [])
-        )
+        others = [*([self.salt] if self.salt else []), *([["runs on"]] if self.runs_on else [])]
+        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *others)
 
     @cached_property
     def prunings(self) -> int:
-        return self.source.prunings + 1
+        """How many levels have begun."""
+        return self.source.prunings + (not self.runs_on)
+
+    @property
+    def steps(self) -> int:
+        """Steps since the level began."""
+        return self.source.steps if self.runs_on else 0
 
 
 @dataclass(frozen=True)
@@ -100,14 +112,38 @@ class Trained:
 
     @cached_property
     def steps(self) -> int:
-        """Steps since the last pruning."""
-        return self.rates.steps
+        """Steps since its level began."""
+        return self.parent.steps + self.rates.steps
+
+    @property
+    def stages(self) -> "list[Trained]":
+        """The states of its level, each under its own mask: the last is this one, and most levels have no other."""
+        stages = [self]
+        while isinstance(parent := stages[-1].parent, Pruned) and parent.runs_on:
+            assert isinstance(parent.source, Trained)  # a level begins with a pruning that does not run on
+            stages.append(parent.source)
+        return stages[::-1]
+
+    @property
+    def root(self) -> "Start | Pruned":
+        """What its level began with."""
+        return self.stages[0].parent
+
+    @property
+    def known(self) -> tuple[Segment, ...]:
+        """The rates of its whole level, as far as they are known before it runs."""
+        stages = self.stages
+        return self.rates.known if len(stages) == 1 else tuple(merged(s for stage in stages for s in stage.rates.known))
 
     def until(self, steps: int) -> "Trained":
-        """The state on the way to this one after that many steps."""
-        if steps > total(self.rates.known):
+        """The state on the way to this one that many steps after its level began, before its mask is updated there."""
+        stage = next((stage for stage in self.stages if steps <= stage.steps), self)
+        done = steps - stage.parent.steps
+        if done > total(stage.rates.known):
             raise ValueError(f"nothing is known of {self.key} after {steps} steps: a rule draws its rates")
-        return Trained(self.parent, Given(tuple(sliced(self.rates.known, 0, steps))))
+        if done == stage.rates.steps:
+            return stage
+        return Trained(stage.parent, Given(tuple(sliced(stage.rates.known, 0, done))))
 
 
 Past: TypeAlias = Start | Trained
@@ -135,18 +171,18 @@ def lineage(past: Past) -> list[Trained]:
     levels: list[Trained] = []
     while isinstance(past, Trained):
         levels.append(past)
-        past = past.parent.source if isinstance(past.parent, Pruned) else past.parent
+        past = root.source if isinstance(root := past.root, Pruned) else root
     return levels[::-1]
 
 
 def own_functions(past: Past) -> list[str]:
     """The import paths of the user's rules, scores, scopes and patterns that a state came to be by."""
     names = set[str]()
-    for level in lineage(past):
-        if isinstance(level.rates, Ruled):
-            names.add(level.rates.path)
-        if isinstance(level.parent, Pruned):
-            names |= {level.parent.pruner.score, level.parent.pruner.scope, level.parent.pruner.pattern}
+    for stage in (stage for level in lineage(past) for stage in level.stages):
+        if isinstance(stage.rates, Ruled):
+            names.add(stage.rates.path)
+        if isinstance(stage.parent, Pruned):
+            names |= {stage.parent.pruner.score, stage.parent.pruner.scope, stage.parent.pruner.pattern}
     return sorted(name for name in names if ":" in name)
 
 
@@ -155,10 +191,22 @@ def described(past: Past) -> list[str]:
     start = start_of(past)
     lines = [" ".join(["start", start.recipe.label(), *changed_fields(start.recipe), f"seed {start.seed}"])]
     for level in lineage(past):
-        if isinstance(level.parent, Pruned):
-            lines.append(_pruning_line(level.parent))
-        lines.append(f"train {counted(level.steps, 'step')}: {level.rates.told} -> {level.key[:12]}")
+        if isinstance(root := level.root, Pruned):
+            lines.append(_pruning_line(root))
+        rates = level.rates if level.parent is root else Given(level.known)
+        lines.append(f"train {counted(level.steps, 'step')}: {rates.told}{_on_the_way(level)} -> {level.key[:12]}")
     return lines
+
+
+def _on_the_way(level: Trained) -> str:
+    """How the mask of a level is updated, in words that follow those about its training."""
+    updates = [stage.parent for stage in level.stages[1:]]
+    if not updates:
+        return ""
+    last = updates[-1]
+    assert isinstance(last, Pruned)
+    steps = f"from step {updates[0].steps:,} to step {last.steps:,}"
+    return f"; prune on the way to {last.kept:,} weights ({last.density:.4g}) by {len(updates)} updates {steps}"
 
 
 def _pruning_line(pruned: Pruned) -> str:

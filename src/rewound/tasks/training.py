@@ -48,8 +48,8 @@ class State:
         copies = [{name: tensor.detach().clone() for name, tensor in part.items()} for part in (self.model, self.slots)]
         return replace(self, model=copies[0], slots=copies[1])
 
-    def pruned(self, mask: Mask, prunings: int, seed: int) -> "State":
-        """W (.) m, at the start of a new level: the position at which retraining begins.
+    def pruned(self, mask: Mask, prunings: int, seed: int, *, steps: int = 0) -> "State":
+        """W (.) m, at the position at which training goes on: the start of a new level, or so many steps after it.
 
         Slots that belong to a pruned weight are masked with it.
         """
@@ -62,7 +62,7 @@ class State:
 
         model = {name: masked(name, tensor) for name, tensor in self.model.items()}
         slots = {name: masked(name.split("/", 1)[1], tensor) for name, tensor in self.slots.items()}
-        return State(model, slots, seed, Position(prunings, 0))
+        return State(model, slots, seed, Position(prunings, steps))
 
 
 def never() -> bool:

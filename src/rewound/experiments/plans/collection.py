@@ -109,7 +109,7 @@ def _mean(losses: float, steps: int) -> float:
 
 
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
-    retraining = [level for level in lineage(target.state) if isinstance(level.parent, Pruned)] or [target.state]
+    retraining = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
     return Row(
         recipe=target.task,
         pruning=target.pruning,

@@ -14,7 +14,7 @@ import torch
 
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.realisation import rates, realised, stored_state
+from rewound.experiments.plans.realisation import Realised, pruned, rates, realised, stored_state
 from rewound.experiments.plans.remaining import answers, release
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
@@ -87,7 +87,10 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
                 job.fail(outcome)
             else:
                 job.look_at(outcome)
-                if ended:
+                if ended and (run := job.next_run(outcome)) is not None:
+                    fleet.follow(member, run)
+                    ended = False
+                elif ended:
                     job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
                 elif time.monotonic() > worker.until and member not in drafted:
                     job.keep_draft(outcome)
@@ -123,11 +126,26 @@ class Job:
             state, self.mask, facts = draft.state, draft.mask, None
             self._take_over(draft.notes)
         else:
-            state, self.mask, facts = realised(node.after or node.state.parent, *source)
+            state, self.mask, facts = realised(node.after or node.state.root, *source)
         self.rates = rates(node.state, facts, *source)
+        run = self.next_run(state)
+        assert run is not None  # a node has at least one step to do
+        self.run = run
+
+    def next_run(self, state: State) -> Run | None:
+        """What to train next, from where training is; None: nothing, the node has ended.
+
+        Where the mask is updated, one run ends and the next begins.
+        """
         done = state.position.steps
-        ends = _epoch_ends(node.recipe, done, node.state.steps)
-        self.run = Run(state, self.mask, sliced(self.rates, done), ends, self.is_due)
+        stage = next((stage for stage in self.node.state.stages if stage.steps > done), None)
+        if stage is None:
+            return None
+        if isinstance(update := stage.parent, Pruned) and update.runs_on and update.steps == done:
+            source = (self.worker.store, self.worker.device, self.worker.say)
+            state, self.mask, _ = pruned(update, Realised(state.clone(), self.mask), *source)
+        ends = _epoch_ends(self.node.recipe, done, stage.steps)
+        return Run(state, self.mask, sliced(self.rates, done, stage.steps), ends, self.is_due)
 
     def _take_over(self, notes: Notes) -> None:
         """Go on with what a draft has noted, from where it began: another plan may have cut the run elsewhere."""

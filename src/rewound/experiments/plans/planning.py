@@ -3,7 +3,8 @@
 All states under one mask form a tree of learning-rate sequences. It is cut wherever a state is asked for, or where two
 sequences part; each piece is a node, done once. Fine-tuning for 10 epochs is a piece of fine-tuning for 182, ten
 reinitialization runs are one, and LR rewinding within the final rate is fine-tuning: nothing in here knows that, it
-follows from the addresses.
+follows from the addresses. Updates of the mask within a level (gradual pruning) belong to its sequence: a hundred of
+them are one node.
 """
 
 from collections import defaultdict
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rewound.experiments.sweeps.targets import Target
+from rewound.method.schedule import Segment
 from rewound.states.history import Pruned, Start, Trained, start_of
 from rewound.tasks.recipe import Recipe
 
@@ -61,11 +63,11 @@ class Plan:
 
     def epochs(self, nodes: Iterable[Node] | None = None, *, dense: bool) -> float:
         """Epochs of the given nodes (default: all), of dense training or of retraining."""
-        chosen = [n for n in (self.nodes if nodes is None else nodes) if isinstance(n.state.parent, Start) is dense]
+        chosen = [n for n in (self.nodes if nodes is None else nodes) if isinstance(n.state.root, Start) is dense]
         return sum(self._until(n.state) - (self._until(n.after) if n.after else 0) for n in chosen)
 
     def _until(self, state: Trained) -> float:
-        """Epochs since the last pruning."""
+        """Epochs since its level began."""
         # A target's own where it is one: its steps are rounded up, and what is shared would seem to cost more.
         return self._nominal.get(state.key, state.steps / start_of(state).recipe.steps_per_epoch)
 
@@ -94,7 +96,7 @@ def plan(targets: Sequence[Target]) -> Plan:
     asked = {target.state.key for target in targets}
     by_root: dict[str, list[Trained]] = defaultdict(list)
     for state in wanted.values():
-        by_root[state.parent.key].append(state)
+        by_root[state.root.key].append(state)
     nodes = [node for states in by_root.values() for node in _cut(states, asked)]
     return Plan(tuple(targets), tuple(_ordered(nodes)), _readers(nodes))
 
@@ -107,8 +109,8 @@ def _with_ancestors(targets: Sequence[Target]) -> dict[str, Trained]:
         if state.key in wanted:
             continue
         wanted[state.key] = state
-        if isinstance(state.parent, Pruned):
-            waiting += [s for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+        if isinstance(root := state.root, Pruned):
+            waiting += [s for s in (root.weights, root.source) if isinstance(s, Trained)]
     return wanted
 
 
@@ -117,7 +119,7 @@ def _cut(states: list[Trained], asked: set[str]) -> list[Node]:
     nodes: list[Node] = []
     path: list[Trained] = []  # the nodes from the root to the previous state
     # Sorted by runs, sequences with a common beginning are neighbours; where neighbours part is a branch point.
-    for state in sorted(states, key=lambda state: state.rates.known):
+    for state in sorted(states, key=_course):
         common = _common(path[-1], state) if path else 0
         split: Trained | None = None
         while path and path[-1].steps > common:
@@ -140,19 +142,34 @@ def _insert(nodes: list[Node], split: Trained, branch: Trained, before: Trained 
 
 def _node(state: Trained, after: Trained | None, asked: set[str]) -> Node:
     parents: list[str] = [after.key] if after else []
-    if not after and isinstance(state.parent, Pruned):
-        parents = [s.key for s in (state.parent.weights, state.parent.source) if isinstance(s, Trained)]
+    if not after and isinstance(root := state.root, Pruned):
+        parents = [s.key for s in (root.weights, root.source) if isinstance(s, Trained)]
     steps = state.steps - (after.steps if after else 0)
     return Node(state, after, steps, tuple(dict.fromkeys(parents)), state.key in asked)
+
+
+class _Update(Segment):
+    """An update of the mask within a sequence of learning rates: takes no steps, and equals only itself."""
+
+
+def _course(state: Trained) -> tuple[Segment, ...]:
+    """The rates of a state since its level began, with the updates of its mask in between."""
+    first, *others = state.stages
+    if not others:
+        return first.rates.known
+    course = list(first.rates.known)
+    for stage in others:
+        course += [_Update(-1.0, int(stage.parent.key, 16)), *stage.rates.known]
+    return tuple(course)
 
 
 def _common(one: Trained, other: Trained) -> int:
     """How many steps two states under one root share."""
     steps = 0
-    for mine, yours in zip(one.rates.known, other.rates.known, strict=False):
+    for mine, yours in zip(_course(one), _course(other), strict=False):
         if mine.rate != yours.rate:
             break
-        steps += min(mine.steps, yours.steps)
+        steps += 0 if isinstance(mine, _Update) else min(mine.steps, yours.steps)
         if mine.steps != yours.steps:
             break
     return steps

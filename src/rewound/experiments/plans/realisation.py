@@ -8,7 +8,7 @@ import torch
 from rewound.foundations.randomness import fold
 from rewound.method.pruning.facts import facts_of
 from rewound.method.pruning.mask import Mask
-from rewound.method.schedule import Segment
+from rewound.method.schedule import Segment, sliced
 from rewound.method.technique import Facts
 from rewound.states.history import Past, Pruned, Start, Trained, lineage, start_of
 from rewound.states.rates import Ruled
@@ -34,11 +34,17 @@ def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) 
         past = past.parent if isinstance(past, Trained) else past.source
     found = Realised(begin(past.recipe, past.seed, fresh=past.fresh), None) if isinstance(past, Start) else stored
     assert found is not None  # the loop ends with one of the two
-    for operation in reversed(missing):
+    while missing:
+        operation = missing.pop()
         if isinstance(operation, Pruned):
-            found = _pruned(operation, found, store, device, say)
-        else:
-            found = _trained(operation, found, store, device, say)
+            found = pruned(operation, found, store, device, say)
+            continue
+        ends = not (missing and isinstance(next_one := missing[-1], Pruned) and next_one.runs_on)
+        if ends:  # a level; what it passed on the way is not kept
+            say(recomputing(operation.key))
+        found = _trained(operation, found, store, device, say)
+        if ends:
+            store.save(operation.key, found.state, found.mask)
     return found
 
 
@@ -50,10 +56,8 @@ def _stored(past: Trained | Pruned, store: Store) -> Realised | None:
 
 def _trained(past: Trained, before: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """A state that is no longer in the store, trained again."""
-    say(recomputing(past.key))
-    lr = rates(past, before.facts, store, device, say)
-    for state in train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device):
-        store.save(past.key, state, before.mask)
+    lr = sliced(rates(past, before.facts, store, device, say), past.parent.steps)
+    *_, state = train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device)
     return Realised(state, before.mask)
 
 
@@ -74,7 +78,7 @@ def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
         return f"holds other tensors than the model of {recipe.label()} has"
     if strange := {name.split("/", 1)[1] for name in kept.state.slots} - shapes.keys():
         return f"holds optimizer slots of {min(strange)!r}, which the model of {recipe.label()} has not"
-    if (kept.mask is not None) != isinstance(past.parent, Pruned):
+    if (kept.mask is not None) != isinstance(past.root, Pruned):
         return "holds a mask, but nothing was pruned" if kept.mask is not None else "holds no mask"
     if any(tuple(mask.shape) != recipe.shapes.get(name) for name, mask in (kept.mask or {}).items()):
         return f"holds a mask for another model than that of {recipe.label()}"
@@ -83,10 +87,10 @@ def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
 
 def _seed(past: Trained) -> int:
     """The seed of a state: the trial's, with all salts on the way to it."""
-    levels = [level.parent for level in lineage(past)]
-    seed = start_of(levels[0]).seed
-    for parent in levels:
-        seed = fold(seed, parent.salt) if isinstance(parent, Pruned) and parent.salt else seed
+    roots = [level.root for level in lineage(past)]
+    seed = start_of(past).seed
+    for root in roots:
+        seed = fold(seed, root.salt) if isinstance(root, Pruned) and root.salt else seed
     return seed
 
 
@@ -95,23 +99,24 @@ def recomputing(key: str) -> str:
     return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
 
 
-def _pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
+def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
     source, before, _ = found
     recipe = start_of(past).recipe
     weights = {name: source.model[name] for name in recipe.shapes}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
-    drawn = fold(seed, past.prunings)
+    drawn = fold(seed, past.prunings, *([past.steps] if past.runs_on else []))
     mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton)
     shared = past.weights.key == past.source.key
     state = source if shared else realised(past.weights, store, device, say).state
-    return Realised(state.pruned(mask, past.prunings, seed), mask, facts_of(weights, before, mask))
+    state = state.pruned(mask, past.prunings, seed, steps=past.steps)
+    return Realised(state, mask, facts_of(weights, before, mask))
 
 
 def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:
-    """The learning rates of a run; a rule draws them by the facts, found anew where they are not at hand."""
+    """The learning rates of a level; a rule draws them by the facts, found anew where they are not at hand."""
     if not isinstance(past.rates, Ruled):
-        return list(past.rates.known)
+        return list(past.known)
     known = facts or realised(past.parent, store, device, say).facts
     assert known is not None  # a rule follows a pruning
     return past.rates.drawn(known)

@@ -12,8 +12,8 @@ from rewound.foundations.errors import InputError
 from rewound.method.algorithm import Level, check_final, check_time, levels
 from rewound.method.pruning.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
-from rewound.method.technique import technique_named
-from rewound.states.history import Past, Pruned, Start, Trained, trained
+from rewound.method.technique import technique_label, technique_named
+from rewound.states.history import Past, Pruned, Start, Trained, start_of, trained
 from rewound.states.rates import Given, Ruled
 from rewound.tasks.recipe import Recipe, changed_fields
 
@@ -109,31 +109,43 @@ def retrained(
         )
     T, t = recipe.schedule.steps, recipe.steps_of(epochs)
     original = dense(recipe, trial).state
-    salt = f"{technique} {epochs:g}" if independent else ""
+    label = technique_label(technique)
+    salt = f"{label} {epochs:g}" if independent else ""
     cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
     rule = Ruled(chosen.lr, recipe.schedule, t) if callable(chosen.lr) else None
     previous, course = original, list(levels(chosen, t, T, densities))
     _kept(recipe, pruner, course[-1].density)  # what was asked for is refused before what leads there
     for number, level in enumerate(course, start=1):
         weights = _weights(level, original, previous)
-        kept = _kept(recipe, pruner, level.density)
+        first = level.before if level.gradual else level.density
+        kept = _kept(recipe, pruner, first)
         salted = salt if number == 1 else ""
-        root = Pruned(weights=weights, source=previous, pruner=pruner, density=level.density, kept=kept, salt=salted)
-        if rule is not None:
-            previous = Trained(root, rule)
-        else:
-            previous = trained(root, _rates(recipe, level.schedule_from or 0, level.length))
+        root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted)
+        previous = Trained(root, rule) if rule is not None else _retrained(root, level)
         yield Target(
             recipe=recipe,
             pruning=kind_of(pruner),
             iterative=iterative,
-            technique=technique,
+            technique=label,
             density=level.density,
             retrain_epochs=epochs,
             trial=trial,
             search_epochs=cost * number,
             state=previous,
         )
+
+
+def _retrained(root: Pruned, level: Level) -> Trained:
+    """A level: trained under its mask, which is updated on the way where it is pruned gradually."""
+    recipe, start, done, kept = start_of(root).recipe, level.schedule_from or 0, 0, root.kept
+    stage: Trained | Pruned = root
+    for step, density in level.updates(level.length):
+        if (fewer := _kept(recipe, root.pruner, density)) == kept:
+            continue  # a small network has fewer weights than the curve has steps
+        source = trained(stage, _rates(recipe, start + done, step - done))
+        stage = Pruned(source, source, root.pruner, density, fewer, runs_on=True)
+        done, kept = step, fewer
+    return trained(stage, _rates(recipe, start + done, level.length - done))
 
 
 def _weights(level: Level, original: Trained, previous: Trained) -> Past:

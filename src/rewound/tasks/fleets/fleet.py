@@ -100,6 +100,16 @@ class Fleet:
         self._seat()
         return member
 
+    def follow(self, member: int, run: Run) -> None:
+        """Go on with another run in the place of the one that has just ended, as the same member."""
+        if self._held is None or self._held[0] != member or self._held[1] not in self._idle:
+            raise InputError(f"member {member} has not just ended; let another run follow it when its last event comes")
+        room = self._held[1]
+        self._held = None
+        self._idle.remove(room)
+        room.start(run)
+        self._busy[member] = room
+
     def events(self) -> Iterator[Event]:
         """What happens, as it happens, until every run has ended; runs may be started in between."""
         while self._busy or self._waiting:
