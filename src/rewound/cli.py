@@ -123,7 +123,9 @@ def prune_command(
     recipe: Annotated[str, typer.Argument(help="a recipe such as digits, or package.module:Class")],
     fields: Fields = None,
     compression: Annotated[float, typer.Option(help="how many times fewer weights")] = COMPRESSION,
-    technique: Annotated[str, typer.Option(help="how to retrain")] = TECHNIQUE,
+    technique: Annotated[
+        str, typer.Option(help="how to retrain; gradual takes options: 'gradual end=0.5 every=100'")
+    ] = TECHNIQUE,
     retrain_epochs: Annotated[
         float | None,
         typer.Option(

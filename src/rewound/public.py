@@ -13,7 +13,7 @@ from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment
-from rewound.method.technique import TECHNIQUES, Facts, Technique
+from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
 from rewound.states.tickets.ticket import Ticket, load, save
 from rewound.tasks.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
@@ -25,6 +25,7 @@ __all__ = [
     "Diverged",
     "Epochs",
     "Facts",
+    "Gradual",
     "InputError",
     "Level",
     "LevelReport",

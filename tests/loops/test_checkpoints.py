@@ -20,9 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loops.iteration
-from rewound import TECHNIQUES, Epochs, InputError
+from rewound import Epochs, InputError
 from rewound.loops.checkpoints import _LOCKS
-from training_loops import STEPS, Loop, T, network, one_step, redraw, same
+from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw, same
 
 SCRIPT = Path(__file__).parents[1] / "support" / "own_loop.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
@@ -90,7 +90,7 @@ def test_a_generator_of_the_loops_own_draws_on_where_it_was(until: int, tmp_path
     assert over(tmp_path / "left") == whole[until:]
 
 
-@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("technique", AT_ONCE)
 def test_only_what_may_be_needed_is_kept_on_disk(technique: str, tmp_path: Path) -> None:
     loop = Loop()
     run = loop.run(compression=2.5, technique=technique, retrain_epochs=2, checkpoint=tmp_path, init=redraw)

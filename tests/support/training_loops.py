@@ -14,6 +14,7 @@ import rewound
 from rewound import Epochs
 
 T, STEPS = 5, 3  # epochs, and optimizer steps in each
+AT_ONCE = [name for name, technique in rewound.TECHNIQUES.items() if technique.gradual is None]  # prune, then train
 
 
 def network(seed: int = 0) -> nn.Sequential:

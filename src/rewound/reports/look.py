@@ -24,11 +24,11 @@ LOOKS: Final = {
     "fine-tuning": Look("Fine-tuning", "#009e73", "D", 5.5, "--"),
     "low-lr-weight-rewinding": Look("Low-LR weight rewinding", "#f0e442", "h", 7, "-.", edge="#8c8200"),
     "reinitialization": Look("Reinitializing", "#0072b2", "x", 7, "-.", edge="#0072b2"),
+    "gradual": Look("Gradual pruning", "#cc79a7", "^", 6, "-"),
 }
-# For techniques the paper does not have: what it left of the palette, then greys.
+# For techniques the paper does not have: what is left of its palette, then greys.
 _OTHERS: Final = (
     ("#d55e00", "s"),
-    ("#cc79a7", "^"),
     ("#404040", "v"),
     ("#7f7f7f", "P"),
     ("#a6a6a6", "X"),
