@@ -124,7 +124,7 @@ def prune_command(
     fields: Fields = None,
     compression: Annotated[float, typer.Option(help="how many times fewer weights")] = COMPRESSION,
     technique: Annotated[
-        str, typer.Option(help="how to retrain; gradual takes options: 'gradual end=0.5 every=100'")
+        str, typer.Option(help="how to retrain; gradual takes options: 'gradual end=0.7 every=100'")
     ] = TECHNIQUE,
     retrain_epochs: Annotated[
         float | None,

@@ -63,12 +63,12 @@ class Gradual:
     of the retraining time; `every` is the number of steps between two updates, 0 for a hundredth of the time from begin
     to end.
 
-    >>> [(step, round(density, 3)) for step, density in Gradual(end=0.5, every=10).updates(80, before=1.0, after=0.1)]
+    >>> [(step, round(density, 3)) for step, density in Gradual(every=10).updates(80, before=1.0, after=0.1)]
     [(10, 0.48), (20, 0.213), (30, 0.114), (40, 0.1)]
     """
 
     begin: float = 0.0
-    end: float = 0.75
+    end: float = 0.5
     every: int = 0
 
     def __post_init__(self) -> None:
@@ -145,8 +145,8 @@ TECHNIQUES: Mapping[str, Technique] = {
 def technique_named(words: str) -> Technique:
     """The technique of that name, from the table or from `package.module:name`; after it, how a gradual one differs.
 
-    >>> technique_named("gradual end=0.5 every=100").gradual
-    Gradual(begin=0.0, end=0.5, every=100)
+    >>> technique_named("gradual end=0.7 every=100").gradual
+    Gradual(begin=0.0, end=0.7, every=100)
     """
     name, *options = words.split() if isinstance(words, str) and words.strip() else [words]
     technique = lookup("technique", name, TECHNIQUES, Technique)
@@ -171,7 +171,7 @@ def technique_named(words: str) -> Technique:
 def technique_label(words: str) -> str:
     """What tables call a technique: its name, and the options that are not the name's own.
 
-    >>> technique_label("gradual every=100 end=0.75"), technique_label("lr-rewinding")
+    >>> technique_label("gradual every=100 end=0.5"), technique_label("lr-rewinding")
     ('gradual every=100', 'lr-rewinding')
     """
     chosen, name = technique_named(words), words.split()[0]
