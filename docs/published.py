@@ -15,8 +15,6 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rich.console import Console
-
 from rewound.conclusions.cells import Cell, baselines, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.tables import Row, Tables, read_rows
@@ -121,7 +119,7 @@ def figures(rows: Iterable[Row], out: Path) -> None:
     for name, pruned in (("algorithm-1", iterative), ("times", two_ratios)):
         with TemporaryDirectory() as folder:
             evidence, asked = Evidence(Tables(dense + pruned)), Drawing(formats=("svg",))
-            drawn = {path.stem: path for path in draw_figures(evidence, Path(folder), Console(quiet=True), asked)}
+            drawn = {path.stem: path for path in draw_figures(evidence, Path(folder), print, asked)}
             copy(drawn[f"imagenet-resnet50-unstructured-{name}"], out / f"published-{name}.svg")
 
 

@@ -72,7 +72,7 @@ def _names_of_the_package(module: str) -> bool:
         if isinstance(node, ast.Import) and any(alias.name == "rewound" for alias in node.names):
             return True
         if isinstance(node, ast.ImportFrom) and node.module == "rewound":
-            return any(alias.name not in MODULES for alias in node.names)
+            return any(alias.name not in (*MODULES, "__version__") for alias in node.names)
     return False
 
 

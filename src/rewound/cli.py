@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from rewound import __version__
-from rewound.commands.console import console, exits
-from rewound.commands.tables import diff_tables, read_tables, report_tables
-from rewound.experiments.plans.options import Options, keeps_all
+from rewound.commands.console import console, exits, print_report, progress_of, say, two_columns
+from rewound.commands.tables import check_subject, compared, read_tables, report_tables
 from rewound.experiments.sweeps.declaration import declared
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE
 from rewound.reports.figures import Drawing
+from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.records import DEFAULT_STORE
 from rewound.tasks.hyperparameters import fields_in
 
@@ -57,11 +57,26 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
-    found = declared(sweep)
-    from rewound.commands.sweeps import run_sweep, workers
+    name = declared(sweep).name  # a misspelt one is refused before torch is imported
+    folder = report_folder(out, name)
+    from rewound.commands.sweeps import report_results, run
 
-    options = Options(jobs=workers(jobs, device), device=device, keep_all=keeps_all(keep), minutes=minutes, plain=plain)
-    run_sweep(found, store, out, options, on=on, retry_failed=retry_failed)
+    with progress_of(name) as progress:
+        results = run(
+            sweep,
+            store=store,
+            jobs=jobs,
+            device=device,
+            on=on,
+            keep=keep,
+            retry_failed=retry_failed,
+            minutes=minutes,
+            plain=plain,
+            say=say,
+            progress=progress,
+        )
+    if results.rows:
+        print_report(report_results(results, folder, say=say))
 
 
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
@@ -72,10 +87,11 @@ def plan_command(
     jobs: Jobs = 0,
 ) -> None:
     """Show what would run, and what it would cost; runs nothing and needs no data."""
-    found = declared(sweep)
-    from rewound.commands.sweeps import plan_sweep
+    declared(sweep)
+    from rewound.commands.sweeps import plan
 
-    plan_sweep(found, store, device, jobs)
+    planned = plan(sweep, store=store, jobs=jobs, device=device, say=say)
+    console.print(two_columns(f"plan of {planned.name}", planned.lines))
 
 
 @app.command("report", epilog="Example: rewound report digits --out report/")
@@ -84,28 +100,24 @@ def report_command(
     store: StorePath = DEFAULT_STORE,
     results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
     dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
-    compared: Annotated[
+    compare: Annotated[
         list[Path] | None,
-        typer.Option("--compare", help="another results table to compare with; repeat it for a table in several files"),
+        typer.Option(help="another results table to compare with; repeat it for a table in several files"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
     figures: Annotated[str, typer.Option(help="default, paper (all of the paper's), none, or one by name")] = "default",
     formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png",
 ) -> None:
     """Make tables, figures and a page for the browser of a sweep or of a results table."""
-    if (sweep is None) == (results is None):
-        raise InputError("give either a sweep or --results FILE")
-    if dense is not None and results is None:
-        raise InputError(f"--dense {dense} goes with --results: a sweep has its own dense runs; leave it out")
-    theirs = read_tables(compared or [])
-    drawing = Drawing(figures, tuple(name.strip() for name in formats.split(",")))
+    check_subject(sweep, results, dense)
+    names, theirs = tuple(name.strip() for name in formats.split(",")), tuple(compare or ())
     if results is not None:
-        report_tables(results, dense, out, theirs, drawing)
+        print_report(report_tables(results, dense, out, read_tables(theirs), Drawing(figures, names), say))
     elif sweep is not None:
-        found = declared(sweep)
-        from rewound.commands.sweeps import report_sweep
+        declared(sweep)
+        from rewound.commands.sweeps import report
 
-        report_sweep(found, store, out, theirs, drawing)
+        print_report(report(sweep, store=store, compare=theirs, out=out, figures=figures, formats=names, say=say))
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -115,7 +127,7 @@ def diff_command(
     every_cell: Annotated[bool, typer.Option("--all", help="list every cell, not only those that differ")] = False,
 ) -> None:
     """Compare two results tables cell by cell: is one a replica of the other?"""
-    diff_tables(ours, theirs, every_cell=every_cell)
+    console.print(comparison_cards(compared(ours, theirs), every_cell=every_cell))
 
 
 @app.command("prune", epilog="Example: rewound prune digits --compression 10 --field epochs=8")
@@ -232,10 +244,10 @@ def pack_command(
     split_mb: Annotated[int | None, typer.Option(help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
-    found = declared(sweep)
+    declared(sweep)
     from rewound.commands.stores import pack_sweep
 
-    pack_sweep(found, store, out, split_mb)
+    pack_sweep(sweep, store, out, split_mb)
 
 
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")

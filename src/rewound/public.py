@@ -1,6 +1,9 @@
 """What `import rewound` gives: every public name, from the module that has it."""
 
+from rewound.commands.sweeps import SweepResults, plan, report, results, run
+from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
+from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.foundations.errors import Diverged, InputError
 from rewound.loops.loop import Epochs, Steps, epochs, steps
@@ -14,6 +17,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment
 from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
+from rewound.reports.writing import Report
 from rewound.states.tickets.ticket import Ticket, load, save
 from rewound.tasks.recipe import Batch, Metric, Position, Recipe, Scores
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
@@ -38,7 +42,9 @@ __all__ = [
     "Pruner",
     "Reached",
     "Recipe",
+    "Report",
     "ResidentRecipe",
+    "Row",
     "Schedule",
     "Scheduler",
     "Scores",
@@ -47,6 +53,8 @@ __all__ = [
     "Stateful",
     "Steps",
     "Sweep",
+    "SweepPlan",
+    "SweepResults",
     "Technique",
     "Ticket",
     "begin",
@@ -58,8 +66,12 @@ __all__ = [
     "load",
     "load_sweep",
     "mask_of_zeros",
+    "plan",
     "profile",
     "prune",
+    "report",
+    "results",
+    "run",
     "save",
     "steps",
     "train",

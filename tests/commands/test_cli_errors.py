@@ -75,8 +75,8 @@ BAD = {
     "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars' (known: local)"),
     "executor misspelt": bad(["run", "digits", "--on", "locl"], "did you mean 'local'? (known: local)"),
     "no such keep": bad(["run", "digits", "--keep", "some"], "keep must be 'needed' or 'all', not 'some'"),
-    "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "--jobs must be at least 0, not -1; 0 means", x_toml=SWEEP),
-    "hardly jobs": bad(["plan", "x.toml", "--jobs", "-3"], "--jobs must be at least 0, not -3; 0 means", x_toml=SWEEP),
+    "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "jobs must be at least 0, not -1; 0 means", x_toml=SWEEP),
+    "hardly jobs": bad(["plan", "x.toml", "--jobs", "-3"], "jobs must be at least 0, not -3; 0 means", x_toml=SWEEP),
     "no minutes": bad(["run", "x.toml", "--minutes", "0"], "minutes must be above 0, not 0; leave", x_toml=SWEEP),
     "negative minutes": bad(["run", "x.toml", "--minutes", "-1"], "minutes must be above 0, not -1", x_toml=SWEEP),
     "no such device": bad(["run", "x.toml", "--device", "abacus"], "unknown device 'abacus'", x_toml=SWEEP),
@@ -117,15 +117,18 @@ BAD = {
     ),
     "a file to report into": bad(
         ["report", "--results", "x.csv", "--out", "x.csv"],
-        "cannot write into x.csv: x.csv is not a folder; choose another folder with --out",
+        "cannot write into x.csv: x.csv is not a folder; choose another folder for out",
         x_csv=row(),
     ),
     "a file to run into": bad(["run", "x.toml", "--out", "f/below"], "f is not a folder;", x_toml=SWEEP, f="hello"),
     "a file to prune into": bad(["prune", "digits", "--out", "file"], "file is not a folder;", file="hello"),
-    "nothing to report on": bad(["report"], "give either a sweep or --results FILE"),
-    "two things to report on": bad(["report", "digits", "--results", "x.csv"], "give either a sweep or --results"),
+    "nothing to report on": bad(["report"], "give either a sweep or a table of results"),
+    "two things to report on": bad(
+        ["report", "digits", "--results", "x.csv"], "give either a sweep or a table of results"
+    ),
     "dense runs for a sweep": bad(
-        ["report", "digits", "--dense", "x.csv"], "--dense x.csv goes with --results: a sweep has its own dense runs"
+        ["report", "digits", "--dense", "x.csv"],
+        "dense x.csv goes with a table of results: a sweep has its own dense runs",
     ),
     "unknown figures": bad(["report", "digits", "--figures", "pape"], "unknown figures 'pape'; known: default, paper,"),
     "unknown format": bad(["report", "digits", "--formats", "png,jpg"], "unknown format 'jpg' of figures; known: png,"),
@@ -188,8 +191,8 @@ BAD = {
     "no ticket": bad(["inspect", "absent"], "cannot read ticket absent: No such file or directory; give the file"),
     "ticket is a folder": bad(["inspect", "."], "cannot read ticket .: Is a directory; give the file"),
     "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
-    "a report to a URL": bad(["run", "digits", "--out", "s3://b/x"], "--out must be a path, not the URL s3://b/x;"),
-    "a network to a URL": bad(["prune", "digits", "--out", "gs://b"], "--out must be a path, not the URL gs://b;"),
+    "a report to a URL": bad(["run", "digits", "--out", "s3://b/x"], "out must be a path, not the URL s3://b/x;"),
+    "a network to a URL": bad(["prune", "digits", "--out", "gs://b"], "out must be a path, not the URL gs://b;"),
     "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
 }
 

@@ -105,5 +105,5 @@ def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     (tmp_path / "x.toml").write_text(SWEEP.replace("tiny:Tiny", "interrupted:Task"))
-    ran = subprocess.run(command("run", "x.toml"), cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    ran = subprocess.run(command("plan", "x.toml"), cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")

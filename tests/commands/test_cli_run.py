@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_an_executor_of_ones_own(rewound_command: Rewound) -> None:
     code, out, err = rewound_command("run", "dense.toml", "--jobs", 1, "--on", "test_cli_run:elsewhere")
     assert (code, err) == (0, "")
     assert "1 nodes on cpu" in out
+    assert Path("rewound-report/dense/results.csv").exists()
+
+
+def on_a_gpu_elsewhere(
+    plan: Plan, store: Store, options: Options, *, say: Say, tick: Callable[[Headway], None]
+) -> None:
+    assert (options.device, options.jobs) == ("cuda:3", 1)
+    local.run(plan, store, replace(options, device="cpu"), say=say, tick=tick)  # as if another machine had done it
+
+
+def test_an_executor_looks_for_the_device_where_it_works(
+    rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    Path("dense.toml").write_text('recipe = "tiny:Tiny"\ntrials = [1]\n')
+    words = ("run", "dense.toml", "--device", "cuda:3")
+    code, _, err = rewound_command(*words)
+    assert (code, Path("rewound-store").exists()) == (2, False)
+    assert err.startswith("error: device 'cuda:3' is not there")
+    for _ in range(2):  # the second goes on with results that were made on another device, as far as is known here
+        code, out, err = rewound_command(*words, "--on", "test_cli_run:on_a_gpu_elsewhere")
+        assert (code, err) == (0, "")
+        assert "note: " not in out
     assert Path("rewound-report/dense/results.csv").exists()
 
 

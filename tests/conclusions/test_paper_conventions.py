@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from drawn_figures import boxes, charts, limits, parts
 from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
@@ -61,12 +60,10 @@ def test_nothing_is_called_retrained_in_full_that_was_not(tmp_path: Path) -> Non
         found = measured(Evidence(Tables(rows), training_epochs={"digits": epochs}))
         points = [point for panel in shown(5, found) for point in panel.points]
         assert {point.retrain_epochs for point in points} == full
-    draw_figures(Evidence(Tables(rows), training_epochs={"digits": 8.0}), tmp_path, Console(quiet=True), algorithm_1)
+    draw_figures(Evidence(Tables(rows), training_epochs={"digits": 8.0}), tmp_path, print, algorithm_1)
     assert "lr-rewinding,0.5,8," in (tmp_path / "paper" / "points.csv").read_text()
     with pytest.raises(InputError, match="nothing to draw"):
-        draw_figures(
-            Evidence(Tables(rows), training_epochs={"digits": 32.0}), tmp_path, Console(quiet=True), algorithm_1
-        )
+        draw_figures(Evidence(Tables(rows), training_epochs={"digits": 32.0}), tmp_path, print, algorithm_1)
 
 
 def test_a_network_of_the_appendix_stands_in_the_main_figures_where_they_would_be_empty() -> None:
@@ -245,11 +242,10 @@ def test_names_are_whole_and_fit(name: str, tmp_path: Path) -> None:
 
 
 def draw(made: list[Row], out: Path, drawing: Drawing, theirs: Sequence[Row] = ()) -> tuple[list[str], str]:
-    console = Console(width=200, no_color=True)
-    with console.capture() as capture:
-        paths = draw_figures(Evidence(Tables(made), theirs), out, console, drawing)
+    said: list[str] = []
+    paths = draw_figures(Evidence(Tables(made), theirs), out, said.append, drawing)
     assert all(path.stat().st_size > 100 for path in paths)
-    return [str(path.relative_to(out)) for path in paths], capture.get()
+    return [str(path.relative_to(out)) for path in paths], "\n".join(said)
 
 
 def test_files_are_named_after_the_paper_and_figures_without_data_are_counted(tmp_path: Path) -> None:

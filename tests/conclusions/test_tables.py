@@ -38,7 +38,7 @@ def test_details_that_cannot_be_read_say_where(tmp_path: Path) -> None:
 def test_a_report_on_a_table_takes_the_details_along(tmp_path: Path) -> None:
     tables = Tables([DENSE, PRUNED], LAYERS, CURVES, 0)
     results, *_ = tables.write(tmp_path / "theirs")
-    report_tables(results, None, tmp_path / "mine", [], NO_FIGURES)
+    report_tables(results, None, tmp_path / "mine", [], NO_FIGURES, print)
     for name in ("results", "layers", "curves"):
         mine, theirs = (tmp_path / folder / f"{name}.csv" for folder in ("mine", "theirs"))
         assert mine.read_bytes() == theirs.read_bytes()
@@ -49,6 +49,6 @@ def test_a_report_on_a_table_takes_the_details_along(tmp_path: Path) -> None:
 def test_a_report_does_not_write_over_its_table(tmp_path: Path) -> None:
     results, *_ = Tables([DENSE, PRUNED], [], [], 0).write(tmp_path)
     before = results.read_bytes()
-    with pytest.raises(InputError, match=r"would write over .*; give another folder with --out"):
-        report_tables(results, None, tmp_path / "." / "", [], NO_FIGURES)
+    with pytest.raises(InputError, match=r"would write over .*; give another folder for out"):
+        report_tables(results, None, tmp_path / "." / "", [], NO_FIGURES, print)
     assert results.read_bytes() == before

@@ -67,7 +67,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
     monkeypatch.setattr(local, "_TELL", -1.0)
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING, recipe="Watched").targets)
-    before = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
+    before = dict(estimate("x", work, store, "cpu", jobs=1).lines)["epochs to do"]
     with pytest.raises(Interrupted):
         local.run(work, store, Options(), say=lambda text: None, tick=interrupting(1))
     (key,) = store.drafts()
@@ -75,7 +75,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
     assert draft is not None
     done = round(draft.steps / Tiny().steps_per_epoch)
     assert done > 0
-    after = dict(estimate(work, store, "cpu", jobs=1))["epochs to do"]
+    after = dict(estimate("x", work, store, "cpu", jobs=1).lines)["epochs to do"]
     assert after == f"{int(before) - done} (and {done} done, in drafts)"
     assert Watch(work, store).headway() == Headway(draft.steps, nodes=0, failed=0)
 

@@ -40,7 +40,7 @@ BAD = {
         "is not a subclass of rewound.Recipe",
     ),
     "recipe missing": (with_lines(recipe=""), "the key recipe is missing; give it, for example recipe = "),
-    "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, not 3"),
+    "recipe of another type": (with_lines(recipe="3"), "recipe must be a text, or in Python a Recipe, not 3"),
     "unknown field": (with_lines(field_epoch="3"), "unknown field of digits 'epoch'; did you mean 'epochs'"),
     "no value of a field": (with_lines(field_epochs="[]"), "epochs is an empty list"),
     "an axis with a value of another type": (with_lines(field_epochs='[4, "long"]'), "digits.epochs must be"),

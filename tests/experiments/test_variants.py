@@ -117,7 +117,7 @@ class Marked(Tiny):
             {"recipe": "test_variants:Marked", "recipe-fields": {"marks": [["a", "b"], ["a,b"]]}},
             "two dense networks of test_variants:Marked marks=a,b are trained in different ways, and would share a row",
         ),
-        ({"recipe": ["digits", 3]}, "recipe must be a text, not 3"),
+        ({"recipe": ["digits", 3]}, "recipe must be a text, or in Python a Recipe, not 3"),
         ({"recipe": []}, "recipe is an empty list"),
         ({"recipe": ["digits", "tiny:Tiny", "digit"]}, "unknown recipe 'digit'; did you mean 'digits'"),
         (

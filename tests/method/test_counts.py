@@ -88,7 +88,9 @@ def test_a_plan_says_what_compression_counts() -> None:
         asked = [
             t for pruner in pruners for t in retrained(Tiny(), 1, "lr-rewinding", 1, [0.5], pruner, iterative=False)
         ]
-        return {name: value for name, value in estimate(plan(asked), None, "cpu", 1) if "may be pruned" in name}
+        return {
+            name: value for name, value in estimate("x", plan(asked), None, "cpu", 1).lines if "may be pruned" in name
+        }
 
     whole = selected_counts(Tiny(), Pruner())
     of = f"{whole.network:,} parameters"

@@ -1,6 +1,5 @@
 """Figures and the terminal's table: every technique, ratio and mark a reader needs is there, and nothing is hidden."""
 
-import io
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from rewound.reports.look import LOOKS, looks, ratios
 from rewound.reports.page import Origin
 from rewound.reports.payload import story
 from rewound.reports.terminal import summary_table
-from rewound.reports.writing import show_tables
+from rewound.reports.writing import write_report
 
 TIMES = (4.0, 8.0, 16.0)
 
@@ -42,7 +41,7 @@ ITERATIVE = table({name: 0.1 for name in MILD if name != "reinitialization"}, (0
 
 
 def draw(evidence: Evidence, out: Path, formats: Iterable[str] = ("png", "svg")) -> list[Path]:
-    return figures.draw_figures(evidence, out, Console(quiet=True), figures.Drawing(formats=tuple(formats)))
+    return figures.draw_figures(evidence, out, print, figures.Drawing(formats=tuple(formats)))
 
 
 def texts(svg: Path) -> list[str]:
@@ -57,8 +56,8 @@ def svg(rows: list[Row], out: Path, name: str = "best") -> list[str]:
 def test_figures_and_page_of_a_sweep_have_the_same_training_time(tmp_path: Path) -> None:
     """Nothing was retrained for all of the 32 epochs that the recipe trains, so nothing is Algorithm 1."""
     evidence = Evidence(Tables(ITERATIVE), training_epochs={"digits": 32.0})
-    paths = show_tables(evidence, tmp_path, Console(file=io.StringIO()), Origin("digits"))
-    assert {path.name for path in paths} == {f"digits-unstructured-{n}.png" for n in ("best", "times")} | {"index.html"}
+    names = {path.name for path in write_report(evidence, tmp_path, Origin("digits")).files}
+    assert names == {f"digits-unstructured-{n}.png" for n in ("best", "times")} | {"index.html", "results.csv"}
     assert "Algorithm 1" not in (tmp_path / "index.html").read_text()
 
 
@@ -285,10 +284,10 @@ def test_a_large_table_is_drawn_by_processes_into_the_same_files(
     rows = [*ITERATIVE, *(replace(row, recipe="other") for row in ONE_SHOT)]
     rows += [replace(row, recipe="lost", val=None, test=None) for row in ONE_SHOT if row.technique]
     rows += [replace(row, recipe="lost") for row in ONE_SHOT if not row.technique]
-    evidence, console, asked = Evidence(Tables(rows)), Console(quiet=True), figures.Drawing(formats=("svg",))
-    alone = figures.draw_figures(evidence, tmp_path / "alone", console, asked)
-    with figures.figures_under_way(evidence, tmp_path / "together", console, asked) as wait:
+    evidence, asked = Evidence(Tables(rows)), figures.Drawing(formats=("svg",))
+    alone = figures.draw_figures(evidence, tmp_path / "alone", print, asked)
+    with figures.figures_under_way(evidence, tmp_path / "together", print, asked) as wait:
         together = wait()
     assert {path.name: path.read_bytes() for path in together} == {path.name: path.read_bytes() for path in alone}
-    with pytest.raises(InputError, match="bad"), figures.figures_under_way(evidence, tmp_path / "not", console, asked):
+    with pytest.raises(InputError, match="bad"), figures.figures_under_way(evidence, tmp_path / "not", print, asked):
         raise InputError("bad")

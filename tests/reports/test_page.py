@@ -23,7 +23,7 @@ from rewound.reports.look import looks
 from rewound.reports.page import Origin, _library, as_json, write_page
 from rewound.reports.payload import details, story
 from rewound.reports.terminal import conformance_card
-from rewound.reports.writing import report_files
+from rewound.reports.writing import write_report
 
 ORIGIN = Origin("digits", (("Rows", "9"),), "rewound run digits", "rewound show")
 DENSE = [Row("digits", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000, 4000, key=f"dense{n}") for n in (-1, 0, 1)]
@@ -346,12 +346,11 @@ def test_without_the_library_the_report_goes_on_and_says_what_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # how Python marks a module that cannot be imported
     _library.cache_clear()
-    output = StringIO()
-    paths = report_files(Evidence(Tables(ROWS)), tmp_path, Console(file=output, width=200), title="digits")
-    for what in ("page", "figures"):
-        assert f"no {what}: vl_convert is missing; pip install 'rewound[figures]'" in output.getvalue()
-    assert [path.name for path in paths] == ["results.csv"]
-    assert "Test accuracy over trials" in output.getvalue()
+    said: list[str] = []
+    report = write_report(Evidence(Tables(ROWS)), tmp_path, ORIGIN, say=said.append)
+    assert said == [f"no {what}: vl_convert is missing; pip install 'rewound[figures]'" for what in ("page", "figures")]
+    assert [path.name for path in report.files] == ["results.csv"]
+    assert "Test accuracy over trials" in str(report)
 
 
 def test_every_asset_is_used(page: Path) -> None:

@@ -122,7 +122,7 @@ def test_two_commands_move_a_sweep(done: Path, rewound_command: Rewound) -> None
     assert Path("report/results.csv").read_bytes() == (done / "report" / "results.csv").read_bytes()
     code, out, err = rewound_command(*pack, "report")
     assert (code, out) == (2, "")
-    assert err == "error: cannot write report: it is a folder; give the path of a file with --out\n"
+    assert err == "error: cannot write report: it is a folder; give the path of a file for out\n"
 
 
 @pytest.mark.parametrize("what", ["text", "gzip of text", "tar of text", "half a pack", "a pack with a bit flipped"])

@@ -1,1 +1,1 @@
-"""What the commands do; their words, arguments and help are in `cli`."""
+"""What the commands do, as functions; their words, arguments and help are in `cli`, which prints what they give."""

@@ -10,15 +10,15 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, Final
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from rewound.foundations.errors import Diverged, Failed, InputError
@@ -27,7 +27,7 @@ from rewound.foundations.names import unknown
 from rewound.foundations.quantities import spoken
 from rewound.method.algorithm import instead_of
 from rewound.reports.look import printable
-from rewound.reports.page import PAGE
+from rewound.reports.writing import Report
 
 Show = Callable[[float, float], None]
 """Takes how many steps are done, and of how many."""
@@ -73,7 +73,7 @@ def progress_of(name: str) -> Iterator[Show]:
             with _bar(name) as show:
                 yield show
         else:
-            yield _lines(name)
+            yield progress_lines(name, say)
     except KeyboardInterrupt:
         say(f"stopped; nothing finished is lost, continue with: {shlex.join(['rewound', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
@@ -106,8 +106,8 @@ def _bar(name: str) -> Iterator[Show]:
             bar.stop()
 
 
-def _lines(name: str) -> Show:
-    """A line at the beginning and then one now and then."""
+def progress_lines(name: str, say: Callable[[str], None]) -> Show:
+    """Says a line at the beginning and then one now and then."""
     first: tuple[float, float] | None = None
     last_line, moves = -math.inf, False
 
@@ -126,13 +126,22 @@ def _lines(name: str) -> Show:
     return show
 
 
-def say_files(paths: Sequence[Path]) -> None:
-    """Name the files of a report, and the page among them."""
-    names = [str(path.relative_to(paths[0].parent)) for path in paths]
+def two_columns(title: str, lines: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in lines:
+        table.add_row(name, value)
+    return table
+
+
+def print_report(report: Report) -> None:
+    """Print the summary of a report, and name its files, the page among them."""
+    console.print(report.summary())
+    names = [str(path.relative_to(report.folder)) for path in report.files]
     shown = names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} more"]
-    console.print(f"report: {paths[0].parent} ({', '.join(shown)})", soft_wrap=True)
-    for page in (path for path in paths if path.name == PAGE):
-        console.print(f"open in a browser: {page}", soft_wrap=True)
+    say(f"report: {report.folder} ({', '.join(shown)})")
+    if report.page is not None:
+        say(f"open in a browser: {report.page}")
 
 
 @contextmanager

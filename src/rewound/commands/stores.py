@@ -8,16 +8,15 @@ from rich.console import Group
 from rich.table import Table
 
 from rewound.commands.console import console, say
+from rewound.commands.sweeps import as_sweep, store_to_read
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.outlook import unbound_note
 from rewound.experiments.plans.packing import pack_store, read_packs, unpack_store
-from rewound.experiments.sweeps.declaration import Declaration
-from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.foundations.errors import InputError
 from rewound.foundations.quantities import sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.method.pruning.counts import Counts
-from rewound.states.storage.records import DEFAULT_STORE, Result
+from rewound.states.storage.records import Result
 from rewound.states.storage.store import Store, is_store
 
 
@@ -32,25 +31,12 @@ def show_store(root: Path, key: str | None) -> None:
     console.print(_overview(store) if key is None else _detail(store, key))
 
 
-def store_to_read(declared: Declaration, root: Path) -> Store:
-    """The store of a sweep that has run; one that is not there is not made."""
-    if not is_store(root):
-        raise not_run(declared, root)
-    return Store(root, say)
-
-
-def not_run(declared: Declaration, root: Path) -> InputError:
-    """The error for a sweep of which the store has nothing."""
-    where = [] if root == DEFAULT_STORE else ["--store", str(root)]
-    again = shlex.join(["rewound", "run", declared.word, *where])
-    return InputError(f"nothing of {declared.name} has run yet in {root}; run it with: {again}")
-
-
-def pack_sweep(declared: Declaration, root: Path, out: Path, split_mb: int | None) -> None:
+def pack_sweep(given: str, root: Path, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
     if split_mb is not None and split_mb < 1:
         raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
-    plan, store = planning.plan(parse_sweep(declared.table, declared.name).targets), store_to_read(declared, root)
+    sweep, again = as_sweep(given, root)
+    plan, store = planning.plan(sweep.targets), store_to_read(sweep, root, again, say)
     for path in pack_store(plan, store, writable_file(out), split_mb * 2**20 if split_mb else None):
         say(f"{path} ({sized(path.stat().st_size)})")
 

@@ -1,134 +1,318 @@
-"""Commands on a sweep: `run`, `plan` and `report`."""
+"""What is done with a sweep: `rewound.plan`, `run`, `results` and `report`. The command line calls these functions.
+
+A sweep is given as the path of a TOML file, the name of one that comes with the package, a dict with the keys of such
+a file, or a `Sweep`.
+"""
 
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from rich.table import Table
-
-from rewound.commands.console import console, progress_of, say, say_files
-from rewound.commands.stores import not_run, store_to_read
+from rewound.commands.console import progress_lines
+from rewound.commands.tables import check_subject, read_tables, report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables
-from rewound.experiments.executors import executor_named
-from rewound.experiments.executors.local import opened
+from rewound.experiments.executors import executor_named, local
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
-from rewound.experiments.plans.options import Options
-from rewound.experiments.plans.outlook import estimate, outdated, parts_pruned
+from rewound.experiments.plans.options import Options, keeps_all
+from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
-from rewound.experiments.sweeps.declaration import Declaration
+from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
-from rewound.foundations.errors import InputError
-from rewound.reports.figures import DEFAULT, Drawing
+from rewound.foundations.errors import InputError, as_path, as_whole, shown
+from rewound.foundations.notebook import html_line, html_table, text_table
+from rewound.foundations.quantities import counted
+from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
-from rewound.reports.writing import report_folder, show_comparison, show_tables, with_digest, write_tables
+from rewound.reports.writing import Report, report_folder, write_report
 from rewound.states.storage.records import DEFAULT_STORE
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 from rewound.tasks.recipe import Metric
 
+if TYPE_CHECKING:
+    import pandas
 
-def run_sweep(
-    declared: Declaration, root: Path, out: Path | None, options: Options, *, on: str, retry_failed: bool
-) -> None:
-    """Run what is not done yet, then report."""
-    run = executor_named(on)
-    folder = report_folder(out, declared.name)
-    sweep = _sweep(declared)
-    plan, store = planning.plan(sweep.targets), opened(root, sweep.recipes, options.device, say)
+AnySweep: TypeAlias = str | Path | Mapping[str, object] | Sweep
+Progress: TypeAlias = Callable[[float, float], None]
+_SHOWN = 20  # rows of a table that are shown, of how many there may be
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResults:
+    """The rows of a sweep, as far as it has run: its dense networks, and every retrained one."""
+
+    sweep: Sweep
+    store: Path
+    tables: Tables
+    """The rows, with what is known of layers and curves, as `report` writes them."""
+    again: str
+    """The command, or the call, that runs what is missing."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """One for each network that has been measured, or has failed."""
+        return self.tables.rows
+
+    @property
+    def missing(self) -> int:
+        """How many rows have not run yet."""
+        return self.tables.missing
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows whose run diverged, or builds on one that did: they have no values."""
+        return [row for row in self.rows if row.test is None]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The rows as a data frame, with the columns of `results.csv`; needs pandas."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError as error:
+            raise InputError("to_pandas needs pandas, which is not installed; pip install pandas") from error
+        return DataFrame([vars(row) for row in self.rows], columns=[column.name for column in fields(Row)])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return f"SweepResults({self.sweep.name}: {self._counts()})"
+
+    def __str__(self) -> str:
+        lines = [f"results of {self.sweep.name}: {self._counts()}"]
+        return "\n".join([*lines, *([text_table(*self._shown())] if self.rows else []), *self._rest()])
+
+    def _repr_html_(self) -> str:
+        title = f"results of {self.sweep.name}: {self._counts()}"
+        table = html_table(*self._shown(), title) if self.rows else html_line(title)
+        return table + "".join(map(html_line, self._rest()))
+
+    def _counts(self) -> str:
+        failed = f", {len(self.failed):,} failed" if self.failed else ""
+        missing = f", {self.missing:,} not run yet" if self.missing else ""
+        return f"{counted(len(self.rows), 'row')}{failed}{missing}"
+
+    def _rest(self) -> list[str]:
+        """What the table does not show."""
+        hidden = len(self.rows) - _SHOWN
+        return [f"and {counted(hidden, 'more row')}; rows and to_pandas() have all"] if hidden > 0 else []
+
+    def _shown(self) -> tuple[list[list[str]], list[str]]:
+        """The rows for a person, with what is the same in all of them left out, and the names of the columns."""
+        columns = {
+            "recipe": [row.recipe for row in self.rows],
+            "pruning": [row.pruning for row in self.rows],
+            "levels": ["iterative" if row.iterative else "" if row.dense else "one-shot" for row in self.rows],
+            "technique": [row.technique or "dense" for row in self.rows],
+            "density": [f"{row.density:.4g}" for row in self.rows],
+            "retrain epochs": ["" if row.retrain_epochs is None else f"{row.retrain_epochs:g}" for row in self.rows],
+            "trial": [str(row.trial) for row in self.rows],
+            "val": [_value(row.val) for row in self.rows],
+            "test": [_value(row.test) for row in self.rows],
+        }
+        shown = {
+            name: texts
+            for name, texts in columns.items()
+            if name not in ("recipe", "pruning", "levels", "trial") or len(set(texts) - {""}) > 1
+        }
+        return [list(row) for row in zip(*shown.values(), strict=True)][:_SHOWN], list(shown)
+
+
+def _value(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4f}"
+
+
+def plan(
+    sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, jobs: int = 0, device: str = "cpu", say: Say = print
+) -> SweepPlan:
+    """What a run of a sweep would do, and what it would cost; it runs nothing and needs no data.
+
+    `jobs` and `device` are those of `run`, for the time that it would take. `say` takes a line where a file in the
+    store is damaged.
+
+    >>> sweep = {"recipe": "digits", "trials": [1], "experiment": [
+    ...     {"technique": ["fine-tuning", "lr-rewinding"], "retrain-epochs": [4, 16], "density": 0.2}]}
+    >>> plan(sweep, store="no-store", jobs=1).naive_epochs
+    40.0
+    """
+    root = as_path("store", store)
+    workers = _workers(jobs, device)
+    found, _ = as_sweep(sweep, root)
+    planned = planning.plan(found.targets)
+    for counts in parts_pruned(planned):
+        counts.warn_of_small_part()
+    return estimate(found.name, planned, Store(root, say) if is_store(root) else None, device, workers)
+
+
+def run(
+    sweep: AnySweep,
+    *,
+    store: str | Path = DEFAULT_STORE,
+    jobs: int = 0,
+    device: str = "cpu",
+    on: str = "local",
+    keep: str = "needed",
+    retry_failed: bool = False,
+    minutes: float | None = None,
+    plain: bool = False,
+    say: Say = print,
+    progress: Progress | None = None,
+) -> SweepResults:
+    """Run whatever of a sweep is not done yet, and give its rows.
+
+    `jobs` is the number of worker processes; 0 means one per core, and one on a GPU. `on` is the executor. `keep`, the
+    tensors to keep, is "needed" or "all". With `minutes` it stops after that time. The same call continues what was
+    stopped so, or by Ctrl-C, which raises `KeyboardInterrupt` here; nothing that was finished is lost.
+
+    `say` takes lines for a person. `progress` takes how many steps are done, and of how many; without it, `say` gets a
+    line at the beginning and one every 30 seconds. Other processes import the recipe, so that one defined in a
+    notebook or in the script itself runs with `jobs=1` only.
+    """
+    executor, root, all_kept = executor_named(on), as_path("store", store), keeps_all(keep)
+    options = Options(jobs=_workers(jobs, device), device=device, keep_all=all_kept, minutes=minutes, plain=plain)
+    found, again = as_sweep(sweep, root)
+    here = executor is local.run  # another executor looks for device and data where it works
+    planned = planning.plan(found.targets)
+    opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
     if retry_failed:
-        for node in plan.nodes:
-            if (result := store.result(node.key)) and ("failed" in result or not is_measured(result)):
-                store.forget(node.key)
-    for line in outdated(plan, store, options):
+        for node in planned.nodes:
+            if (result := opened.result(node.key)) and ("failed" in result or not is_measured(result)):
+                opened.forget(node.key)
+    for line in outdated(planned, opened, options if here else None):
         say(line)
-    for counts in parts_pruned(plan):
+    for counts in parts_pruned(planned):
         counts.warn_of_small_part()
-    steps = sum(node.steps for node in plan.nodes)
-    with progress_of(sweep.name) as show:
-        run(plan, store, options, say=say, tick=lambda headway: show(headway.steps, steps))
-    if left := todo(plan, store):
-        say(f"{len(left)} of {len(plan.nodes)} nodes are still to do; the same command continues")
-    if any(store.result(target.state.key) for target in sweep.targets):
-        _report(declared, sweep, store, folder)
+    show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+    try:
+        executor(planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps))
+    except KeyboardInterrupt as stop:
+        stop.add_note("nothing finished is lost; the same call continues")
+        raise
+    if left := todo(planned, opened):
+        say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; the same again continues")
+    return SweepResults(found, root, collected(found.targets, opened), again)
 
 
-def plan_sweep(declared: Declaration, root: Path, device: str, jobs: int) -> None:
-    """Print what a run would cost."""
-    jobs = workers(jobs, device)
-    plan, store = planning.plan(_sweep(declared).targets), Store(root, say) if is_store(root) else None
-    for counts in parts_pruned(plan):
-        counts.warn_of_small_part()
-    table = Table(title=f"plan of {declared.name}", show_header=False, title_justify="left")
-    for what, value in estimate(plan, store, device, jobs):
-        table.add_row(what, value)
-    console.print(table)
+def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = print) -> SweepResults:
+    """The rows of a sweep, as far as it has run; `say` takes a line where a file in the store is damaged."""
+    root = as_path("store", store)
+    return _collected(*as_sweep(sweep, root), root, say)
 
 
-def report_sweep(declared: Declaration, root: Path, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
-    """Report on a sweep, as far as it has run."""
-    folder = report_folder(out, declared.name)
-    _report(declared, _sweep(declared), store_to_read(declared, root), folder, theirs, drawing)
+def report(
+    sweep: AnySweep | None = None,
+    *,
+    store: str | Path = DEFAULT_STORE,
+    results: str | Path | None = None,
+    dense: str | Path | None = None,
+    compare: str | Path | Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    figures: str = "default",
+    formats: Sequence[str] = ("png",),
+    say: Say = print,
+) -> Report:
+    """Write tables, figures and a page for the browser, of a sweep or of a table of results.
+
+    Instead of a sweep, `results` may be the file of a table, and `dense` one with its dense runs. `compare` is another
+    table to compare with, in one file or several. `out` is the folder, `rewound-report/NAME` by default; `figures` is
+    "default", "paper" (all of the paper's), "none", or the name of one, and `formats` are those of "png", "svg" and
+    "pdf". `say` takes a line for what the report leaves out.
+    """
+    check_subject(sweep, results, dense)
+    drawing = Drawing(figures, tuple([formats] if isinstance(formats, str) else formats))
+    theirs = read_tables([compare] if isinstance(compare, str | Path) else compare)
+    if results is not None:
+        return report_tables(results, dense, out, theirs, drawing, say)
+    assert sweep is not None  # as checked just above
+    root = as_path("store", store)
+    found, again = as_sweep(sweep, root)
+    folder = report_folder(out, found.name)
+    return report_results(_collected(found, again, root, say), folder, theirs, drawing, say)
 
 
-def _sweep(declared: Declaration) -> Sweep:
-    return parse_sweep(declared.table, declared.name)
-
-
-def workers(jobs: int, device: str) -> int:
-    """How many there are to be: on a GPU, one has a fleet of networks."""
-    if jobs < 0:
-        raise InputError(f"--jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
-    return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
-
-
-def _report(
-    declared: Declaration,
-    sweep: Sweep,
-    store: Store,
-    out: Path,
-    theirs: Sequence[Row] = (),
-    drawing: Drawing = DEFAULT,
-) -> None:
-    tables = collected(sweep.targets, store)
-    if not tables.rows:
-        raise not_run(declared, store.root)
+def report_results(
+    gathered: SweepResults, folder: Path, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT, say: Say = print
+) -> Report:
+    """Write the report on a sweep's results into a folder."""
+    sweep, tables, store = gathered.sweep, gathered.tables, Store(gathered.store, say)
     recipes = {target.task: target.recipe for target in sweep.targets}
     epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
     named = {task: recipe.metric.name for task, recipe in recipes.items() if recipe.metric != Metric()}
     evidence = Evidence(tables, theirs, epochs, TEST_SHARES, named)
-    paths = write_tables(evidence, out, drawing)
     if tables.missing:
-        console.print(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
+        say(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if sweep.joined:
-        console.print(
+        say(
             f"note: the levels of {', '.join(sweep.joined)} are more than one ladder of densities, joined into one "
             "curve here; declare a sweep for each to see them apart"
         )
-    lower = [recipe.metric.name for recipe in sweep.recipes if not recipe.metric.higher_is_better]
-    if evidence.only_dense or not lower:
-        origin = with_digest(paths[0], _origin(declared, store, tables))
-        size, *others = {recipe.test_size for recipe in sweep.recipes}
-        paths += show_tables(evidence, out, console, origin, drawing, None if others else size)
-    else:
-        console.print(
+    missing = f", {tables.missing:,} to come" if tables.missing else ""
+    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, store))
+    show = shlex.join(["rewound", "show", *_store_option(gathered.store)])
+    size, *others = {recipe.test_size for recipe in sweep.recipes}
+    origin = Origin(sweep.name, facts, gathered.again, show)
+    lower = [] if evidence.only_dense else [r.metric.name for r in sweep.recipes if not r.metric.higher_is_better]
+    if lower:
+        say(
             f"wrote tables only: a lower {lower[0]} is better, and a report needs a metric where higher is better; "
             "for figures and a page, return one from evaluate, such as accuracy"
         )
-    say_files([*paths, *show_comparison(evidence, out, console)])
+    size = None if others else size
+    return write_report(evidence, folder, origin, drawing, say, size, only_tables=bool(lower))
 
 
-def _origin(declared: Declaration, store: Store, tables: Tables) -> Origin:
-    """The origin of a sweep's tables."""
-    where = [] if store.root == DEFAULT_STORE else ["--store", str(store.root)]
-    missing = f", {tables.missing:,} to come" if tables.missing else ""
-    facts = (("Sweep", declared.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, store))
-    again, show = shlex.join(["rewound", "run", declared.word, *where]), shlex.join(["rewound", "show", *where])
-    return Origin(declared.name, facts, again, show)
+def _collected(sweep: Sweep, again: str, root: Path, say: Say) -> SweepResults:
+    tables = collected(sweep.targets, store_to_read(sweep, root, again, say))
+    if not tables.rows:
+        raise _not_run(sweep, root, again)
+    return SweepResults(sweep, root, tables, again)
+
+
+def as_sweep(given: AnySweep, root: Path) -> tuple[Sweep, str]:
+    """The sweep that was given, and the command or the call that runs it in the store at `root`."""
+    if isinstance(given, str | Path):
+        declaration = declared(given)
+        again = shlex.join(["rewound", "run", str(given), *_store_option(root)])
+        return parse_sweep(declaration.table, declaration.name), again
+    again = f"rewound.run(sweep{f', store={str(root)!r}' if root != DEFAULT_STORE else ''})"
+    if isinstance(given, Sweep):
+        return given, again
+    if isinstance(given, Mapping):
+        return parse_sweep(as_table(given), "sweep"), again
+    raise InputError(
+        f"a sweep is the path of a TOML file, the name of a shipped one, a dict or a Sweep, not {shown(given)}"
+    )
+
+
+def store_to_read(sweep: Sweep, root: Path, again: str, say: Say) -> Store:
+    """The store of a sweep that has run; one that is not there is not made."""
+    if not is_store(root):
+        raise _not_run(sweep, root, again)
+    return Store(root, say)
+
+
+def _not_run(sweep: Sweep, root: Path, again: str) -> InputError:
+    return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
+
+
+def _store_option(root: Path) -> list[str]:
+    return [] if root == DEFAULT_STORE else ["--store", str(root)]
+
+
+def _workers(jobs: int, device: str) -> int:
+    """How many there are to be: on a GPU, one has a fleet of networks."""
+    if as_whole("jobs", jobs) < 0:
+        raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
+    return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
 
 
 def _computed_with(rows: list[Row], store: Store) -> list[tuple[str, str]]:

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rewound.commands.console import console, say_files
 from rewound.conclusions.cells import setting_of
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES, TRAINING_EPOCHS
 from rewound.conclusions.tables import Row, Tables, read_rows, with_details
-from rewound.foundations.errors import InputError
-from rewound.reports.figures import Drawing
-from rewound.reports.writing import report_files, report_folder, say_comparison
+from rewound.foundations.errors import InputError, as_path
+from rewound.reports.figures import Drawing, Say
+from rewound.reports.page import Origin
+from rewound.reports.writing import Report, report_folder, write_report
 
 
-def read_tables(paths: Sequence[Path]) -> list[Row]:
+def read_tables(paths: Sequence[str | Path]) -> list[Row]:
     """The table that these files are together, every network once."""
     rows: dict[object, Row] = {}
     for path in paths:
@@ -34,19 +34,36 @@ def read_tables(paths: Sequence[Path]) -> list[Row]:
     return list(rows.values())
 
 
-def report_tables(results: Path, dense: Path | None, out: Path | None, theirs: Sequence[Row], drawing: Drawing) -> None:
+def check_subject(sweep: object, results: str | Path | None, dense: str | Path | None) -> None:
+    """Refuse a report on nothing, and one on two things."""
+    if (sweep is None) == (results is None):
+        raise InputError("give either a sweep or a table of results, the file results.csv of another report")
+    if dense is not None and results is None:
+        raise InputError(f"dense {dense} goes with a table of results: a sweep has its own dense runs; leave it out")
+
+
+def report_tables(
+    results: str | Path,
+    dense: str | Path | None,
+    out: str | Path | None,
+    theirs: Sequence[Row],
+    drawing: Drawing,
+    say: Say,
+) -> Report:
     """Report on a table, with its dense runs from another file and the details beside it, if they are there."""
-    rows = read_tables([results, *([dense] if dense else [])])
-    name = results.name.split(".")[0]
-    title = results.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
-    out = report_folder(out, name)
-    if (out / "results.csv").resolve() == results.resolve():
-        raise InputError(f"the report would write over {results}; give another folder with --out")
-    evidence = Evidence(with_details(rows, results.parent), theirs, TRAINING_EPOCHS, TEST_SHARES)
-    say_files(report_files(evidence, out, console, drawing, title))
+    rows, path = read_tables([results, *([] if dense is None else [dense])]), as_path("results", results)
+    name = path.name.split(".")[0]
+    title = path.resolve().parent.name if name == "results" else name  # tables of ours are named by their folder
+    folder = report_folder(out, name)
+    if (folder / "results.csv").resolve() == path.resolve():
+        raise InputError(f"the report would write over {results}; give another folder for out")
+    evidence = Evidence(with_details(rows, path.parent), theirs, TRAINING_EPOCHS, TEST_SHARES)
+    # An error where the two tables share nothing, or where deltas have nothing to be measured from.
+    _ = evidence.cards, evidence.only_dense or evidence.baselines
+    origin = Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}")))
+    return write_report(evidence, folder, origin, drawing, say)
 
 
-def diff_tables(ours: Path, theirs: Sequence[Path], *, every_cell: bool) -> None:
-    """Compare a table with another, cell by cell."""
-    evidence = Evidence(Tables(read_tables([ours])), read_tables(theirs), TRAINING_EPOCHS, TEST_SHARES)
-    say_comparison(evidence, console, every_cell=every_cell)
+def compared(ours: Path, theirs: Sequence[Path]) -> Evidence:
+    """A table of results, held against another."""
+    return Evidence(Tables(read_tables([ours])), read_tables(theirs), TRAINING_EPOCHS, TEST_SHARES)

@@ -75,9 +75,9 @@ def _removed(path: Path, writer: str | None) -> bool:
     return True
 
 
-def writable(folder: Path) -> Path:
+def writable(folder: str | Path) -> Path:
     """The folder, which need not be there yet, if files can be written into it; nothing is left there."""
-    folder = as_path("--out", folder)
+    folder = as_path("out", folder)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         # What a system says it allows is not all: root may write into /proc, which takes no files.
@@ -87,12 +87,12 @@ def writable(folder: Path) -> Path:
         reason = f"{there} is not a folder"
     except OSError as error:
         reason = f"{there} takes no files ({error.strerror})"
-    raise InputError(f"cannot write into {folder}: {reason}; choose another folder with --out")
+    raise InputError(f"cannot write into {folder}: {reason}; choose another folder for out")
 
 
 def writable_file(path: Path) -> Path:
     """The file, if it can be written."""
-    if as_path("--out", path).is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; give the path of a file with --out")
+    if as_path("out", path).is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; give the path of a file for out")
     writable(path.parent)
     return path

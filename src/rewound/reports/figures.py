@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from rich.console import Console
+from rich import get_console
 from rich.progress import track
 
 from rewound.conclusions.evidence import Evidence
@@ -35,6 +35,8 @@ _WORTH_PROCESSES: Final = 10  # sheets: drawing them takes about as long as proc
 _SIZES: Final = {1: (300.0, 165.0), 2: (216.0, 126.0), 3: (187.0, 126.0)}  # of a panel of the paper's, by columns
 _SMALLEST: Final = (165.0, 126.0)
 FORMATS: Final = ("png", "svg", "pdf")
+Say: TypeAlias = Callable[[str], None]
+"""Takes a line for what is left out."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,15 @@ class Drawing:
 DEFAULT: Final = Drawing()
 
 
-def draw_figures(evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT) -> list[Path]:
+def draw_figures(evidence: Evidence, out: Path, say: Say, drawing: Drawing = DEFAULT) -> list[Path]:
     """Draw what was asked for into the folder `out`."""
-    with figures_under_way(evidence, out, console, drawing) as figures:
+    with figures_under_way(evidence, out, say, drawing) as figures:
         return figures()
 
 
 @contextmanager
 def figures_under_way(
-    evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT
+    evidence: Evidence, out: Path, say: Say, drawing: Drawing = DEFAULT
 ) -> Iterator[Callable[[], list[Path]]]:
     """Inside, figures are drawn in the background; call what is given to wait for their files.
 
@@ -94,18 +96,18 @@ def figures_under_way(
         drawing.check(evidence)
         out = out / "paper"
         sheets = list(paper_sheets(evidence, drawing.of_the_paper.values()))
-        _say_missing(drawing, sheets, console)
+        _say_missing(drawing, sheets, say)
         points = ((sheet.figure, panel) for sheet in sheets if not sheet.alone for panel in sheet.panels)
         paths.append(write_points(points, out / "points.csv"))
     save = partial(save_sheet, out=out, formats=drawing.formats)
 
     def shown(files: Iterable[list[Path]]) -> list[Path]:
-        hidden = drawing.figures == "default" or not console.is_terminal
+        hidden = drawing.figures == "default" or not get_console().is_terminal
         try:
-            done = track(files, "drawing", len(sheets), console=console, transient=True, disable=hidden)
+            done = track(files, "drawing", len(sheets), transient=True, disable=hidden)
             return [*paths, *chain.from_iterable(done)]
         except ModuleNotFoundError as error:
-            console.print(f"no figures: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
+            say(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
             return paths
 
     workers = min(os.cpu_count() or 1, len(sheets) // _WORTH_PROCESSES)
@@ -127,11 +129,11 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, *deaf)
 
 
-def _say_missing(drawing: Drawing, sheets: Iterable[Sheet], console: Console) -> None:
+def _say_missing(drawing: Drawing, sheets: Iterable[Sheet], say: Say) -> None:
     there, wanted = {sheet.figure for sheet in sheets}, drawing.of_the_paper
     if missing := [name for name in wanted if name not in there]:
         numbers = ", ".join(name.split("-")[1] for name in missing)
-        console.print(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")
+        say(f"no data for {len(missing)} of the paper's {len(wanted)} figures: {numbers}")
 
 
 def standard_sheets(evidence: Evidence) -> Iterator[Sheet]:

@@ -1,50 +1,126 @@
-"""A report on tables: figures and a page beside them, and a summary in the terminal, whoever computed the rows."""
+"""A report on tables: figures and a page beside them, and a summary of what they say, whoever computed the rows."""
 
 import hashlib
-from dataclasses import replace
+import io
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 
 from rewound import __version__
 from rewound.conclusions.comparison import write_comparison
 from rewound.conclusions.evidence import Evidence
+from rewound.foundations.notebook import PICTURES, html_line, html_link, html_picture
+from rewound.foundations.quantities import counted
 from rewound.foundations.wholefiles import writable
-from rewound.reports.figures import DEFAULT, Drawing, figures_under_way
+from rewound.reports.figures import DEFAULT, FORMATS, Drawing, Say, figures_under_way
 from rewound.reports.page import PAGE, Origin, write_page
 from rewound.reports.terminal import conformance_card, summary_table
 
+_SHOWN: Final = 6  # figures that a notebook shows; the page has all
+_WIDTH: Final = 120  # columns of the summary as text
 
-def report_folder(out: Path | None, name: str) -> Path:
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The files of a report; printed, it is the summary of `rewound report`."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    """Tables first, then figures and the page."""
+    evidence: Evidence
+    """The tables and all that is concluded from them."""
+    test_examples: int | None = None
+    """The size of the test set, for the smallest difference that an accuracy can show."""
+    only_tables: bool = False
+    """Whether nothing is concluded from the tables: a lower value of their metric is better."""
+
+    @property
+    def page(self) -> Path | None:
+        """The page for a browser."""
+        return next((path for path in self.files if path.name == PAGE), None)
+
+    @property
+    def figures(self) -> list[Path]:
+        """The files of figures."""
+        return [path for path in self.files if path.suffix.removeprefix(".") in FORMATS]
+
+    def __repr__(self) -> str:
+        page = f", page {self.page.name}" if self.page else ""
+        return f"Report({self.folder}: {counted(len(self.figures), 'figure')}{page})"
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_WIDTH, color_system=None).print(self.summary())
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+    def _repr_html_(self) -> str:
+        pictures = [path for path in self.figures if path.suffix in PICTURES]
+        # One file of each figure, where it was written in several formats.
+        shown = list({path.with_suffix(""): path for path in reversed(pictures)}.values())[::-1]
+        rest = len(shown) - _SHOWN
+        where = html_link(self.page, str(self.page)) if self.page else html_line(str(self.folder))
+        return "".join(
+            [
+                *([] if shown else [html_line("no figures")]),
+                *(f"<div>{html_picture(path)}</div>" for path in shown[:_SHOWN]),
+                *([html_line(f"and {counted(rest, 'more figure')} in {self.folder}")] if rest > 0 else []),
+                f"<p>report: {where}</p>",
+            ]
+        )
+
+    def summary(self) -> RenderableType:
+        """What the tables say, for a terminal; with the conformance cards, where there is a table to compare with."""
+        parts: list[RenderableType] = []
+        if self.evidence.only_dense:
+            parts.append("only dense networks so far: there are no techniques to compare yet")
+        elif not self.only_tables:
+            parts.append(summary_table(self.evidence, self.test_examples))
+        return Group(*parts, *([comparison_cards(self.evidence)] if self.evidence.cards else []))
+
+
+def report_folder(out: str | Path | None, name: str) -> Path:
     """The folder for a report of that name, if files can be written into it."""
-    return writable(out or Path("rewound-report") / name)
+    return writable(Path("rewound-report") / name if out is None else out)
 
 
-def report_files(
-    evidence: Evidence, out: Path, console: Console, drawing: Drawing = DEFAULT, title: str = "results"
-) -> list[Path]:
-    """Tables that came from anywhere, with figures and a page; with another table, also a conformance card."""
-    _check(evidence, drawing)
-    _ = evidence.only_dense or evidence.baselines  # an error where deltas have nothing to be measured from
-    paths = evidence.tables.write(out)
-    origin = with_digest(paths[0], Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}"))))
-    shown = show_tables(evidence, out, console, origin, drawing)
-    return [*paths, *shown, *show_comparison(evidence, out, console)]
+def write_report(
+    evidence: Evidence,
+    folder: Path,
+    origin: Origin,
+    drawing: Drawing = DEFAULT,
+    say: Say = print,
+    test_examples: int | None = None,
+    *,
+    only_tables: bool = False,
+) -> Report:
+    """Write tables, figures and a page into a folder; with another table, also how they compare.
 
-
-def write_tables(evidence: Evidence, out: Path, drawing: Drawing) -> list[Path]:
-    """Write the tables into the folder `out`, once it is known that the figures and cards asked for can be made."""
-    _check(evidence, drawing)
-    return evidence.tables.write(out)
-
-
-def _check(evidence: Evidence, drawing: Drawing) -> None:
+    Dense networks alone have nothing to compare, so that nothing is drawn. `say` takes a line for what is left out.
+    """
     drawing.check(evidence)
     _ = evidence.cards  # an error where the two tables share nothing
+    files = evidence.tables.write(folder)
+    if not (evidence.only_dense or only_tables):
+        with figures_under_way(evidence, folder, say, drawing) as figures:
+            page = _page(evidence, folder, say, _with_digest(files[0], origin))
+            files += [*figures(), *page]
+    if evidence.cards:
+        write_comparison(evidence.cards, folder / "compare.csv")
+        files.append(folder / "compare.csv")
+    return Report(folder, tuple(files), evidence, test_examples, only_tables)
 
 
-def with_digest(results: Path, origin: Origin) -> Origin:
+def comparison_cards(evidence: Evidence, *, every_cell: bool = False) -> RenderableType:
+    """The conformance cards, and the recipes of ours that have none."""
+    cards = conformance_card(evidence.cards, every_cell=every_cell)
+    alone = sorted({row.recipe for row in evidence.rows} - {card.recipe for card in evidence.cards})
+    return Group(cards, *([f"only in our table: {', '.join(alone)}"] if alone else []))
+
+
+def _with_digest(results: Path, origin: Origin) -> Origin:
     """The origin, with what is known of the table that was written."""
     digest = hashlib.sha256(results.read_bytes()).hexdigest()
     facts = (
@@ -54,46 +130,9 @@ def with_digest(results: Path, origin: Origin) -> Origin:
     return replace(origin, facts=(*origin.facts, *facts))
 
 
-def show_tables(
-    evidence: Evidence,
-    out: Path,
-    console: Console,
-    origin: Origin,
-    drawing: Drawing = DEFAULT,
-    test_examples: int | None = None,
-) -> list[Path]:
-    """Draw the figures of tables and write their page into the folder `out`, and print a summary.
-
-    Dense networks alone have nothing to compare: a line says so, and nothing is drawn.
-    """
-    if evidence.only_dense:
-        console.print("only dense networks so far: there are no techniques to compare yet")
-        return []
-    with figures_under_way(evidence, out, console, drawing) as figures:
-        console.print(summary_table(evidence, test_examples))
-        page = _page(evidence, out, console, origin)
-        return [*figures(), *page]
-
-
-def show_comparison(evidence: Evidence, out: Path, console: Console) -> list[Path]:
-    """Print the conformance cards, if there are any, and write them into the folder `out`."""
-    if not evidence.cards:
-        return []
-    say_comparison(evidence, console)
-    write_comparison(evidence.cards, out / "compare.csv")
-    return [out / "compare.csv"]
-
-
-def say_comparison(evidence: Evidence, console: Console, *, every_cell: bool = False) -> None:
-    """Print the conformance cards, and the recipes of ours that have none."""
-    console.print(conformance_card(evidence.cards, every_cell=every_cell))
-    if alone := sorted({row.recipe for row in evidence.rows} - {card.recipe for card in evidence.cards}):
-        console.print(f"only in our table: {', '.join(alone)}", markup=False)
-
-
-def _page(evidence: Evidence, out: Path, console: Console, origin: Origin) -> list[Path]:
+def _page(evidence: Evidence, folder: Path, say: Say, origin: Origin) -> list[Path]:
     try:
-        return [write_page(evidence, out / PAGE, origin)]
+        return [write_page(evidence, folder / PAGE, origin)]
     except ModuleNotFoundError as error:
-        console.print(f"no page: {error.name} is missing; pip install 'rewound[figures]'", markup=False)
+        say(f"no page: {error.name} is missing; pip install 'rewound[figures]'")
         return []

@@ -15,7 +15,10 @@ from rewound.states.storage.store import Say, Store
 
 
 class Executor(Protocol):
-    """Runs a plan; `say` takes lines for a person, `tick` now and then how far the plan is."""
+    """Runs a plan; `say` takes lines for a person, `tick` now and then how far the plan is.
+
+    The device in `options` is only a name here: an executor looks for it, and for the data, where it works.
+    """
 
     def __call__(
         self, plan: Plan, store: Store, options: Options, *, say: Say, tick: Callable[[Headway], None]

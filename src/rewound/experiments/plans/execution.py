@@ -277,12 +277,19 @@ def made_by(node: Node, options: Options) -> dict[str, str]:
     device = device_named(options.device)
     on_cpu = device.type == "cpu"
     return {
-        "source": node.recipe.source_digest(),
-        **{path: source_digest(path) for path in own_functions(node.state)},
+        **sources_of(node),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
         **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
+    }
+
+
+def sources_of(node: Node) -> dict[str, str]:
+    """Digests of the files with the code of a node: its recipe's, and those of the user's own functions."""
+    return {
+        "source": node.recipe.source_digest(),
+        **{path: source_digest(path) for path in own_functions(node.state)},
     }
 
 

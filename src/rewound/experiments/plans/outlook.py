@@ -1,16 +1,17 @@
 """What is known about a plan before it runs: what it would cost, and whether stored results were made otherwise."""
 
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
-from rewound.experiments.plans.execution import made_by
+from rewound.experiments.plans.execution import made_by, sources_of
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.foundations.errors import few
+from rewound.foundations.notebook import html_table
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.method.pruning.counts import Counts
 from rewound.method.pruning.pruner import Pruner
@@ -21,29 +22,77 @@ from rewound.tasks.devices import device_kind
 from rewound.tasks.recipe import Recipe, changed_fields, selected_counts
 
 
-def estimate(plan: Plan, store: Store | None, device: str, jobs: int) -> Iterator[tuple[str, str]]:
-    """What a plan would cost, line by line."""
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a run of a sweep would do, and what it would cost; printed, it is the table of `rewound plan`."""
+
+    name: str
+    rows: int
+    """Networks to measure."""
+    nodes: int
+    """Pieces of training, each done once."""
+    nodes_to_do: int
+    dense_epochs: float
+    naive_epochs: float
+    """Epochs of retraining as if nothing were shared."""
+    shared_epochs: float
+    """Epochs of retraining where what is common to several rows is done once."""
+    epochs_to_do: float
+    seconds_to_do: float | None
+    """None: unknown, since the recipe has not run on this device yet."""
+    lines: tuple[tuple[str, str], ...] = field(repr=False)
+    """All of it in words: what, and how much."""
+
+    def __repr__(self) -> str:
+        to_do = f"{self.nodes_to_do:,} of {self.nodes:,} nodes and {self.epochs_to_do:,.0f} epochs to do"
+        time = "" if self.seconds_to_do is None else f", about {spoken(self.seconds_to_do)}"
+        return f"SweepPlan({self.name}: {counted(self.rows, 'row')}, {to_do}{time})"
+
+    def __str__(self) -> str:
+        width = max(len(what) for what, _ in self.lines)
+        return "\n".join([f"plan of {self.name}", *(f"{what:{width}}  {value}" for what, value in self.lines)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.lines, title=f"plan of {self.name}")
+
+
+def estimate(name: str, plan: Plan, store: Store | None, device: str, jobs: int) -> SweepPlan:
+    """What the plan of the sweep of that name would cost."""
     left = todo(plan, store) if store else list(plan.nodes)
     again = to_recompute(left, store) if store else []
-    yield "rows (networks to measure)", f"{len(plan.targets):,}"
-    for counts, label in parts_pruned(plan).items():
-        yield f"weights that may be pruned{label}", f"{counts.selected:,} of {counts.network:,} parameters"
-    yield (
-        "nodes (pieces of training)",
-        f"{len(plan.nodes):,} ({len(plan.nodes) - len(left):,} done, {len(left):,} to do)",
-    )
-    yield "dense epochs", f"{plan.epochs(dense=True):,.0f}"
-    yield "retraining epochs, naive", f"{plan.naive_epochs:,.0f}"
-    yield "retraining epochs, shared", f"{plan.epochs(dense=False):,.0f}"
+    done = len(plan.nodes) - len(left)
     drafted = sum((node.steps - steps_to_do(node, store)) / node.recipe.steps_per_epoch for node in left if store)
-    more = f" (and {drafted:,.0f} done, in drafts)" if drafted else ""
-    yield "epochs to do", f"{_epochs(plan, left) - drafted:,.0f}{more}"
-    if again:
-        yield "of them to recompute", f"{_epochs(plan, again):,.0f}, since their tensors were dropped"
-    yield "time to do", _time(plan, left, store, device, jobs)
+    epochs, time = _epochs(plan, left) - drafted, _time(plan, left, store, device, jobs)
+    dense, shared = plan.epochs(dense=True), plan.epochs(dense=False)
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
-    yield "tensors kept while needed", f"at most {sized(size)} ({counted(len(kept), 'state')})"
+    in_drafts = f" (and {drafted:,.0f} done, in drafts)" if drafted else ""
+    recomputed = f"{_epochs(plan, again):,.0f}, since their tensors were dropped"
+    pruned = ((f"weights that may be pruned{label}", counts) for counts, label in parts_pruned(plan).items())
+    lines = (
+        ("rows (networks to measure)", f"{len(plan.targets):,}"),
+        *((what, f"{counts.selected:,} of {counts.network:,} parameters") for what, counts in pruned),
+        ("nodes (pieces of training)", f"{len(plan.nodes):,} ({done:,} done, {len(left):,} to do)"),
+        ("dense epochs", f"{dense:,.0f}"),
+        ("retraining epochs, naive", f"{plan.naive_epochs:,.0f}"),
+        ("retraining epochs, shared", f"{shared:,.0f}"),
+        ("epochs to do", f"{epochs:,.0f}{in_drafts}"),
+        *([("of them to recompute", recomputed)] if again else []),
+        ("time to do", time.words),
+        ("tensors kept while needed", f"at most {sized(size)} ({counted(len(kept), 'state')})"),
+    )
+    return SweepPlan(
+        name=name,
+        rows=len(plan.targets),
+        nodes=len(plan.nodes),
+        nodes_to_do=len(left),
+        dense_epochs=dense,
+        naive_epochs=plan.naive_epochs,
+        shared_epochs=shared,
+        epochs_to_do=epochs,
+        seconds_to_do=time.seconds,
+        lines=lines,
+    )
 
 
 def parts_pruned(plan: Plan) -> dict[Counts, str]:
@@ -65,19 +114,27 @@ def _epochs(plan: Plan, nodes: list[Node]) -> float:
     return plan.epochs(nodes, dense=True) + plan.epochs(nodes, dense=False)
 
 
-def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> str:
+class _Time(NamedTuple):
+    """How long a plan takes, and the same in words."""
+
+    seconds: float | None
+    words: str
+
+
+def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> _Time:
     if not left:
-        return "nothing"
+        return _Time(0.0, "nothing")
     seconds, sources = 0.0, list[str]()
     for task in dict.fromkeys(type(node.recipe) for node in left):
-        mine = [node for node in left if type(node.recipe) is task]
+        open_nodes = [node for node in left if type(node.recipe) is task]
         keys = [node.key for node in plan.nodes if type(node.recipe) is task]
-        pace = _pace(mine[0].recipe, [result for key in keys if store and (result := store.result(key))], device)
+        pace = _pace(open_nodes[0].recipe, [result for key in keys if store and (result := store.result(key))], device)
         if pace is None:
-            return f"unknown: {task.label()} has not run on {device} yet"
-        seconds += pace.per_step * sum(steps_to_do(node, store) if store else node.steps for node in mine)
+            return _Time(None, f"unknown: {task.label()} has not run on {device} yet")
+        seconds += pace.per_step * sum(steps_to_do(node, store) if store else node.steps for node in open_nodes)
         sources.append(pace.source)
-    return f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({', '.join(dict.fromkeys(sources))})"
+    known_from = ", ".join(dict.fromkeys(sources))
+    return _Time(seconds / jobs, f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({known_from})")
 
 
 class _Pace(NamedTuple):
@@ -106,8 +163,11 @@ def _bytes(recipe: Recipe) -> int:
     return 2 * parameters + parameters // 32  # weights, one slot each, a bit of mask per weight
 
 
-def outdated(plan: Plan, store: Store, options: Options) -> list[str]:
-    """What a run that goes on with stored results and states should say of them before it does."""
+def outdated(plan: Plan, store: Store, options: Options | None) -> list[str]:
+    """What a run that goes on with stored results and states should say of them before it does.
+
+    Without options it is not known which libraries and device the work is done with, as when another machine does it.
+    """
     return [*_made_otherwise(plan, store, options), *_unbound(plan, store)]
 
 
@@ -124,12 +184,12 @@ def unbound_note(count: int) -> str:
     )
 
 
-def _made_otherwise(plan: Plan, store: Store, options: Options) -> list[str]:
+def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[str]:
     """One line where stored results were made by another source, library, device or kind of CPU than today's."""
     differing: Counter[str] = Counter()
     for node in plan.nodes:
         if (result := store.result(node.key)) is not None:
-            today, made = made_by(node, options), result["made"]
+            today, made = made_by(node, options) if options else sources_of(node), result["made"]
             differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []

@@ -20,8 +20,6 @@ Table = Mapping[str, object]
 class Declaration(NamedTuple):
     """What a file declares."""
 
-    word: str
-    """What it was asked for by: a path, or the name of a shipped sweep."""
     name: str
     """The name of the sweep in reports."""
     table: Table
@@ -47,9 +45,26 @@ def declared(word: str | Path) -> Declaration:
     else:
         raise InputError(unknown("sweep", word, shipped) + " or the path of a TOML file")
     try:
-        return Declaration(word, path.stem, tomllib.loads(text))
+        return Declaration(path.stem, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{word} is not TOML: {error}; correct it there") from error
+
+
+def as_table(given: Table) -> Table:
+    """The table of a TOML file that a dict stands for: tuples, ranges, arrays and their numbers are lists and numbers.
+
+    >>> as_table({"trials": range(1, 3), "experiment": ({"density": (0.2, 0.1)},)})
+    {'trials': [1, 2], 'experiment': [{'density': [0.2, 0.1]}]}
+    """
+    return {str(key): _plain(value) for key, value in given.items()}
+
+
+def _plain(value: object) -> object:
+    if callable(convert := getattr(value, "tolist", None)):  # numpy's arrays and numbers, torch's tensors
+        value = convert()
+    if isinstance(value, Mapping):
+        return as_table(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple | range) else value
 
 
 def shipped_sweeps() -> dict[str, str]:

@@ -40,7 +40,7 @@ from rewound.foundations.names import path_of
 from rewound.method.algorithm import KEEP, check_densities, densities, density_meant
 from rewound.method.pruning.pruner import Pruner
 from rewound.tasks.hyperparameters import field_word
-from rewound.tasks.recipe import Recipe
+from rewound.tasks.recipe import Recipe, check_recipe
 from rewound.tasks.recipes import recipe_named
 
 RANDOMNESS = ("shared", "independent")
@@ -161,9 +161,9 @@ def parse_sweep(table: Table, name: str) -> Sweep:
 
 def _parsed(table: Table, name: str) -> Sweep:
     check_keys("key", table, ("recipe", "trials", "randomness", "recipe-fields", "experiment"))
-    tasks, given = [recipe_named(word) for word in texts_in(table, "recipe")], table_in(table, "recipe-fields")
-    _check_labels(tasks)
-    recipes = dict.fromkeys(recipe for task in tasks for recipe in variants(task, given))
+    given = table_in(table, "recipe-fields")
+    recipes = dict.fromkeys(recipe for value in axis_in(table, "recipe") for recipe in _recipes(value, given))
+    _check_labels(type(recipe) for recipe in recipes)
     trials = _trials(table)
     randomness = axis_in(table, "randomness") if "randomness" in table else ["shared"]
     for word in randomness:
@@ -174,6 +174,20 @@ def _parsed(table: Table, name: str) -> Sweep:
         raise InputError("experiments are declared under [[experiment]], with two brackets")
     grids = tuple(_experiment(e, trials) for e in experiments)
     return Sweep(name, tuple(recipes), trials, grids, tuple(word for word in RANDOMNESS if word in randomness))
+
+
+def _recipes(value: object, given: Table) -> tuple[Recipe, ...]:
+    """The recipes that one value of `recipe` stands for: a name, or in a dict the recipe itself."""
+    if isinstance(value, str):
+        return variants(recipe_named(value), given)
+    if not isinstance(value, Recipe | type):
+        raise InputError(f"recipe must be a text, or in Python a Recipe, not {value!r}")
+    check_recipe(value)
+    assert isinstance(value, Recipe)  # as checked just above
+    if given:
+        names = ", ".join(given)
+        raise InputError(f"recipe-fields go with the name of a recipe; give {names} to {type(value).__name__} itself")
+    return (value,)
 
 
 def variants(task: type[Recipe], table: Table) -> tuple[Recipe, ...]:
