@@ -15,7 +15,7 @@ from rewound.commands.console import console, exits, print_report, progress_of, 
 from rewound.commands.tables import check_subject, compared, read_tables, report_tables
 from rewound.experiments.sweeps.declaration import declared
 from rewound.foundations.errors import InputError, as_path
-from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE
+from rewound.method.choices import HELP, Choices
 from rewound.reports.figures import Drawing
 from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.records import DEFAULT_STORE
@@ -134,29 +134,26 @@ def diff_command(
 def prune_command(
     recipe: Annotated[str, typer.Argument(help="a recipe such as digits, or package.module:Class")],
     fields: Fields = None,
-    compression: Annotated[float, typer.Option(help="how many times fewer weights")] = COMPRESSION,
-    technique: Annotated[
-        str, typer.Option(help="how to retrain; gradual takes options: 'gradual end=0.7 every=100'")
-    ] = TECHNIQUE,
+    compression: Annotated[float, typer.Option(help=HELP["compression"])] = Choices.compression,
+    technique: Annotated[str, typer.Option(help=HELP["technique"])] = Choices.technique,
     retrain_epochs: Annotated[
         float | None,
         typer.Option(
             help="epochs per level", show_default="the full training time; 0.9 of it where weights are rewound"
         ),
     ] = None,
-    rate: Annotated[float, typer.Option(help="fraction of the remaining weights that a level prunes")] = RATE,
-    one_shot: Annotated[bool, typer.Option("--one-shot", help="prune all at once")] = False,
+    rate: Annotated[float, typer.Option(help=HELP["rate"])] = Choices.rate,
+    one_shot: Annotated[bool, typer.Option("--one-shot", help=HELP["one_shot"])] = Choices.one_shot,
     score: Annotated[str, typer.Option(help="what to rank weights by")] = "magnitude",
     scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
+    pattern: Annotated[str, typer.Option(help="what goes as one: weight, or package.module:name")] = "weight",
     only: Annotated[
         list[str] | None, typer.Option(help="prune only these weights, e.g. 'encoder.*'; repeatable")
     ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
     floor: Annotated[float, typer.Option(help="minimum fraction kept in each tensor")] = 0.0,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(help="return the last level whose validation value has dropped by at most this, e.g. 0.01"),
-    ] = None,
+    max_drop: Annotated[float | None, typer.Option(help=HELP["max_drop"])] = Choices.max_drop,
+    final: Annotated[float | None, typer.Option(help=HELP["final"])] = Choices.final,
     seed: Annotated[int, typer.Option(help="the trial")] = 1,
     device: Device = "cpu",
     store: StorePath = DEFAULT_STORE,
@@ -185,8 +182,9 @@ def prune_command(
         retrain_epochs=retrain_epochs,
         rate=rate,
         one_shot=one_shot,
-        pruner=Pruner(score, scope, only=tuple(only or ()), skip=tuple(skip or ()), floor=floor),
+        pruner=Pruner(score, scope, pattern, only=tuple(only or ()), skip=tuple(skip or ()), floor=floor),
         max_drop=max_drop,
+        final=final,
         seed=seed,
         device=device,
         store=store,

@@ -13,8 +13,8 @@ import rewound
 import rewound.loops.iteration
 from rewound import InputError
 from rewound.method.flops import FirstPass
-from rewound.states.tickets import choices
-from rewound.states.tickets.choices import COLUMNS
+from rewound.states.tickets import kept_levels
+from rewound.states.tickets.kept_levels import COLUMNS
 from training_loops import STEPS, Loop, T, made_by_the_version_before, network, one_step, same
 
 
@@ -145,16 +145,16 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 def test_a_full_disk_stops_the_run_where_it_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over(tmp_path / "whole")
-    real = choices.save
+    real = kept_levels.save
 
     def full(state: object, mask: object, path: Path, about: object) -> None:
         raise InputError(f"cannot write ticket {path}: No space left on device") from OSError(28, "No space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(choices, "save", full)
+        patch.setattr(kept_levels, "save", full)
         with pytest.raises(InputError, match=r"cannot keep the level: .*1\.00x\.safetensors: No space.*; make room"):
             over(tmp_path / "left")
-    assert choices.save is real
+    assert kept_levels.save is real
     over(tmp_path / "left")
     assert table(tmp_path / "left") == table(tmp_path / "whole")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewound import TECHNIQUES, Facts, InputError, Level, Schedule, Technique, densities, levels
 from rewound.experiments.sweeps.targets import dense, retrained
-from rewound.method.algorithm import KEEP, RATE, check_final, check_time, goals
+from rewound.method.algorithm import KEEP, check_final, check_time
 from rewound.method.schedule import Piece
 from rewound.tasks.recipes.cifar10 import ResNet20
 from rewound.tasks.recipes.digits import Digits
@@ -69,15 +69,9 @@ def test_algorithm_1_of_the_paper() -> None:
 
 
 def test_twenty_percent_a_level() -> None:
-    assert (KEEP, RATE) == (0.8, 0.2)
+    assert KEEP == 0.8
     assert densities(1 / 0.8**10) == pytest.approx([0.8**level for level in range(1, 11)])
     assert [round(100 * density, 2) for density in densities(9.31)][-3:] == [16.78, 13.42, 10.74]
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.0, 1.5, -0.5, float("nan")])
-def test_a_rate_is_a_fraction(rate: float) -> None:
-    with pytest.raises(InputError, match=f"rate must be between 0 and 1, not {rate:g}: it is the fraction"):
-        goals(10, rate, one_shot=False)
 
 
 @given(st.floats(1.001, 1e4), st.floats(0.05, 0.99))

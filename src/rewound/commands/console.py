@@ -25,7 +25,7 @@ from rewound.foundations.errors import Diverged, Failed, InputError
 from rewound.foundations.faults import Fault, fault_of
 from rewound.foundations.names import unknown
 from rewound.foundations.quantities import spoken
-from rewound.method.algorithm import instead_of
+from rewound.method.choices import instead_of
 from rewound.reports.look import printable
 from rewound.reports.writing import Report
 

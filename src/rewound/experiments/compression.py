@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 from safetensors.torch import save_file
 from torch import nn
@@ -22,25 +22,16 @@ from rewound.experiments.plans.realisation import recomputing, stored_state
 from rewound.experiments.sweeps.targets import Target, dense, retrained
 from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
 from rewound.foundations.wholefiles import replacing, write_whole
-from rewound.method.algorithm import (
-    COMPRESSION,
-    RATE,
-    TECHNIQUE,
-    by_compression,
-    goals,
-    has_dropped,
-    longest_time,
-    returned,
-)
+from rewound.method.algorithm import has_dropped, longest_time, returned
+from rewound.method.choices import Choices, Chosen, takes_choices
 from rewound.method.pruning.counts import Counts, counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.pruner import Pruner, as_pruner
-from rewound.method.technique import technique_named
+from rewound.method.technique import technique_label
 from rewound.states.storage.artifact import digest, separate
 from rewound.states.storage.records import DEFAULT_STORE
 from rewound.states.storage.statefile import Kept
 from rewound.states.storage.store import Store
-from rewound.states.tickets.choices import Choice, Choices, place_of
+from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 from rewound.states.tickets.ticket import save as write_ticket
 from rewound.tasks.recipe import Recipe, check_recipe, selected_counts
 from rewound.tasks.recipes import recipe_named
@@ -105,18 +96,18 @@ class PrunedNetwork:
 
     def _save_levels(self, folder: Path) -> None:
         """Write every level as a ticket, and their table; what the folder has of this search is kept."""
-        choices = Choices(folder, digest({"dense": self.levels[0].key, **searched(self.settings)}))
-        choices.read(warn)
+        tickets = KeptLevels(folder, digest({"dense": self.levels[0].key, **searched(self.settings)}))
+        tickets.read(warn)
         gone: list[str] = []
         for level in self.levels:
-            if place_of(level.level, level.density) in choices.kept:
+            if place_of(level.level, level.density) in tickets.kept:
                 continue
             found = (self.model, self.mask) if level.level == self.chosen else self.network_of(level.level)
             if found is None:
                 gone.append(str(level.level))
                 continue
             model, mask = found
-            choice = Choice(
+            kept = KeptLevel(
                 level=level.level,
                 density=level.density,
                 counts=counts_of(model, mask),
@@ -124,69 +115,64 @@ class PrunedNetwork:
                 metric=f"{self.settings.get('metric', 'metric')} (validation)",
                 value=level.val,
             )
-            choices.add(choice, model.state_dict(), mask, self._about(level.level))
+            tickets.add(kept, model.state_dict(), mask, self._about(level.level))
         if gone:
             warn(f"there are no tickets of levels {few(gone)} in {folder}: the store no longer has their tensors")
         chosen = self.levels[self.chosen]
-        choices.write_table(place_of(chosen.level, chosen.density))
+        tickets.write_table(place_of(chosen.level, chosen.density))
 
 
+@takes_choices
 def search_of(
-    recipe: Recipe,
-    *,
-    technique: str = TECHNIQUE,
-    retrain_epochs: float | None = None,
-    rate: float = RATE,
-    one_shot: bool = False,
-    pruner: Pruner | None = None,
-    seed: int = 1,
+    recipe: Recipe, *, retrain_epochs: float | None = None, seed: int = 1, **chosen: Unpack[Chosen]
 ) -> dict[str, object]:
     """What tells one search from another: all that `prune` is asked for, but how far to go."""
-    return searched(
-        {
-            "recipe": recipe.label(),
-            "fields": recipe.identity()["fields"],
-            "technique": technique,
-            "retrain_epochs": _epochs(recipe, technique, retrain_epochs),
-            "pruner": vars(as_pruner(pruner)),
-            "asked": {"rate": rate, "one_shot": one_shot, "seed": seed},
-        }
-    )
+    choices = Choices(**chosen)
+    return searched(_settings(recipe, choices, _epochs(recipe, choices, retrain_epochs), seed))
+
+
+def _settings(recipe: Recipe, choices: Choices, epochs: float, seed: int) -> dict[str, object]:
+    """What a network was asked for, as plain data."""
+    asked = {name: getattr(choices, name) for name in ("compression", "one_shot", "rate", "max_drop")}
+    final = {} if choices.final is None else {"final": choices.final}
+    return {
+        "recipe": recipe.label(),
+        "fields": recipe.identity()["fields"],
+        "technique": technique_label(choices.technique),
+        "retrain_epochs": epochs,
+        "asked": {**asked, **final, "seed": seed},
+        "pruner": vars(choices.the_pruner),
+    }
 
 
 def searched(settings: Mapping[str, object]) -> dict[str, object]:
     """The same of the settings of a pruned network, as they are in `summary.json`."""
     asked = cast(Mapping[str, object], settings.get("asked", {}))
     names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
-    steps = ("one_shot", "seed") if asked.get("one_shot") else ("one_shot", "seed", "rate")
+    steps = ["one_shot", "seed", *([] if asked.get("one_shot") else ["rate"]), *(["final"] if "final" in asked else [])]
     found = {name: settings.get(name) for name in names} | {name: asked.get(name) for name in steps}
     plain: dict[str, object] = json.loads(json.dumps(found))
     return plain
 
 
-def _epochs(recipe: Recipe, technique: str, retrain_epochs: float | None) -> float:
+def _epochs(recipe: Recipe, choices: Choices, retrain_epochs: float | None) -> float:
     """How long a level is retrained."""
-    longest = longest_time(technique_named(technique), recipe.training_epochs)
+    longest = longest_time(choices.how, recipe.training_epochs)
     return longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
 
 
-@by_compression
+@takes_choices
 def prune(
     recipe: str | Recipe,
     *,
-    compression: float = COMPRESSION,
-    technique: str = TECHNIQUE,
     retrain_epochs: float | None = None,
-    rate: float = RATE,
-    one_shot: bool = False,
-    pruner: Pruner | None = None,
-    max_drop: float | None = None,
     seed: int = 1,
     device: str = "cpu",
     store: str | Path = DEFAULT_STORE,
     keep: str = "needed",
     say: Callable[[str], None] = print,
     progress: Callable[[float, float], None] = lambda steps, total: None,
+    **chosen: Unpack[Chosen],
 ) -> PrunedNetwork:
     """Train a recipe's network and prune it to `compression`, level by level.
 
@@ -202,20 +188,27 @@ def prune(
     """
     task = recipe_named(recipe)() if isinstance(recipe, str) else recipe
     check_recipe(task)
-    if max_drop is not None and not as_number("max_drop", max_drop) >= 0:
-        raise InputError(f"max_drop must be at least 0, not {max_drop:g}")
+    choices = Choices(**chosen)
+    max_drop = choices.max_drop
     if max_drop is not None and max_drop > 1 and task.metric.unit == "fraction":
         raise InputError(
             f"max_drop is in fractions, as {task.metric.name} is; for {max_drop:g} points give {max_drop / 100:g}, "
             "or declare another unit in the recipe's metric"
         )
     all_kept = keeps_all(keep)
-    epochs = _epochs(task, technique, retrain_epochs)
-    seed, how = as_whole("seed", seed), technique_named(technique)
-    densities = goals(compression, rate, one_shot=one_shot, technique=how)
-    iterative = not one_shot and how.gradual is None
-    targets = [dense(task, seed), *retrained(task, seed, technique, epochs, densities, pruner, iterative=iterative)]
-    selected_counts(task, as_pruner(pruner)).warn_of_small_part()
+    epochs, seed, pruner = _epochs(task, choices, retrain_epochs), as_whole("seed", seed), choices.the_pruner
+    levels_asked = retrained(
+        task,
+        seed,
+        choices.technique,
+        epochs,
+        choices.densities,
+        pruner,
+        iterative=choices.iterative,
+        final=choices.final,
+    )
+    targets = [dense(task, seed), *levels_asked]
+    selected_counts(task, pruner).warn_of_small_part()
     search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
     for line in outdated(search.plan, search.store, Options(device=device)):
         say(line)
@@ -234,23 +227,18 @@ def prune(
         scores = [level.val for level in levels]
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
             break
-    chosen = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
-    model, mask = search.network(chosen)
+    best = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
+    model, mask = search.network(best)
     if not all_kept:
         search.tidy(len(levels), but=present)
     settings: dict[str, object] = {
-        "recipe": task.label(),
-        "fields": task.identity()["fields"],
-        "technique": technique,
-        "retrain_epochs": epochs,
-        "compression": levels[chosen].compression,
-        "network_compression": levels[chosen].network_compression,
-        "asked": {"compression": compression, "one_shot": one_shot, "rate": rate, "max_drop": max_drop, "seed": seed},
-        "pruner": vars(as_pruner(pruner)),
+        **_settings(task, choices, epochs, seed),
+        "compression": levels[best].compression,
+        "network_compression": levels[best].network_compression,
         "metric": task.metric.name,
         "unit": task.metric.unit,
     }
-    return PrunedNetwork(model, mask, tuple(levels), chosen, settings, search.kept_network)
+    return PrunedNetwork(model, mask, tuple(levels), best, settings, search.kept_network)
 
 
 @dataclass(frozen=True)

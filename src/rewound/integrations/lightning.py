@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
 from rewound.loops.loop import Epochs, epochs
 from rewound.loops.snapshot import Stateful
-from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.choices import Chosen, takes_choices
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -36,47 +35,35 @@ class Rewind(Callback):
     `trainer.validate` finds before. The run itself is `callback.run`.
     """
 
-    @by_compression
+    @takes_choices
     def __init__(
         self,
         *,
-        compression: float = COMPRESSION,
-        technique: str = TECHNIQUE,
         retrain_epochs: int | None = None,
-        rate: float = RATE,
-        one_shot: bool = False,
-        pruner: Pruner | None = None,
         checkpoint: str | Path | None = None,
         also: Sequence[Stateful] = (),
         init: Init | None = None,
-        max_drop: float | None = None,
-        final: float | None = None,
         adopt: bool = False,
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
         say: Callable[[str], None] = print,
+        **chosen: Unpack[Chosen],
     ) -> None:
-        if max_drop is not None and monitor is None:
+        if chosen.get("max_drop") is not None and monitor is None:
             raise InputError("max_drop needs the accuracy of every level: give monitor=, a metric that validation logs")
         if mode not in ("max", "min"):
             raise InputError(f"mode is 'max' where more is better, else 'min', not {mode!r}")
         self._make = partial(
             epochs,
-            compression=compression,
-            technique=technique,
             retrain_epochs=retrain_epochs,
-            rate=rate,
-            one_shot=one_shot,
-            pruner=pruner,
             also=also,
             init=init,
-            max_drop=max_drop,
-            final=final,
             adopt=adopt,
             resume=False,
             say=say,
+            **chosen,
         )
-        self._folder, self._adopts, self._max_drop = checkpoint, adopt, max_drop
+        self._folder, self._adopts, self._max_drop = checkpoint, adopt, chosen.get("max_drop")
         self._monitor, self._more_is_better = monitor, mode == "max"
         self._saved: dict[str, object] | None = None
         self._validated: float | None = None  # before the fit: what an adopted module reached

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 from torch.optim.optimizer import Optimizer
 
@@ -19,8 +19,7 @@ from rewound.loops.course import Init
 from rewound.loops.loop import Epochs, Steps, epochs, steps
 from rewound.loops.optimizers import bare_optimizer, with_inner
 from rewound.loops.snapshot import StateDict, Stateful
-from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.choices import Chosen, takes_choices
 
 try:
     from transformers import (
@@ -35,24 +34,18 @@ except ImportError as error:
     raise ImportError("Hugging Face's Trainer is missing: pip install 'rewound[transformers]'") from error
 
 
-@by_compression
+@takes_choices
 def rewind(
     trainer: Trainer,
     *,
-    compression: float = COMPRESSION,
-    technique: str = TECHNIQUE,
     retrain_epochs: int | None = None,
     retrain_steps: int | None = None,
-    rate: float = RATE,
-    one_shot: bool = False,
-    pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
     also: Sequence[Stateful] = (),
     init: Init | None = None,
-    max_drop: float | None = None,
-    final: float | None = None,
     adopt: bool = False,
     say: Callable[[str], None] = print,
+    **chosen: Unpack[Chosen],
 ) -> Epochs | Steps:
     """Make `trainer.train()` prune its model to `compression`: the paper's Algorithm 1 unless told otherwise.
 
@@ -67,7 +60,7 @@ def rewind(
     if (retrain_epochs if by_steps else retrain_steps) is not None:
         counted, other = ("max_steps", "retrain_steps") if by_steps else ("num_train_epochs", "retrain_epochs")
         raise InputError(f"this trainer counts in {counted}, so a level's time is given as {other}=")
-    if max_drop is not None:
+    if chosen.get("max_drop") is not None:
         _check_evaluated(args, by_steps)
     steps_per_unit = 1 if by_steps else _steps_per_epoch(trainer)
     training_time = args.max_steps if by_steps else int(args.num_train_epochs)
@@ -87,22 +80,16 @@ def rewind(
         model,
         optimizer,
         scheduler,
-        compression=compression,
-        technique=technique,
-        rate=rate,
-        one_shot=one_shot,
-        pruner=pruner,
         checkpoint=Path(str(args.output_dir), "rewound") if checkpoint is None else checkpoint,
         also=also,
         init=init,
-        max_drop=max_drop,
-        final=final,
         adopt=adopt,
         resume=False,
         say=say,
+        **chosen,
     )
     if by_steps:
-        _check_ends(args, run.ends, max_drop)
+        _check_ends(args, run.ends, chosen.get("max_drop"))
         args.max_steps = len(run)
     else:
         args.num_train_epochs = len(run)

@@ -17,7 +17,7 @@ from typing import Literal, NotRequired
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.errors import Diverged, InputError, as_number, as_whole, check_kind, few, shown
+from rewound.foundations.errors import Diverged, InputError, as_whole, check_kind, few, shown
 from rewound.foundations.quantities import counted
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
@@ -25,33 +25,26 @@ from rewound.loops.optimizers import members, optimizer_kind
 from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
 from rewound.loops.recording import Recording, with_rule
 from rewound.loops.snapshot import StateDict, Subjects
-from rewound.method.algorithm import Level, goals, levels, longest_time
+from rewound.method.algorithm import Level, levels, longest_time
+from rewound.method.choices import Choices
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.pruner import Pruner, check_memory
-from rewound.method.technique import Technique, technique_named
+from rewound.method.pruning.pruner import check_memory
 
 Init = Callable[[nn.Module], object]
 Unit = Literal["epoch", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Course(Choices):
     """A run as it was asked for, checked; its times are in the unit that the loop counts."""
 
     unit: Unit = "epoch"
     training_time: int
-    compression: float
-    technique: str
     retraining_time: int | None = None
     """By default the longest that the technique allows."""
-    rate: float
-    one_shot: bool
-    pruner: Pruner
-    final: float | None
     adopt: bool
-    max_drop: float | None
     init: Init | None
 
     def __post_init__(self) -> None:
@@ -60,21 +53,14 @@ class Course:
             object.__setattr__(self, "retraining_time", max(1, int(longest)))
         for name, field in self._times.items():
             object.__setattr__(self, field, as_whole(name, getattr(self, field)))
-        for name in ("compression", "rate", "final", "max_drop"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, as_number(name, value))
-        for name in ("one_shot", "adopt"):
-            check_kind(name, getattr(self, name), bool, "give True or False")
+        super().__post_init__()
+        check_kind("adopt", self.adopt, bool, "give True or False")
         if self.init is not None and not callable(self.init):
             raise InputError(
                 f"init must be a function that draws fresh weights for a model in place, not {shown(self.init)}"
             )
-        if self.final is not None and not 0 <= self.final < inf:
-            raise InputError(f"final must be a learning rate, 0 or above, not {self.final:g}")
         if self.training_time < 1:
             raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
-        if self.max_drop is not None and not self.max_drop >= 0:
-            raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
         if self.how.gradual:
             raise InputError(
                 f"{self.technique} prunes while it trains, which rewound.prune and sweeps do; in a loop of your own "
@@ -99,22 +85,11 @@ class Course:
         """The arguments that are times, with the names of their fields."""
         return {f"training_{self.unit}s": "training_time", f"retrain_{self.unit}s": "retraining_time"}
 
-    @property
-    def how(self) -> Technique:
-        """The technique that is named."""
-        return technique_named(self.technique)
-
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """What each level prunes to, starts from and trains."""
-        densities = goals(self.compression, self.rate, one_shot=self.one_shot)
         assert self.retraining_time is not None
-        return tuple(levels(self.how, self.retraining_time, self.training_time, densities, unit=self.unit))
-
-    @property
-    def densities(self) -> list[float]:
-        """What the levels prune to."""
-        return [level.density for level in self.levels]
+        return tuple(levels(self.how, self.retraining_time, self.training_time, self.densities, unit=self.unit))
 
     @property
     def dense(self) -> Level:
@@ -165,7 +140,7 @@ class Course:
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """The arguments that must be the same when a run is continued, as plain data."""
         plain = ("compression", "technique", "rate", "one_shot", "final", "adopt")
-        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.pruner).items()}
+        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.the_pruner).items()}
         return {
             **{name: getattr(self, field) for name, field in self._times.items()},
             **{name: getattr(self, name) for name in plain},
@@ -185,28 +160,28 @@ class Course:
                 f"cannot prune sharded parameters ({how}): a rank sees only its part of the weights, but all "
                 "are ranked together; use DistributedDataParallel"
             )
-        self.pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
-        self.pruner.check_zeros_stay(model, weights)
+        self.the_pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
+        self.the_pruner.check_zeros_stay(model, weights)
         trained = trained_weights(model, optimizer)
-        selected = self.pruner.selected(weights, model)
+        selected = self.the_pruner.selected(weights, model)
         if selected and not any(name in trained for name in selected):
             raise InputError(
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
                 "what is to be pruned"
             )
         shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
-        self.pruner.kept(shapes, self.levels[-1].density, model=model)
+        self.the_pruner.kept(shapes, self.levels[-1].density, model=model)
 
     def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
         """The weights that pruning would choose from, all of them kept so far, and all parameters."""
         trained = trained_weights(model, optimizer)
-        selected = sum(trained[name].numel() for name in self.pruner.selected(trained, model))
+        selected = sum(trained[name].numel() for name in self.the_pruner.selected(trained, model))
         return Counts(selected, selected, parameter_count(model))
 
     def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
         """The names of the weights that would be pruned if the optimizer trained them."""
         trained = trained_weights(model, optimizer)
-        return [name for name in self.pruner.selected(prunable_weights(model), model) if name not in trained]
+        return [name for name in self.the_pruner.selected(prunable_weights(model), model) if name not in trained]
 
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -380,7 +355,7 @@ class LoopRun:
         Empty where no parameter at all had a gradient: the optimizer then works without.
         """
         model, seen = self.subjects.model, self.progress.gradients
-        selected = self.course.pruner.selected(trained_weights(model, self.subjects.optimizer), model)
+        selected = self.course.the_pruner.selected(trained_weights(model, self.subjects.optimizer), model)
         return [name for name in selected if name not in seen] if seen else []
 
     def begin(self) -> None:

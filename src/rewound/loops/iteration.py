@@ -154,7 +154,7 @@ class _Iteration:
         if self.course.adopt or not (missed := self.run.without_gradient):
             return
         model, optimizer = self.subjects.model, self.subjects.optimizer
-        if set(missed) >= set(self.course.pruner.selected(trained_weights(model, optimizer), model)):
+        if set(missed) >= set(self.course.the_pruner.selected(trained_weights(model, optimizer), model)):
             raise InputError(
                 f"no gradient has reached any of the weights to prune in the dense run ({few(missed)}); give the model "
                 "that the loop trains, or select the weights that it trains"

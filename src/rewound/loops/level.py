@@ -12,7 +12,7 @@ GAN's critic, a head, a loss with parameters) is no average and is never pruned,
 optimizer trains outside the model and `also` is refused: it would begin anew when the run is resumed, with the old
 state of its optimizer.
 
-Every level is kept as a ticket, to choose from afterwards (`tickets/choices`). FLOPs need the shapes of the input,
+Every level is kept as a ticket, to choose from afterwards (`tickets/kept_levels`). FLOPs need the shapes of the input,
 which only the loop knows: they are counted in the loop's first forward pass in training, and divided by the number of
 examples in it. Nothing is counted, and the column is empty, where the loop never calls the model itself, and where the
 model is compiled, since a hook would have it compiled again.
@@ -43,7 +43,7 @@ from rewound.method.pruning.facts import facts_of
 from rewound.method.pruning.mask import Mask, plain_name, plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import Facts
-from rewound.states.tickets.choices import Choice, Choices, place_of
+from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 
 
 def begin_level(run: LoopRun, folder: Folder) -> None:
@@ -63,7 +63,7 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
     """The mask of the next level, the same on every rank, and what a learning-rate rule may know of it."""
     course, model, before = run.course, run.subjects.model, run.progress.mask
     trained, candidates = _trained(run), _candidates(run)
-    mask = course.pruner.prune(candidates, density, before, seed=torch.initial_seed(), model=model)
+    mask = course.the_pruner.prune(candidates, density, before, seed=torch.initial_seed(), model=model)
     mask = ranks.agreed(mask, model)
     if not callable(course.how.lr):
         return mask, None
@@ -87,7 +87,7 @@ def _candidates(run: LoopRun) -> dict[str, nn.Parameter]:
 def weights_to_prune(run: LoopRun) -> dict[str, nn.Parameter]:
     """The weights that a mask of the run is for."""
     candidates = _candidates(run)
-    return {name: candidates[name] for name in run.course.pruner.selected(candidates, run.subjects.model)}
+    return {name: candidates[name] for name in run.course.the_pruner.selected(candidates, run.subjects.model)}
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
@@ -280,7 +280,7 @@ class Keeper:
     def __init__(self, run: LoopRun, folder: Folder) -> None:
         self.run, self.folder = run, folder
         self.keeps = run.path is not None
-        self.choices = Choices(folder.path / "levels", run.progress.run)
+        self.tickets = KeptLevels(folder.path / "levels", run.progress.run)
         self.first: FirstPass | None = None
 
     def read(self) -> None:
@@ -319,10 +319,10 @@ class Keeper:
             raise InputError(f"cannot keep the level: {failed}; make room there, or give another checkpoint=")
 
     def _find(self) -> None:
-        self.choices.read(self.run.say)
+        self.tickets.read(self.run.say)
         reached = self.run.progress.reached
         for level in self.folder.levels():
-            if level < len(reached) and place_of(level, reached[level].density) not in self.choices.kept:
+            if level < len(reached) and place_of(level, reached[level].density) not in self.tickets.kept:
                 self._add_from_snapshot(level)
         if reached:
             self._write_table()
@@ -338,7 +338,7 @@ class Keeper:
     def _add(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
         reached, course = progress.reached[-1], self.run.course
         mask = progress.mask or Mask.full(weights_to_prune(self.run))
-        choice = Choice(
+        kept = KeptLevel(
             level=reached.level,
             density=reached.density,
             counts=counts_of(self.run.subjects.model, mask),
@@ -348,7 +348,7 @@ class Keeper:
         )
         try:
             about = {"technique": course.technique, f"retrain_{course.unit}s": course.retraining_time}
-            self.choices.add(choice, state, mask, about)
+            self.tickets.add(kept, state, mask, about)
         except InputError as error:
             if isinstance(error.__cause__, OSError):
                 raise
@@ -357,11 +357,11 @@ class Keeper:
 
     def _write_table(self) -> None:
         progress = self.run.progress
-        for place, choice in self.choices.kept.items():
-            if choice.flops is None and not choice.level:  # an adopted network is kept before the first pass
-                self.choices.kept[place] = replace(choice, flops=self._flops(None))
+        for place, kept in self.tickets.kept.items():
+            if kept.flops is None and not kept.level:  # an adopted network is kept before the first pass
+                self.tickets.kept[place] = replace(kept, flops=self._flops(None))
         returned = progress.reached[progress.returned(self.run.course.max_drop)]
-        self.choices.write_table(place_of(returned.level, returned.density))
+        self.tickets.write_table(place_of(returned.level, returned.density))
 
     def _flops(self, mask: Mask | None) -> int | None:
         """The operations of one example under a mask, if they were counted."""

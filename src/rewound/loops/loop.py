@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 import torch
 from torch import nn
@@ -36,36 +36,29 @@ from rewound.loops.optimizers import (
 from rewound.loops.progress import Progress, Reached
 from rewound.loops.recording import Recording, adopted, scheduled
 from rewound.loops.snapshot import Stateful, Subjects
-from rewound.method.algorithm import COMPRESSION, RATE, TECHNIQUE, by_compression
+from rewound.method.choices import Chosen, takes_choices
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.pruner import Pruner, as_pruner
 from rewound.method.schedule import Schedule
 
 Thing = TypeVar("Thing")
 
 
-@by_compression
+@takes_choices
 def epochs(
     training_epochs: int,
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
     *,
-    compression: float = COMPRESSION,
-    technique: str = TECHNIQUE,
     retrain_epochs: int | None = None,
-    rate: float = RATE,
-    one_shot: bool = False,
-    pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
     also: Sequence[Stateful | torch.Generator] = (),
     init: Init | None = None,
-    max_drop: float | None = None,
-    final: float | None = None,
     adopt: bool = False,
     steps_per_epoch: int = 1,
     resume: bool = True,
     say: Callable[[str], None] = print,
+    **chosen: Unpack[Chosen],
 ) -> "Epochs":
     """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
 
@@ -106,41 +99,29 @@ def epochs(
         unit="epoch",
         training_time=training_epochs,
         retraining_time=retrain_epochs,
-        compression=compression,
-        technique=technique,
-        rate=rate,
-        one_shot=one_shot,
-        pruner=as_pruner(pruner),
-        final=final,
         adopt=adopt,
-        max_drop=max_drop,
         init=init,
+        **chosen,
     )
     subjects = _subjects(course, model, optimizer, scheduler, also)
     return Epochs(_run(course, subjects, scheduler, steps_per_epoch, checkpoint, resume, say))
 
 
-@by_compression
+@takes_choices
 def steps(
     training_steps: int,
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Scheduler | Schedule | Sequence[Scheduler] | None = None,
     *,
-    compression: float = COMPRESSION,
-    technique: str = TECHNIQUE,
     retrain_steps: int | None = None,
-    rate: float = RATE,
-    one_shot: bool = False,
-    pruner: Pruner | None = None,
     checkpoint: str | Path | None = None,
     also: Sequence[Stateful | torch.Generator] = (),
     init: Init | None = None,
-    max_drop: float | None = None,
-    final: float | None = None,
     adopt: bool = False,
     resume: bool = True,
     say: Callable[[str], None] = print,
+    **chosen: Unpack[Chosen],
 ) -> "Steps":
     """The same as `epochs` for a loop that counts steps: it yields 0, 1, 2, ... through the dense run and all levels.
 
@@ -170,15 +151,9 @@ def steps(
         unit="step",
         training_time=training_steps,
         retraining_time=retrain_steps,
-        compression=compression,
-        technique=technique,
-        rate=rate,
-        one_shot=one_shot,
-        pruner=as_pruner(pruner),
-        final=final,
         adopt=adopt,
-        max_drop=max_drop,
         init=init,
+        **chosen,
     )
     subjects = _subjects(course, model, optimizer, scheduler, also)
     return Steps(_run(course, subjects, scheduler, 1, checkpoint, resume, say))
@@ -380,7 +355,7 @@ def _check_subjects(course: Course, subjects: Subjects) -> None:
     subjects.check()
     check_also(subjects)
     trained = trained_weights(subjects.model, subjects.optimizer)
-    weights = {name: trained[name] for name in course.pruner.selected(trained, subjects.model)}
+    weights = {name: trained[name] for name in course.the_pruner.selected(trained, subjects.model)}
     warn_of_unpruned(averages(subjects), weights, subjects.model)
 
 

@@ -5,28 +5,17 @@ Algorithm 1 of the paper is `levels(TECHNIQUES["lr-rewinding"], T, T, densities(
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from itertools import pairwise
-from numbers import Real
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 from rewound.foundations.errors import InputError, as_number, check_kind
 from rewound.method.schedule import Schedule
 from rewound.method.technique import Gradual, MaskUpdate, Technique
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-COMPRESSION = 10.0
-"""How many times fewer weights, unless told otherwise."""
-TECHNIQUE = "lr-rewinding"
-"""How each level is retrained, unless told otherwise: as in the paper's Algorithm 1."""
 KEEP = 0.8
 """The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
-RATE = round(1 - KEEP, 9)
-"""The fraction that it prunes."""
 REWIND_AT_MOST = 0.9
 """Of T: weights rewound to the first steps of training do not recover (paper, section 4)."""
 HELD = 0.08
@@ -103,65 +92,6 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
     while keep ** (len(out) + 1) > target * (1 + 1e-9):
         out.append(keep ** (len(out) + 1))
     return [*out, target]
-
-
-def goals(compression: float, rate: float, *, one_shot: bool, technique: Technique | None = None) -> list[float]:
-    """The densities of a run that prunes `rate` of what is left at each level, or all at once; gradually in one level.
-
-    >>> goals(2, 0.2, one_shot=True)
-    [0.5]
-    """
-    gradual = technique is not None and technique.gradual is not None
-    if not 0 < as_number("rate", rate) < 1:
-        raise InputError(
-            f"rate must be between 0 and 1, not {rate:g}: it is the fraction of the remaining weights that a level "
-            f"prunes, {RATE:g} by default"
-        )
-    if (one_shot or gradual) and rate != RATE:
-        kind = "gradual" if gradual else "one-shot"
-        raise InputError(
-            f"rate {rate:g} is how much each level prunes, and {kind} pruning has one level, which prunes all that "
-            "compression asks for; leave out one of the two"
-        )
-    return densities(compression, 1 - rate)[-1 if one_shot or gradual else 0 :]
-
-
-def density_meant(word: str, value: object) -> float:
-    """The density that a sparsity (also in percent), compression or density stands for; 0.1 if it stands for none.
-
-    >>> density_meant("sparsity", 0.9), density_meant("sparsity", 95), density_meant("compression", 4)
-    (0.1, 0.05, 0.25)
-    """
-    number = float(value) if isinstance(value, Real) else 0.0
-    sparsity = number / 100 if 1 < number < 100 else number
-    density = {"sparsity": 1 - sparsity, "compression": 1 / number if number else 0.0}.get(word, number)
-    return round(density, 12) if 0 < density < 1 else 0.1
-
-
-def instead_of(word: str, value: object, written: str = "compression={:.6g}") -> str:
-    """What to write instead of a sparsity or density, the words of other tools; nothing for any other word.
-
-    >>> instead_of("sparsity", 0.9), instead_of("density", 0.05)
-    ('for 90% sparsity give compression=10', 'for density 0.05 give compression=20')
-    """
-    if word not in ("sparsity", "density"):
-        return ""
-    density = density_meant(word, value)
-    asked = f"density {density:g}" if word == "density" else f"{100 * (1 - density):.6g}% sparsity"
-    return f"for {asked} give {written.format(1 / density)}"
-
-
-def by_compression(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which answers `sparsity=` and `density=` with the compression they are."""
-
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        for word, value in kwargs.items():
-            if hint := instead_of(word, value):
-                raise InputError(f"{function.__qualname__.removesuffix('.__init__')} has no {word}; {hint}")
-        return function(*args, **kwargs)
-
-    return called
 
 
 def returned(scores: Sequence[float | None], max_drop: float | None, *, higher_is_better: bool = True) -> int:

@@ -37,7 +37,8 @@ from rewound.experiments.sweeps.declaration import (
 from rewound.experiments.sweeps.targets import Target, dense, retrained
 from rewound.foundations.errors import InputError, as_whole
 from rewound.foundations.names import path_of
-from rewound.method.algorithm import KEEP, check_densities, densities, density_meant
+from rewound.method.algorithm import KEEP, check_densities, densities
+from rewound.method.choices import density_meant
 from rewound.method.pruning.pruner import Pruner
 from rewound.tasks.hyperparameters import field_word
 from rewound.tasks.recipe import Recipe, check_recipe
@@ -60,6 +61,8 @@ class Experiment:
     pruners: tuple[Pruner, ...] = (Pruner(),)
     trials: tuple[int, ...] | None = None
     """Which of the sweep's trials; None: all of them."""
+    final: float | None = None
+    """The learning rate that holds after the end of the schedule; None: the recipe's own."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Sweep:
                     pruner,
                     iterative=e.iterative,
                     independent=independent,
+                    final=e.final,
                 )
 
 
@@ -231,7 +235,8 @@ def _check_labels(tasks: Iterable[type[Recipe]]) -> None:
 def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
     """The experiment that a table declares, in a sweep with these trials."""
     _check_no_synonyms(table, {"sparsity": "density = {density:.6g}", "compression": _TWO_WAYS})
-    check_keys("key of [[experiment]]", table, ("technique", "retrain-epochs", "density", "levels", "pruner", "trials"))
+    keys = ("technique", "retrain-epochs", "density", "levels", "pruner", "final", "trials")
+    check_keys("key of [[experiment]]", table, keys)
     chosen = _trials(table) if "trials" in table else None
     if chosen and (strange := set(chosen) - set(trials)):
         raise InputError(
@@ -255,6 +260,7 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
         iterative=not one_shot,
         pruners=tuple(pruners or [Pruner()]),
         trials=chosen,
+        final=as_finite("final", table["final"]) if "final" in table else None,
     )
 
 

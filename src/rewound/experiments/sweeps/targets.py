@@ -4,7 +4,7 @@ A target is a row of results.csv to be: its labels (what a person calls it) and 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rewound.conclusions.tables import UNSTRUCTURED
@@ -93,13 +93,15 @@ def retrained(
     *,
     iterative: bool,
     independent: bool = False,
+    final: float | None = None,
 ) -> Iterator[Target]:
-    """The target of every level of one run of the algorithm."""
+    """The target of every level of one run of the algorithm; `final` holds after the end of the schedule."""
     pruner = as_pruner(pruner)
     chosen = technique_named(technique)
+    schedule = recipe.schedule if final is None else replace(recipe.schedule, declared_final=final)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
     try:
-        check_final(chosen, recipe.schedule)
+        check_final(chosen, schedule)
     except InputError as error:
         raise InputError(f"{technique}: {error} in the schedule of {recipe.label()}") from error
     if epochs * recipe.steps_per_epoch < _ALMOST_ONE:
@@ -112,7 +114,7 @@ def retrained(
     label = technique_label(technique)
     salt = f"{label} {epochs:g}" if independent else ""
     cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
-    rule = Ruled(chosen.lr, recipe.schedule, t) if callable(chosen.lr) else None
+    rule = Ruled(chosen.lr, schedule, t) if callable(chosen.lr) else None
     previous, course = original, list(levels(chosen, t, T, densities))
     _kept(recipe, pruner, course[-1].density)  # what was asked for is refused before what leads there
     for number, level in enumerate(course, start=1):
@@ -121,7 +123,7 @@ def retrained(
         kept = _kept(recipe, pruner, first)
         salted = salt if number == 1 else ""
         root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted)
-        previous = Trained(root, rule) if rule is not None else _retrained(root, level)
+        previous = Trained(root, rule) if rule is not None else _retrained(root, level, final)
         yield Target(
             recipe=recipe,
             pruning=kind_of(pruner),
@@ -135,17 +137,17 @@ def retrained(
         )
 
 
-def _retrained(root: Pruned, level: Level) -> Trained:
+def _retrained(root: Pruned, level: Level, final: float | None) -> Trained:
     """A level: trained under its mask, which is updated on the way where it is pruned gradually."""
     recipe, start, done, kept = start_of(root).recipe, level.schedule_from or 0, 0, root.kept
     stage: Trained | Pruned = root
     for step, density in level.updates(level.length):
         if (fewer := _kept(recipe, root.pruner, density)) == kept:
             continue  # a small network has fewer weights than the curve has steps
-        source = trained(stage, _rates(recipe, start + done, step - done))
+        source = trained(stage, _rates(recipe, start + done, step - done, final))
         stage = Pruned(source, source, root.pruner, density, fewer, runs_on=True)
         done, kept = step, fewer
-    return trained(stage, _rates(recipe, start + done, level.length - done))
+    return trained(stage, _rates(recipe, start + done, level.length - done, final))
 
 
 def _weights(level: Level, original: Trained, previous: Trained) -> Past:
@@ -167,6 +169,7 @@ def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _rates(recipe: Recipe, start: int, length: int) -> Given:
+def _rates(recipe: Recipe, start: int, length: int, final: float | None = None) -> Given:
     """One value for all rows of a sweep that follow the same part of the schedule: it may have a rate for each step."""
-    return Given(tuple(merged(recipe.schedule.segments(start, start + length))))
+    schedule = recipe.schedule if final is None else replace(recipe.schedule, declared_final=final)
+    return Given(tuple(merged(schedule.segments(start, start + length))))

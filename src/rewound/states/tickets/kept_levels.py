@@ -42,7 +42,7 @@ def place_of(level: int, density: float) -> Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class KeptLevel:
     """One level, and the file that it is kept in."""
 
     level: int
@@ -83,12 +83,12 @@ class Choice:
         return {"level": facts | {"counts": list(self.counts), "run": run}}
 
 
-class Choices:
+class KeptLevels:
     """The folder of the levels of one run; `run` is a name that other runs do not have."""
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder, self.run = folder, run
-        self.kept: dict[Place, Choice] = {}
+        self.kept: dict[Place, KeptLevel] = {}
 
     def read(self, say: Callable[[str], None]) -> None:
         """Find the tickets of this run; one that is damaged or of another run is set aside, and nothing is lost."""
@@ -100,7 +100,7 @@ class Choices:
                     continue  # somebody else's, and left alone
                 self._check(facts, path)
                 known = {name: facts[name] for name in _FACTS}
-                found = Choice(**known, counts=Counts(*facts["counts"]), bytes=path.stat().st_size)
+                found = KeptLevel(**known, counts=Counts(*facts["counts"]), bytes=path.stat().st_size)
             except (InputError, KeyError, TypeError) as error:
                 self._set_aside(path, str(error) if isinstance(error, InputError) else f"{path} is no level", say)
             else:
@@ -113,7 +113,7 @@ class Choices:
             raise InputError(f"{path} is {facts['ticket']} under another name")
 
     def add(
-        self, level: Choice, state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object] | None = None
+        self, level: KeptLevel, state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object] | None = None
     ) -> None:
         """Write the ticket of a level; one of the same level is replaced."""
         named = replace(level, ticket=self._name(level))
@@ -130,7 +130,7 @@ class Choices:
         write_whole(table := self.folder / "levels.csv", text.getvalue().encode())
         return table
 
-    def _name(self, level: Choice) -> str:
+    def _name(self, level: KeptLevel) -> str:
         """The name of a level's file, with as many decimals as tell it from the others."""
         if level.place in self.kept:
             return self.kept[level.place].ticket
