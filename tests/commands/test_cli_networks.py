@@ -21,6 +21,7 @@ from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
 from rewound.tasks.recipes.digits import Digits
+from sameness import assert_same
 from tiny import POISON, Tiny, Watched
 
 # Prune
@@ -46,7 +47,7 @@ def test_prune_writes_the_network(rewound_command: Rewound) -> None:
     for name, kept in mask.items():
         assert weights[name][~kept].count_nonzero() == 0
     again = mask.packed()
-    assert all(torch.equal(again[name], packed[name]) for name in packed)
+    assert_same(again, packed)
     summary = json.loads(Path("pruned/summary.json").read_text())
     assert summary["chosen"] == 2
     assert [round(level["compression"], 9) for level in summary["levels"]] == [1, 2, 3]
@@ -58,8 +59,8 @@ def test_prune_writes_the_network(rewound_command: Rewound) -> None:
         "retrain_epochs": 2.0,
         "lineage": summary["levels"][2]["key"],
     }
-    assert all(torch.equal(ticket.state[name], weight) for name, weight in weights.items())
-    assert all(torch.equal(ticket.mask[name], kept) for name, kept in mask.items())
+    assert_same(ticket.state, weights)
+    assert_same(ticket.mask, mask)
     scores = Tiny().evaluate(model.eval())
     assert (scores.val, scores.test) == (summary["levels"][2]["val"], summary["levels"][2]["test"])
 

@@ -22,7 +22,8 @@ import rewound
 import rewound.loops.iteration
 from rewound import Epochs, InputError
 from rewound.loops.checkpoints import _LOCKS
-from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw, same
+from sameness import assert_same
+from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw
 
 SCRIPT = Path(__file__).parents[1] / "support" / "own_loop.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
@@ -189,8 +190,8 @@ def test_a_finished_run_yields_nothing_more_and_returns_its_network(tmp_path: Pa
     again = Loop(network(seed=7))
     run = again.over(again.run(compression=2, checkpoint=tmp_path))
     assert again.seen == []
-    assert same(again.model.state_dict(), first.model.state_dict())
-    assert same(dict(run.mask or {}), dict(mask or {}))
+    assert_same(again.model.state_dict(), first.model.state_dict())
+    assert_same(run.mask, mask)
     assert again.said[0].endswith(f"{len(run)} epochs, {len(run)} of them done")
 
 
@@ -204,8 +205,8 @@ def test_a_larger_compression_goes_on(tmp_path: Path, one_shot: bool, until: int
     second, whole = Loop(network(seed=7)), Loop()
     grown = second.over(second.run(compression=2.6, checkpoint=tmp_path, **options))
     straight = whole.over(whole.run(compression=2.6, **options))
-    assert same(dict(grown.mask or {}), dict(straight.mask or {}))
-    assert same(second.model.state_dict(), whole.model.state_dict())
+    assert_same(grown.mask, straight.mask)
+    assert_same(second.model.state_dict(), whole.model.state_dict())
     assert second.seen == whole.seen[-len(second.seen) :]
     assert len(second.seen) <= (3 if one_shot else 6)  # nothing before the level they share is trained again
 
@@ -312,7 +313,7 @@ def test_progress_travels_through_a_trainers_checkpoint(tmp_path: Path) -> None:
     run.load_state_dict(saved[2])
     second.over(run)
     assert second.seen[0][0] == T + 4
-    assert same(second.model.state_dict(), whole.model.state_dict())
+    assert_same(second.model.state_dict(), whole.model.state_dict())
     other = second.run(compression=2, rate=0.5, resume=False)
     with pytest.raises(InputError, match=f"give the same arguments, or a state from the first {T} epochs, which are"):
         other.load_state_dict(saved[2])
@@ -342,7 +343,7 @@ def test_a_run_that_went_on_to_a_larger_compression_is_resumed_where_it_was_left
         loop = Loop()
         loop.over(loop.run(compression=4, checkpoint=tmp_path), until=until)
         assert loop.seen[0][0] == began
-    assert same(loop.model.state_dict(), whole.model.state_dict())
+    assert_same(loop.model.state_dict(), whole.model.state_dict())
     with pytest.raises(InputError, match=r"holds a run pruned to 4x, which cannot go on to 1\.5x"):
         loop.over(loop.run(compression=1.5, checkpoint=tmp_path))
 
@@ -370,7 +371,7 @@ def test_an_average_travels_through_a_trainers_checkpoint_too(tmp_path: Path) ->
             saved = copy.deepcopy(run.state_dict())
             break
     second.run(**options, also=averages[1:]).load_state_dict(saved)
-    assert same(averages[1].state_dict(), averages[0].state_dict())
+    assert_same(averages[1].state_dict(), averages[0].state_dict())
     assert run.mask is not None
     assert not any(averages[1].module.get_parameter(name)[~kept].any() for name, kept in run.mask.items())
     with pytest.raises(InputError, match="made with 1 objects in also, not 0; give the same"):
@@ -427,4 +428,4 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(epoch: int, tmp_path: Path) -> 
         thing.load_state_dict(state)
     by_step(second, run, start=2)
     assert first.rates + second.rates == whole.rates
-    assert same(second.model.state_dict(), whole.model.state_dict())
+    assert_same(second.model.state_dict(), whole.model.state_dict())

@@ -13,7 +13,8 @@ import torch
 
 import rewound.loops.iteration
 from rewound import InputError
-from training_loops import Loop, T, made_by_the_version_before, network, same
+from sameness import assert_same
+from training_loops import Loop, T, made_by_the_version_before, network
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_one_bit_of_one_weight_is_found_out(tmp_path: Path) -> None:
     flip(latest, data.index(weight) + 3)
     resumed = goes_on(tmp_path)
     assert resumed.said[0].startswith(f"cannot read {latest}: it is damaged; set aside as {tmp_path / 'damaged'}")
-    assert same(resumed.model.state_dict(), whole.model.state_dict())
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_damage_to_what_the_next_level_goes_back_to_is_told_before_it_is_trained(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_folder_of_the_version_before_goes_on_and_its_files_are_told_of_once(t
     ]
     second.over(second.run(compression=2, checkpoint=tmp_path, **options))
     assert not any("checksum" in line for line in second.said)
-    assert same(second.model.state_dict(), whole.model.state_dict())
+    assert_same(second.model.state_dict(), whole.model.state_dict())
     assert first.seen[0][0] == T + 4
     assert second.seen[0][0] == T + 5
 

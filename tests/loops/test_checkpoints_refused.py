@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel
 import rewound
 import rewound.loops.iteration
 from rewound import InputError, Pruner
-from training_loops import Loop, T, network, same
+from sameness import assert_same
+from training_loops import Loop, T, network
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_a_folder_made_with_other_arguments_says_what_differs(
     before = copy.deepcopy(loop.model.state_dict())
     with pytest.raises(InputError, match=said):
         loop.over(loop.run(**{"compression": 2, "checkpoint": tmp_path, **changed}))
-    assert same(loop.model.state_dict(), before)
+    assert_same(loop.model.state_dict(), before)
     finished = loop.over(loop.run(compression=2, checkpoint=tmp_path))
     assert len(finished.levels) == 5  # the folder is as usable as before
 
@@ -126,8 +127,8 @@ def test_a_damaged_snapshot_is_named_and_the_run_goes_on_from_the_one_before(unt
     assert resumed.said[0] == f"cannot read {newest}: it is damaged; set aside as {aside}; going on from epoch {start}"
     assert aside.exists(), "nothing is thrown away"
     assert [epoch for epoch, _, _ in resumed.seen] == list(range(start, len(run)))
-    assert same(dict(run.mask or {}), dict(straight.mask or {}))
-    assert same(resumed.model.state_dict(), whole.model.state_dict())
+    assert_same(run.mask, straight.mask)
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_a_folder_of_damaged_snapshots_is_not_written_over(tmp_path: Path) -> None:

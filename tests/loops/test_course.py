@@ -10,7 +10,8 @@ from torch.optim import SGD, lr_scheduler
 
 import rewound
 from rewound import InputError, Pruner, Schedule
-from training_loops import STEPS, Loop, T, network, one_step, redraw, same
+from sameness import is_same
+from training_loops import STEPS, Loop, T, network, one_step, redraw
 
 
 class Opaque:
@@ -291,7 +292,7 @@ def test_an_adopted_network_goes_on_as_if_it_had_been_trained_here(technique: st
         for step in range(STEPS):
             one_step(later.model, later.optimizer, epoch + T, step)
     here.over(here.run(**options))
-    assert same(later.model.state_dict(), here.model.state_dict()) == slots
+    assert is_same(later.model.state_dict(), here.model.state_dict()) == slots
     assert ("the optimizer has no state: momentum and its like start empty" in later.said) == (not slots)
 
 

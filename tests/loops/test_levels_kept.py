@@ -15,7 +15,8 @@ from rewound import InputError
 from rewound.method.flops import FirstPass
 from rewound.states.tickets import kept_levels
 from rewound.states.tickets.kept_levels import COLUMNS
-from training_loops import STEPS, Loop, T, made_by_the_version_before, network, one_step, same
+from sameness import assert_same
+from training_loops import STEPS, Loop, T, made_by_the_version_before, network, one_step
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_every_level_is_a_ticket_and_a_row(tmp_path: Path) -> None:
     for level, row in enumerate(rows):
         path = tmp_path / "levels" / row["ticket"]
         ticket = rewound.load(path)
-        assert same(dict(ticket.state), states[level])
+        assert_same(dict(ticket.state), states[level])
         assert int(row["level"]) == level
         assert float(row["compression"]) == pytest.approx(1 / run.levels[level].density)
         assert int(row["weights_kept"]) == ticket.mask.kept
@@ -117,7 +118,7 @@ def test_the_returned_level_is_marked_where_max_drop_ends_the_run(tmp_path: Path
     loop = over(tmp_path, compression=10, max_drop=0.15)
     rows = table(tmp_path)
     assert [row["returned"] for row in rows] == ["0", "1", "0", "0"]
-    assert same(loop.model.state_dict(), dict(rewound.load(tmp_path / "levels" / "1.25x.safetensors").state))
+    assert_same(loop.model.state_dict(), dict(rewound.load(tmp_path / "levels" / "1.25x.safetensors").state))
 
 
 def test_an_adopted_network_is_the_first_level(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_an_adopted_network_is_the_first_level(tmp_path: Path) -> None:
     rows = table(tmp_path)
     assert [row["level"] for row in rows] == ["0", "1", "2"]
     assert rows[0]["value"] == "0.75"
-    assert same(dict(rewound.load(tmp_path / "levels" / "1.00x.safetensors").state), before)
+    assert_same(dict(rewound.load(tmp_path / "levels" / "1.00x.safetensors").state), before)
     assert [row["value"] for row in rows[1:]] == ["", ""], "nothing was reported of these"
     assert [row["metric"] for row in rows[1:]] == ["", ""]
     dense = rewound.profile(loop.model, torch.zeros(1, 6)).total()

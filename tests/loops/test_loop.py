@@ -13,7 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rewound
 from rewound import TECHNIQUES, InputError, Mask, Pruner, levels
-from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw, same
+from sameness import assert_same
+from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw
 
 # The algorithm
 
@@ -67,8 +68,8 @@ def test_every_technique_is_what_it_is_by_hand(technique: str, t: int, one_shot:
     torch.manual_seed(0)
     weights, mask = reference(technique, t, [0.5] if one_shot else rewound.densities(2))
     assert run.mask is not None
-    assert same(dict(run.mask), dict(mask))
-    assert same(loop.model.state_dict(), weights)
+    assert_same(dict(run.mask), dict(mask))
+    assert_same(loop.model.state_dict(), weights)
 
 
 @pytest.mark.parametrize("technique", AT_ONCE)
@@ -258,8 +259,8 @@ def test_a_wrapped_model_is_the_same_run(wrap: Callable[[nn.Module], nn.Module])
         say=wrapped.said.append,
     )
     masks.append(wrapped.over(run).mask)
-    assert same(dict(masks[0] or {}), dict(masks[1] or {}))
-    assert same(plain.model.state_dict(), wrapped.model.state_dict())
+    assert_same(masks[0], masks[1])
+    assert_same(plain.model.state_dict(), wrapped.model.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, when it compiles
@@ -269,7 +270,7 @@ def test_a_compiled_optimizer_step_is_the_same_run() -> None:
     torch._dynamo.utils.counters.clear()
     compiled.optimizer.step = torch.compile(compiled.optimizer.step, backend="eager")  # type: ignore[method-assign]
     compiled.over(compiled.run(compression=1.5))
-    assert same(plain.model.state_dict(), compiled.model.state_dict())
+    assert_same(plain.model.state_dict(), compiled.model.state_dict())
     assert plain.rates == compiled.rates
     # SGD's own: with and without momenta, and a graph for each learning rate. The hooks would add one for every step.
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rewound import Diverged, Epochs, InputError
 from rewound.loops import iteration
-from training_loops import Loop, T, same
+from sameness import assert_same
+from training_loops import Loop, T
 
 COMPRESSION = 1.5  # two levels
 BROKEN = [math.nan, math.inf, -math.inf]
@@ -57,7 +58,7 @@ def test_with_max_drop_the_levels_before_it_are_returned(level: int, checkpoint:
     run = loop.run(compression=COMPRESSION, max_drop=0.1, checkpoint=tmp_path if checkpoint else None)
     ends = over(loop, run, level)
     assert [reached.level for reached in run.levels] == list(range(level))
-    assert same(loop.model.state_dict(), ends[level - 1])
+    assert_same(loop.model.state_dict(), ends[level - 1])
     assert (run.mask is None) == (level == 1)
     assert f"level {level} of 2 diverged: by epoch {T * (level + 1)} 0.weight" in loop.said[-2]
     assert loop.said[-2].endswith("; the levels before it remain")
@@ -93,7 +94,7 @@ def test_the_last_good_state_stays_and_the_script_goes_on_from_it(
     run = again.run(compression=COMPRESSION, checkpoint=tmp_path)
     assert run.epochs_done == T * level
     over(again, run, None)
-    assert same(again.model.state_dict(), whole.model.state_dict())
+    assert_same(again.model.state_dict(), whole.model.state_dict())
 
 
 def test_a_loss_that_is_not_finite_tells_why() -> None:

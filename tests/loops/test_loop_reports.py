@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rewound import Epochs, InputError
-from training_loops import Loop, T, made_by_the_version_before, one_step, same
+from sameness import assert_same
+from training_loops import Loop, T, made_by_the_version_before, one_step
 
 
 def scripted(values: dict[int, float]) -> Callable[[Epochs], float]:
@@ -39,7 +40,7 @@ def test_max_drop_waits_one_more_level_and_returns_the_last_good_one(
     run = loop.over(loop.run(compression=2, retrain_epochs=1, max_drop=0.02), accuracy=accuracy)
     assert max(level for _, level, _ in loop.seen) == trained
     assert [reached.value for reached in run.levels] == list(accuracies.values())
-    assert same(loop.model.state_dict(), ends[returned])
+    assert_same(loop.model.state_dict(), ends[returned])
     assert (run.mask is None) == (returned == 0)
     if run.mask is not None:
         assert run.mask.density == pytest.approx(run.levels[returned].density, abs=0.01)

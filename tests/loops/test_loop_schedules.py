@@ -17,7 +17,8 @@ from torch.optim.swa_utils import SWALR
 import rewound
 from rewound.foundations.errors import InputError
 from rewound.loops.progress import Progress
-from training_loops import STEPS, Loop, T, network, one_step, same
+from sameness import assert_same
+from training_loops import STEPS, Loop, T, network, one_step
 
 TOTAL = T * STEPS
 
@@ -111,7 +112,7 @@ def test_a_rate_computed_from_the_steps_done_goes_on_when_a_run_is_resumed(tmp_p
         again, ends, counted = trained(checkpoint=tmp_path / str(until))
         assert again == rates[until * STEPS :]
         assert counted == steps[until * STEPS :]
-        assert same(ends, weights)
+        assert_same(ends, weights)
 
 
 @pytest.mark.parametrize("until", [2, T - 1, T + 1, None])

@@ -17,7 +17,8 @@ import rewound
 from rewound import Diverged, Facts, InputError, Schedule, Technique
 from rewound import Steps as StepsRun
 from rewound.loops import iteration
-from training_loops import AT_ONCE, STEPS, T, batch, network, one_step, redraw, same
+from sameness import assert_same
+from training_loops import AT_ONCE, STEPS, T, batch, network, one_step, redraw
 
 N = T * STEPS
 
@@ -74,7 +75,7 @@ def test_steps_do_what_epochs_of_as_many_do(technique: str, t: int, final: float
     steps = by_steps(other, retrain_steps=t * STEPS, **options)
     assert steps.mask is not None
     assert steps.mask == epochs.mask
-    assert same(other[0].state_dict(), one[0].state_dict())
+    assert_same(other[0].state_dict(), one[0].state_dict())
     assert [reached.done for reached in steps.levels] == [STEPS * reached.done for reached in epochs.levels]
 
 
@@ -98,7 +99,7 @@ def test_a_level_may_begin_in_the_middle_of_what_would_be_an_epoch() -> None:
         for step in range(N, N + t):
             optimizer.param_groups[0].update(lr=rates[step - t], momentum=MOMENTA[step - t])
             one_step(model, optimizer, *divmod(step, STEPS))
-    assert same(things[0].state_dict(), model.state_dict())
+    assert_same(things[0].state_dict(), model.state_dict())
 
 
 def _momenta() -> list[float]:
@@ -158,7 +159,7 @@ def test_a_run_that_was_left_goes_on_from_the_step_it_was_in(
         assert rewound.steps(N, *things, checkpoint=tmp_path, **options).steps_done == until  # type: ignore[arg-type]
     by_steps(things, seen, checkpoint=tmp_path, **options)
     assert seen == rates
-    assert same(things[0].state_dict(), whole[0].state_dict())
+    assert_same(things[0].state_dict(), whole[0].state_dict())
 
 
 SCRIPT = """
@@ -238,7 +239,7 @@ def test_gradients_may_be_accumulated_over_steps(tmp_path: Path, monkeypatch: py
     for until in (5, 10, 22):  # each in the middle of what is accumulated: it goes on after the last step
         accumulated(*begun(tmp_path), every=4, until=until)
     accumulated(*(again := begun(tmp_path)), every=4)
-    assert same(again[1].state_dict(), whole[1].state_dict())
+    assert_same(again[1].state_dict(), whole[1].state_dict())
 
 
 def test_two_optimizers_may_step_in_each_and_one_more_often() -> None:
@@ -262,7 +263,7 @@ def test_two_optimizers_may_step_in_each_and_one_more_often() -> None:
                     scheduler.step()
         return model.state_dict()
 
-    assert same(train("steps"), train("epochs"))
+    assert_same(train("steps"), train("epochs"))
 
 
 def test_a_step_that_is_skipped_has_its_place() -> None:
@@ -311,7 +312,7 @@ def test_max_drop_ends_it_and_returns_the_last_good_level() -> None:
 
     run = by_steps(things, compression=4, retrain_steps=3, max_drop=0.1, score=score)
     assert [reached.value for reached in run.levels] == [0.9, 0.9, 0.7, 0.7]
-    assert same(things[0].state_dict(), ends[1])
+    assert_same(things[0].state_dict(), ends[1])
 
 
 def test_a_level_that_diverges_is_told_by_its_step() -> None:

@@ -10,7 +10,8 @@ from torch.optim import SGD, lr_scheduler
 import rewound
 import rewound.loops.iteration
 from rewound import Facts, InputError, Schedule, Technique
-from training_loops import STEPS, Loop, T, batch, network, one_step, same
+from sameness import assert_same
+from training_loops import STEPS, Loop, T, batch, network, one_step
 
 SEEN: list[tuple[Schedule, int, int, Facts]] = []
 
@@ -96,7 +97,7 @@ def test_a_level_is_resumed_with_the_rates_it_began_with(until: int, tmp_path: P
     left.over(left.run(**options, checkpoint=tmp_path), until=until)
     again.over(again.run(**options, checkpoint=tmp_path))
     assert again.rates == whole.rates[until:]
-    assert same(again.model.state_dict(), whole.model.state_dict())
+    assert_same(again.model.state_dict(), whole.model.state_dict())
 
 
 def test_an_adopted_network_is_drawn_for_too() -> None:

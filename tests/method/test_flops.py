@@ -14,6 +14,7 @@ from rewound import Pruner
 from rewound.method.costs import MULTIPLY_ADDS, PAPER, Add, Cost
 from rewound.method.flops import profile
 from rewound.tasks.recipes.resnet import ResNet
+from sameness import assert_same
 from small_networks import Compiled, Wrapped
 
 IMAGE = torch.zeros(1, 3, 32, 32)
@@ -353,7 +354,7 @@ def test_model_is_left_untouched(breaks: bool) -> None:
         profile(model, torch.rand(1, 1, 4, 4, generator=torch.Generator()), PAPER)
     assert [module.training for module in model.modules()] == [True, True, True, False, True]
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert_same(before, model.state_dict())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(random, torch.random.get_rng_state())
     x = torch.rand(1, 1, 4, 4, requires_grad=True)

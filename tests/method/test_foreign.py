@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from rewound import InputError, Mask, from_torch_prune, load, mask_of_zeros, save
+from sameness import assert_same
 from small_networks import Compiled, Tied, Wrapped, network
 
 
@@ -37,8 +38,8 @@ def test_a_model_that_torch_pruned_becomes_a_ticket(tmp_path: Path) -> None:
     state, mask = from_torch_prune(pruned_by_torch())
     save(state, mask, tmp_path / "t.safetensors")
     ticket = load(tmp_path / "t.safetensors")
-    assert all(torch.equal(ticket.state[name], tensor) for name, tensor in state.items())
-    assert all(torch.equal(ticket.mask[name], kept) for name, kept in mask.items())
+    assert_same(ticket.state, state)
+    assert_same(ticket.mask, mask)
     ticket.into(network())
 
 
@@ -54,7 +55,7 @@ def test_pruned_by_torch_and_made_permanent() -> None:
     for source in (model, model.state_dict(), Wrapped(model), Wrapped(model).state_dict()):
         mask = mask_of_zeros(source)
         assert list(mask) == ["0.weight", "4.weight"], "biases and normalisation are dense"
-        assert all(torch.equal(mask[name], kept) for name, kept in masks.items())
+        assert_same(mask, masks)
     with pytest.raises(InputError, match=r"nothing here was pruned .* after prune\.remove, use mask_of_zeros"):
         from_torch_prune(model)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from masked_training import all_zero, half, pruned_values
 from rewound import InputError, Mask
+from sameness import assert_same
 from small_networks import Compiled, Wrapped, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,7 +64,7 @@ def test_packing_and_unpacking_gives_the_mask_back(tensors: dict[str, np.ndarray
         assert packed[name].numel() == -(-tensor.numel() // 8)
     back = Mask.unpacked(packed, {name: tuple(tensor.shape) for name, tensor in mask.items()})
     assert list(back) == list(mask)
-    assert all(torch.equal(back[name], mask[name]) for name in mask)
+    assert_same(back, mask)
 
 
 def test_packed_bits_are_in_index_order() -> None:

@@ -16,7 +16,8 @@ from rewound.states.storage.records import CurvePoint, Notes
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
-from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, parts
+from sameness import assert_same
+from stored import KEY, OTHER, RESULT, a_mask, a_state, parts
 
 # What is put in comes out
 

@@ -13,7 +13,8 @@ from rewound.experiments.plans.packing import pack_store, read_packs, unpack_sto
 from rewound.experiments.plans.planning import plan
 from rewound.states.storage.records import Notes
 from rewound.states.storage.store import Store
-from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, swap, unbind, unbind_all
+from sameness import assert_same
+from stored import KEY, OTHER, RESULT, a_mask, a_state, swap, unbind, unbind_all
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless
 
 SWEEP = sweep_of(FINE_TUNING, ITERATIVE, trials=(1, 2))

@@ -14,7 +14,8 @@ from command_line import Rewound
 from rewound.foundations.errors import InputError
 from rewound.states.storage.records import Notes
 from rewound.states.storage.store import Store
-from stored import KEY, RESULT, a_mask, a_state, artifact, assert_same, flip
+from sameness import assert_same
+from stored import KEY, RESULT, a_mask, a_state, artifact, flip
 
 
 def test_a_damaged_result_is_named_and_set_aside(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

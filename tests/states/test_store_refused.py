@@ -17,7 +17,8 @@ from command_line import Rewound
 from rewound.foundations.errors import InputError
 from rewound.states.storage.records import Notes
 from rewound.states.storage.store import Store, _version_line
-from stored import KEY, OTHER, RESULT, a_mask, a_state, assert_same, parts
+from sameness import assert_same
+from stored import KEY, OTHER, RESULT, a_mask, a_state, parts
 
 
 @pytest.mark.parametrize("below", ["", "inside", "deep/inside"])

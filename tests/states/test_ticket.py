@@ -22,6 +22,7 @@ from rewound.states.tickets.fileformat import DTYPES
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.recipes.cifar10 import ResNet20
 from rewound.tasks.recipes.digits import Digits
+from sameness import assert_same
 from small_networks import Compiled, Tied, Wrapped, network
 
 # Most of these networks were never trained, under a mask or otherwise.
@@ -31,11 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:this mask prunes weights that ar
 def bits_of(tensor: Tensor) -> bytes:
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert bits_of(found) == bits_of(expected)
 
 
 def masked(tensor: Tensor, kept: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.optim import ASGD, SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optim
 from rewound import Batch, Mask, Position, Pruner, Recipe, Schedule, Scores, State
 from rewound.foundations.randomness import fold
 from rewound.method.schedule import Segment
+from sameness import is_same
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -115,17 +116,10 @@ def half(recipe: Recipe, state: State) -> Mask:
     return Pruner().prune({name: state.model[name] for name in recipe.shapes}, 0.5)
 
 
-def same(one: State, other: State) -> bool:
-    parts = [(one.model, other.model), (one.slots, other.slots)]
-    return (one.seed, one.position) == (other.seed, other.position) and all(
-        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype for n in a) for a, b in parts
-    )
-
-
 def same_under(mask: Mask | None, one: State, other: State) -> bool:
     """Rprop writes step sizes for pruned weights too, which nothing reads and a new context masks again."""
     masked = [state.pruned(mask or Mask({}), 1, 3) for state in (one, other)]
-    return one.position == other.position and same(*masked)
+    return one.position == other.position and is_same(*masked)
 
 
 def differs(one: State, other: State) -> bool:

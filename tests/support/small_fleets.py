@@ -173,11 +173,6 @@ def furthest(one: State, other: State, parts: Sequence[str] = ("model", "slots")
     return max(float((a.cpu().double() - b.cpu().double()).abs().max()) for a, b in pairs)
 
 
-def same(ones: Sequence[State | Diverged], others: Sequence[State | Diverged]) -> bool:
-    pairs = list(zip(ones, others, strict=True))
-    return all(isinstance(a, State) and isinstance(b, State) and furthest(a, b) == 0 for a, b in pairs)
-
-
 def stopped(place: Place) -> Event:
     while not place.arrived():
         place.launch()

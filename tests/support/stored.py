@@ -48,15 +48,6 @@ def a_mask() -> Mask:
     return Mask({"conv.weight": torch.tensor([[True, False, True]] * 4)})
 
 
-def assert_same(found: State, expected: State) -> None:
-    assert (found.seed, found.position) == (expected.seed, expected.position)
-    for mine, yours in ((found.model, expected.model), (found.slots, expected.slots)):
-        assert mine.keys() == yours.keys()
-        for name, tensor in yours.items():
-            assert (mine[name].dtype, mine[name].shape) == (tensor.dtype, tensor.shape)
-            assert torch.equal(mine[name], tensor), name
-
-
 def artifact(store: Store, part: str) -> Path:
     """The only file of one kind."""
     (path,) = [path for path in store.root.joinpath(part).rglob("*") if path.is_file() and path.name != ".lock"]

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import torch
-
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.executors import local
 from rewound.experiments.plans.options import Options
@@ -11,6 +9,7 @@ from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.experiments.sweeps.targets import Target
 from rewound.states.storage.store import Store
+from sameness import assert_same
 
 FINE_TUNING = {"technique": "fine-tuning", "retrain-epochs": [1, 2], "density": 0.5}
 ITERATIVE = {"technique": "weight-rewinding", "retrain-epochs": 1, "levels": {"keep": 0.5, "count": 2}}
@@ -59,7 +58,4 @@ def assert_same_tensors(one: Store, other: Store) -> None:
         mine, yours = one.load(key, to_train=False), other.load(key, to_train=False)
         assert mine is not None
         assert yours is not None
-        assert mine.state.position == yours.state.position
-        for part, same in ((mine.state.model, yours.state.model), (mine.state.slots, yours.state.slots)):
-            assert part.keys() == same.keys()
-            assert all(torch.equal(part[name], same[name]) for name in part), key
+        assert_same(mine.state, yours.state)

@@ -82,10 +82,6 @@ class Loop:
         return run
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in other)
-
-
 def made_by_the_version_before(folder: Path) -> None:
     """Take away from a folder of checkpoints what that version did not write."""
     for path in folder.glob("*.pt"):

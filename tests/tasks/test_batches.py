@@ -15,6 +15,7 @@ from rewound import Batch, Mask, Position, Recipe, State, begin, train
 from rewound.method.schedule import Segment
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.images import ImageClassification, Images
+from sameness import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,7 +79,7 @@ def test_augmented_batches_can_be_entered_anywhere(start: int) -> None:
     recipe = Digits()
     from_the_start, entered = stream(recipe, 4, 1, 0, start + 2)[start:], stream(recipe, 4, 1, start, 2)
     for one, other in zip(from_the_start, entered, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert_same(one, other)
 
 
 class Alike(Digits):
@@ -129,7 +130,7 @@ def test_techniques_of_one_trial_and_level_see_the_same_batches_and_not_the_dens
     fresh = batches_seen(recipe, begin(recipe, 1, fresh=True).pruned(mask, 1, 1), mask, S.segments(0, T + t))
     for batches in (*seen.values(), fresh[:t]):
         assert len(batches) == t
-        assert all(torch.equal(a, b) for a, b in zip(batches, seen["fine-tuning"], strict=True))
+        assert_same(batches, seen["fine-tuning"])
     assert not any(torch.equal(a, b) for a in dense for b in fresh)
     second = batches_seen(recipe, states[T].pruned(mask, 2, 1), mask, S.segments(T - t, T))
     assert not any(torch.equal(a, b) for a in second for b in (*dense, *fresh))

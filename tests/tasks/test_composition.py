@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropout_recipe import OPTIMIZERS, STEPS, Dropped, differs, half, last, same, same_under, whole
+from dropout_recipe import OPTIMIZERS, STEPS, Dropped, differs, half, last, same_under, whole
 from rewound import Batch, Mask, Position, Recipe, State, begin, evaluate, train
 from rewound.method.schedule import Segment, sliced
 from rewound.tasks.recipes.digits import Digits
+from sameness import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +53,7 @@ def test_composition_holds_for_digits(cut: int) -> None:
     """A residual network with augmentation; batches 9 and 18 straddle the ends of epochs."""
     recipe = Digits(epochs=2.0, widths=(4, 8))
     start, lr = begin(recipe, 1), whole(recipe)
-    assert same(in_pieces(recipe, start, None, lr, [cut]), last(train(recipe, start, lr=lr)))
+    assert_same(in_pieces(recipe, start, None, lr, [cut]), last(train(recipe, start, lr=lr)))
 
 
 def test_looking_up_from_training_does_not_change_it() -> None:
@@ -63,7 +64,7 @@ def test_looking_up_from_training_does_not_change_it() -> None:
         evaluate(recipe, state)
         torch.rand(3)
         reached = state.clone()
-    assert same(reached, expected)
+    assert_same(reached, expected)
 
 
 def test_two_runs_may_be_advanced_in_turn() -> None:
@@ -72,13 +73,13 @@ def test_two_runs_may_be_advanced_in_turn() -> None:
     runs = [train(r, begin(r, seed), lr=whole(r), stops=range(1, STEPS)) for r, seed in ((recipe, 1), (other, 2))]
     for pair in zip(*runs, strict=True):
         together = [state.clone() for state in pair]
-    assert all(same(one, two) for one, two in zip(alone, together, strict=True))
+    assert_same(alone, together)
 
 
 def test_a_trial_is_a_function_of_its_seed() -> None:
     recipe = Dropped()
     first, again, other = (last(train(recipe, begin(recipe, seed), lr=whole(recipe))) for seed in (1, 1, 2))
-    assert same(first, again)
+    assert_same(first, again)
     assert differs(first, other)
 
 

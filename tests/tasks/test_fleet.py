@@ -19,6 +19,7 @@ from rewound.tasks.recipe import changed_fields
 from rewound.tasks.recipes.images import ImageClassification
 from rewound.tasks.recipes.resident import ResidentRecipe
 from rewound.tasks.training import State, begin, evaluate
+from sameness import assert_same
 from small_fleets import (
     CPU,
     DIGITS,
@@ -29,7 +30,6 @@ from small_fleets import (
     Noise64,
     alone,
     furthest,
-    same,
     sparse,
     stopped,
     together,
@@ -51,7 +51,7 @@ def test_members_equal_runs_alone_also_in_refilled_places() -> None:
     ]
     outcomes = together(Fleet(DIGITS, "cpu", capacity=2), runs)
     for member, run in enumerate(runs):
-        assert same(outcomes[member], alone(DIGITS, run))
+        assert_same(outcomes[member], alone(DIGITS, run))
 
 
 def test_events_come_in_turn_and_say_the_end() -> None:
@@ -82,7 +82,7 @@ def test_a_run_that_diverges_stops_alone() -> None:
     assert isinstance(failure, Diverged)
     assert failure.step == 5
     assert not math.isfinite(failure.loss)
-    assert same(outcomes[1], alone(DIGITS, good))
+    assert_same(outcomes[1], alone(DIGITS, good))
 
 
 def test_a_member_branches() -> None:
@@ -95,8 +95,8 @@ def test_a_member_branches() -> None:
             ends[member] = outcome.clone()
         elif member == trunk:
             branch = fleet.start(Run(outcome.clone(), None, [Segment(0.01, 2)]))
-    assert same([ends[branch]], alone(DIGITS, Run(begin(DIGITS, 1), None, [Segment(0.1, 4), Segment(0.01, 2)])))
-    assert same([ends[trunk]], alone(DIGITS, Run(begin(DIGITS, 1), None, [Segment(0.1, 6)])))
+    assert_same([ends[branch]], alone(DIGITS, Run(begin(DIGITS, 1), None, [Segment(0.1, 4), Segment(0.01, 2)])))
+    assert_same([ends[trunk]], alone(DIGITS, Run(begin(DIGITS, 1), None, [Segment(0.1, 6)])))
 
 
 def test_evaluation_is_the_recipes() -> None:
@@ -250,14 +250,14 @@ class TestOnTheGPU:
         runs = [Run(begin(recipe, seed), sparse(recipe), RATES, [5 * seed]) for seed in (1, 2, 3, 4)]
         outcomes = together(Fleet(recipe, "cuda", capacity=4), runs)
         for member, run in enumerate(runs):
-            assert same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
+            assert_same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
 
     def test_plain_runs_are_those_of_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
         recipe, cuda = Noise(), torch.device("cuda")
         run = Run(begin(recipe, 1), sparse(recipe), RATES, [5])
-        assert same(together(Fleet(recipe, cuda, plain=True), [run])[0], alone(recipe, run, cuda))
+        assert_same(together(Fleet(recipe, cuda, plain=True), [run])[0], alone(recipe, run, cuda))
 
     def test_members_equal_runs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
@@ -265,7 +265,7 @@ class TestOnTheGPU:
         runs = [Run(begin(recipe, seed), sparse(recipe), RATES, [5 * seed]) for seed in (1, 2, 3)]
         outcomes = together(Fleet(recipe, "cuda", capacity=2), runs)
         for member, run in enumerate(runs):
-            assert same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
+            assert_same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
 
     def test_failures_are_separate_and_evaluation_the_recipes(self) -> None:
         recipe = Noise()

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
-import torch
 
 from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Vectors
 from rewound.foundations.errors import Diverged
@@ -18,6 +17,7 @@ from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.images import ImageClassification
 from rewound.tasks.recipes.resident import ResidentRecipe
 from rewound.tasks.training import State, begin, evaluate
+from sameness import assert_same
 from small_fleets import (
     CPU,
     DIGITS,
@@ -32,7 +32,6 @@ from small_fleets import (
     Strangers64,
     alone,
     furthest,
-    same,
     sparse,
     stopped,
 )
@@ -90,7 +89,7 @@ def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
     for _ in range(15):
         part = place._feed()
         mine = place.program.batch(part, place.orders[part], place.positions[part], place.keys[part])
-        assert all(torch.equal(*pair) for pair in zip(mine, next(batches), strict=True))
+        assert_same(mine, next(batches))
         place.positions[part] += 1
         place._done += 1
 
@@ -159,8 +158,8 @@ def test_a_run_stops_when_it_is_due_and_goes_on_to_the_same_end() -> None:
     assert [[state.position.steps for state in states] for states in outcomes] == [[4, 8, 9, 13, 17]] * 2
     place.start(run)
     stopped(place)
-    assert same([stopped(place).outcome], outcomes[0][-1:])
-    assert same(outcomes[1][-1:], alone(DIGITS, run)[-1:])
+    assert_same([stopped(place).outcome], outcomes[0][-1:])
+    assert_same(outcomes[1][-1:], alone(DIGITS, run)[-1:])
 
 
 def test_a_place_does_not_remember_a_run_that_diverged() -> None:
@@ -173,7 +172,7 @@ def test_a_place_does_not_remember_a_run_that_diverged() -> None:
     place.start(Run(begin(DIGITS, 2), sparse(DIGITS), [Segment(1e30, 5)]))
     assert isinstance(stopped(place).outcome, Diverged)
     place.start(good)
-    assert same([stopped(place).outcome], [first])
+    assert_same([stopped(place).outcome], [first])
 
 
 @pytest.mark.slow

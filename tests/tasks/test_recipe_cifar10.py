@@ -9,6 +9,7 @@ from rewound import InputError
 from rewound.experiments.sweeps.targets import retrained
 from rewound.foundations.randomness import integers
 from rewound.tasks.recipes.cifar10 import ResNet20, ResNet56, ResNet110
+from sameness import assert_same
 
 CPU = torch.device("cpu")
 CIFAR = [(ResNet20, 271_152), (ResNet56, 851_760), (ResNet110, 1_722_672)]
@@ -56,7 +57,7 @@ def test_the_initial_weights_are_a_function_of_the_seed_alone() -> None:
     one = recipe.model(7).state_dict()
     torch.manual_seed(2)
     same, other = recipe.model(7).state_dict(), recipe.model(8).state_dict()
-    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert_same(one, same)
     assert not torch.equal(one["stem.weight"], other["stem.weight"])
 
 

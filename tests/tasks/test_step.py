@@ -15,6 +15,7 @@ from rewound import InputError, Position, begin, train
 from rewound.method.schedule import Segment
 from rewound.states.history import Start
 from rewound.tasks.recipes import recipe_named
+from sameness import assert_same
 
 CPU = torch.device("cpu")
 STEPS = [Segment(0.02, 2), Segment(0.01, 3)]
@@ -81,7 +82,7 @@ def test_steps_cut_in_the_middle_are_the_same_steps() -> None:
         (whole,) = (state.clone() for state in train(recipe, begin(recipe, 1), lr=[Segment(0.01, 30)]))
         (half,) = (state.clone() for state in train(recipe, begin(recipe, 1), lr=[Segment(0.01, 11)]))
         (rest,) = (state.clone() for state in train(recipe, half, lr=[Segment(0.01, 19)]))
-        assert all(torch.equal(whole.model[name], rest.model[name]) for name in whole.model)
+        assert_same(whole.model, rest.model)
 
 
 def test_what_a_step_does_is_in_the_address_and_the_defaults_are_not() -> None:
@@ -150,7 +151,7 @@ def test_a_stream_of_parts_can_be_entered_anywhere() -> None:
     whole = drawn(recipe, Position(1, 0), 40)
     for start in (1, 11, 12, 13, 25, 37):
         for mine, theirs in zip(drawn(recipe, Position(1, start), 3), whole[start:], strict=False):
-            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+            assert_same(mine, theirs)
 
 
 def test_a_batch_may_span_several_passes_over_few_examples() -> None:

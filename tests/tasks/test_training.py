@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from dropout_recipe import STEPS, Dropped, half, last, same, whole
+from dropout_recipe import STEPS, Dropped, half, last, whole
 from rewound import Batch, Diverged, InputError, Position, Scores, State, begin, evaluate, train
 from rewound.method.schedule import Segment, sliced
 from rewound.tasks.recipes.digits import Digits
+from sameness import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +39,7 @@ def test_what_is_yielded_is_live_and_a_clone_is_not() -> None:
     run = train(recipe, begin(recipe, 3), lr=whole(recipe), stops=[4])
     live = next(run)
     kept, weight = live.clone(), live.model["0.weight"].clone()
-    assert same(live, kept)
+    assert_same(live, kept)
     next(run)
     assert not torch.equal(live.model["0.weight"], weight)
     assert torch.equal(kept.model["0.weight"], weight)
@@ -157,7 +158,7 @@ def test_evaluation_uses_the_running_statistics_and_changes_nothing() -> None:
     before = copy.deepcopy(state)
     first, again = evaluate(recipe, state), evaluate(recipe, state)
     assert first == again
-    assert same(state, before)
+    assert_same(state, before)
     assert 0 <= first.val <= 1
     moved = {n: w + 1 if n.endswith("running_mean") else w for n, w in state.model.items()}
     assert evaluate(recipe, State(moved, {}, 3, state.position)) != first

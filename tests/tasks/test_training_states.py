@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from dropout_recipe import CPU, OPTIMIZERS, STEPS, Dropped, differs, half, last, same, whole
+from dropout_recipe import CPU, OPTIMIZERS, STEPS, Dropped, differs, half, last, whole
 from rewound import Mask, Position, Recipe, begin, train
 from rewound.method.schedule import Segment, sliced
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.training import restored, viewed
+from sameness import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,7 +24,7 @@ def test_a_state_restores_parameters_buffers_and_slots(kind: str) -> None:
     recipe = Dropped(kind)
     state = last(train(recipe, begin(recipe, 3), lr=whole(recipe)))
     model, optimizer = restored(recipe, state, CPU)
-    assert same(viewed(model, optimizer, 3, state.position, 0.0), state)
+    assert_same(viewed(model, optimizer, 3, state.position, 0.0), state)
     assert model[1].num_batches_tracked.item() == STEPS
     assert not torch.equal(model[1].running_mean, torch.zeros(8))
 
@@ -69,7 +70,7 @@ def test_slots_go_by_name_not_by_order() -> None:
 
     state = last(train(Dropped(), begin(Dropped(), 3), lr=sliced(whole(Dropped()), 0, 5)))
     rest = sliced(whole(Dropped()), 5)
-    assert same(last(train(Backwards(), state, lr=rest)), last(train(Dropped(), state, lr=rest)))
+    assert_same(last(train(Backwards(), state, lr=rest)), last(train(Dropped(), state, lr=rest)))
 
 
 def test_training_does_not_touch_the_state_it_starts_from() -> None:
@@ -78,7 +79,7 @@ def test_training_does_not_touch_the_state_it_starts_from() -> None:
     before = copy.deepcopy(state)
     mask = half(recipe, state)
     last(train(recipe, state, mask, lr=sliced(whole(recipe), 4)))
-    assert same(state, before)
+    assert_same(state, before)
 
 
 @pytest.mark.numeric
@@ -87,7 +88,7 @@ def test_lr_rewinding_keeps_the_slots_and_moves_only_the_schedule() -> None:
     end = last(train(recipe, begin(recipe, 3), lr=whole(recipe)))
     everything = Mask.full({name: end.model[name] for name in recipe.shapes})
     pruned = end.pruned(everything, 1, 3)
-    assert all(torch.equal(pruned.slots[name], slot) for name, slot in end.slots.items())
+    assert_same(pruned.slots, end.slots)
     low, high = (last(train(recipe, pruned, everything, lr=[Segment(rate, 1)])) for rate in (0.01, 0.02))
     for name in recipe.shapes:  # momentum SGD: the first update is in proportion to the rate, the slots do not see it
         before, slot = end.model[name], f"momentum_buffer/{name}"
@@ -138,7 +139,7 @@ def test_a_state_is_shown_in_one_line_and_is_itself_alone() -> None:
 def test_fresh_weights_are_another_draw() -> None:
     recipe = Dropped()
     fresh, again = begin(recipe, 1, fresh=True), begin(recipe, 1, fresh=True)
-    assert same(fresh, again)
+    assert_same(fresh, again)
     assert (fresh.seed, fresh.position, dict(fresh.slots)) == (1, Position(0, 0), {})
     for trial in range(5):
         assert differs(fresh, begin(recipe, trial))
