@@ -18,7 +18,7 @@ from rewound.foundations.errors import InputError, as_path
 from rewound.method.choices import HELP, Choices
 from rewound.reports.figures import Drawing
 from rewound.reports.writing import comparison_cards, report_folder
-from rewound.states.storage.records import DEFAULT_STORE
+from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.tasks.hyperparameters import fields_in
 
 app = typer.Typer(

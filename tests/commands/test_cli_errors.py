@@ -11,7 +11,7 @@ import torch
 
 from command_line import COMMANDS, HEADER, SWEEP, Rewound, command, environment, row, snapshot
 from rewound.conclusions.tables import read_rows
-from rewound.states.storage.artifact import digest
+from rewound.states.storage.artifacts import digest
 from rewound.states.storage.store import Store
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import SWEEP, Rewound, command, environment
-from rewound.states.storage.records import Result
+from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 
 

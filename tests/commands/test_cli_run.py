@@ -21,8 +21,7 @@ from rewound.experiments.executors.watch import Headway
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import load_sweep
-from rewound.states.storage.artifact import digest
-from rewound.states.storage.records import Result
+from rewound.states.storage.artifacts import Result, digest
 from rewound.states.storage.store import Say, Store
 from stored import KEY, RESULT
 from tiny import POISON, Tiny, Unmeasured

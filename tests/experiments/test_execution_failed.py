@@ -13,7 +13,7 @@ from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.errors import InputError
-from rewound.states.storage.records import Result
+from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 from tiny import ENTERED, POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of, timeless

@@ -17,11 +17,11 @@ from rewound.experiments.executors import local
 from rewound.experiments.executors.watch import Watch
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
-from rewound.experiments.plans.packing import pack_store, read_packs, unpack_store
 from rewound.experiments.plans.planning import Node, plan
-from rewound.experiments.plans.remaining import todo
+from rewound.experiments.plans.remaining import pack_store, todo
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.experiments.sweeps.targets import dense
+from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from stored import merged

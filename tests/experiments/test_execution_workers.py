@@ -7,10 +7,12 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
+import rewound.experiments.plans.execution
 import rewound.states.storage.claims
 from rewound.experiments.executors import local
 from rewound.experiments.executors.watch import Headway
@@ -45,7 +47,7 @@ def test_the_claim_of_a_long_epoch_does_not_grow_old(store: Store, monkeypatch: 
 
     def slowly(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
         """The first step lasts until the claim has been renewed twice."""
-        (claim,) = store.root.glob("claims/*.json")
+        (claim,) = store.root.glob("claims/*.1")
         limit = time.monotonic() + 60
         while len(beats) < 3:
             assert time.monotonic() < limit, "nobody renewed the claim for a minute"
@@ -115,3 +117,34 @@ def test_two_processes_share_the_work(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("results.csv", "layers.csv", "curves.csv"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert states(Store(tmp_path / "store")) == set()
+
+
+def test_an_owner_that_was_taken_for_dead_publishes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 10: it ends its run, and neither its result nor its drafts are kept; the other's draft stays as it is."""
+    sweep = sweep_of()
+    (key,) = (target.state.key for target in sweep.targets)
+    monkeypatch.setattr(rewound.states.storage.claims, "STALE", 0.5)
+    monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
+    loss, published = Tiny.loss, list[str]()
+
+    def frozen(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        """The first step lasts so long that another host takes over, and keeps a draft."""
+        if store.backend.create(f"claims/{key}.2", b'["elsewhere", 1, "1", 5]'):
+            store.backend.write(f"drafts/{key}.safetensors", b"of the other")
+        return loss(recipe, model, batch)
+
+    publish = Store.publish
+
+    def noted(self: Store, *given: Any, **named: Any) -> bool:
+        published.append(given[0])
+        return publish(self, *given, **named)
+
+    monkeypatch.setattr(Tiny, "loss", frozen)
+    monkeypatch.setattr(Store, "publish", noted)
+    said = run(sweep, store)
+    assert (
+        len([line for line in said if f"note: {key[:12]} was taken over while this process gave no sign" in line]) == 1
+    )
+    assert [line for line in said if "damaged" in line], "what the other left was there when the lease had ended"
+    assert published == [key], "the second time, when it was this process's again"
+    assert store.claims() == {}

@@ -7,12 +7,11 @@ import torch
 
 from rewound.experiments.plans import realisation
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.packing import pack_store
 from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.plans.realisation import Realised, realised
-from rewound.experiments.plans.remaining import release
+from rewound.experiments.plans.remaining import pack_store, release
 from rewound.states.history import Pruned, Start
-from rewound.states.storage.records import CurvePoint, Result
+from rewound.states.storage.artifacts import CurvePoint, Result
 from rewound.states.storage.store import Store
 from stored import RESULT, a_state
 from tiny import Tiny

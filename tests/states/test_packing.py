@@ -13,15 +13,15 @@ import torch
 
 from command_line import Rewound
 from rewound.experiments.executors.local import run
-from rewound.experiments.plans import packing
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
-from rewound.experiments.plans.packing import pack_store, read_packs, unpack_store
 from rewound.experiments.plans.planning import Plan, plan
+from rewound.experiments.plans.remaining import pack_store
 from rewound.experiments.sweeps.targets import dense, retrained
 from rewound.foundations.errors import InputError
-from rewound.states.storage.layout import artifact_at
-from rewound.states.storage.records import Notes
+from rewound.states.storage import packs
+from rewound.states.storage.artifacts import Notes, artifact_at
+from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.recipes.digits import Digits
@@ -154,14 +154,14 @@ def test_a_pack_that_fails_leaves_the_one_before(
     before = {path: path.read_bytes() for path in pieces}
     run(first_levels(whole, 1), home, Options())
     with monkeypatch.context() as patch:
-        copy, calls = packing._copy, iter(range(2))
+        copy, calls = packs._copy, iter(range(2))
 
         def fills_up(source: IO[bytes], target: IO[bytes], size: int) -> None:
             if next(calls, None) is None:
                 raise OSError(errno.ENOSPC, "No space left on device")
             copy(source, target, size)
 
-        patch.setattr(packing, "_copy", fills_up)
+        patch.setattr(packs, "_copy", fills_up)
         with pytest.raises(OSError, match="No space left"):
             pack_store(whole, home, out, split_bytes=2048)
     assert {path: path.read_bytes() for path in out.parent.iterdir()} == before
@@ -198,7 +198,6 @@ def test_a_store_that_takes_nothing_is_not_blamed_on_the_pack(tmp_path: Path, ta
     whole, home, away = plan(targets), Store(tmp_path / "home"), Store(tmp_path / "away")
     run(first_levels(whole, 0), home, Options())
     pack = pack_store(whole, home, tmp_path / "pack")
-    (away.root / "results").rmdir()
     (away.root / "results").write_text("a file")
     with pytest.raises(InputError, match=r"^cannot use store"):
         unpack_store(read_packs(pack), away)

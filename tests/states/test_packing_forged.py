@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save
 
 from command_line import Rewound
-from rewound.experiments.plans.packing import read_packs, unpack_store
 from rewound.foundations.errors import InputError
-from rewound.states.storage.artifact import digest, tensor_digest
-from rewound.states.storage.resultfile import LONGEST_RESULT
+from rewound.states.storage.artifacts import LONGEST_RESULT, digest
+from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.statefile import tensor_digest
 from rewound.states.storage.store import Store
 from stored import KEY, RESULT
 
@@ -151,7 +151,7 @@ def test_a_result_of_the_wrong_shape_is_damaged(tmp_path: Path, what: str, store
     outcome = unpack_store(read_packs([pack(tmp_path / "pack", (NAME["result"], content))]), store)
     assert (outcome.added, outcome.damaged) == (0, 1)
     assert store.finished() == set()
-    (store.root / NAME["result"]).parent.mkdir(exist_ok=True)
+    (store.root / NAME["result"]).parent.mkdir(parents=True, exist_ok=True)
     (store.root / NAME["result"]).write_bytes(content)
     assert store.result(KEY) is None
     assert (store.root / "damaged" / f"{KEY}.json").exists()
@@ -204,7 +204,7 @@ def test_a_state_of_the_wrong_shape_is_damaged(tmp_path: Path, what: str, store:
     outcome = unpack_store(read_packs([pack(tmp_path / "pack", (NAME["state"], content))]), store)
     assert (outcome.added, outcome.damaged) == (0, 1)
     assert not store.has_state(KEY)
-    (store.root / NAME["state"]).parent.mkdir(exist_ok=True)
+    (store.root / NAME["state"]).parent.mkdir(parents=True, exist_ok=True)
     (store.root / NAME["state"]).write_bytes(content)
     assert store.load(KEY) is None
     assert (store.root / "damaged" / f"{KEY}.safetensors").exists()

@@ -12,7 +12,7 @@ import torch
 
 import rewound.states.storage.statefile
 from rewound.method.pruning.mask import Mask
-from rewound.states.storage.records import CurvePoint, Notes
+from rewound.states.storage.artifacts import CurvePoint, Notes
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
@@ -29,8 +29,8 @@ def test_results_come_back(store: Store) -> None:
     assert store.result(KEY) == RESULT
     assert Store(store.root).result(KEY) == RESULT, "also for the next process"
     assert store.finished() == {KEY}
-    store.publish(KEY, {**RESULT, "val": 0.2})
-    assert store.result(KEY) == {**RESULT, "val": 0.2}
+    assert not store.publish(KEY, {**RESULT, "val": 0.2}), "what was measured is not overwritten"
+    assert store.result(KEY) == RESULT
     store.forget(KEY)
     store.forget(KEY)
     assert store.result(KEY) is None
@@ -147,6 +147,7 @@ def test_what_a_killed_process_left_is_ignored(store: Store) -> None:
     store.save(KEY, a_state(), None)
     size = store.size()
     for part in ("results/01", "states/01", "drafts", "claims"):
+        (store.root / part).mkdir(exist_ok=True)
         (store.root / part / ".abc123.part").write_bytes(b"half of something")
     assert store.finished() == {KEY}
     assert store.size() == size
@@ -169,7 +170,7 @@ with replacing(Path(sys.argv[1])) as temporary:
 
 @pytest.mark.parametrize("fate", ["dies", "lives"])
 def test_what_a_killed_writer_left_is_swept_up_at_once(store: Store, fate: str) -> None:
-    (store.root / "states" / "01").mkdir()
+    (store.root / "states" / "01").mkdir(parents=True)
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, store.root / "states" / "01" / KEY, fate],
         stdin=subprocess.PIPE,
@@ -190,6 +191,7 @@ def test_what_a_killed_writer_left_is_swept_up_at_once(store: Store, fate: str) 
 def test_what_writers_elsewhere_left_is_swept_up_after_an_hour(store: Store) -> None:
     """Their processes cannot be seen from here; versions before this one did not say whose a file is."""
     folder = store.root / "states"
+    folder.mkdir()
     names = [".0123456789abcdef.part", f".0123456789abcdef.{'0' * 8}-17-123.part"]
     for age in (0, 3700):
         for name in names:

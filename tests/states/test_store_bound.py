@@ -9,9 +9,10 @@ import pytest
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import outdated
-from rewound.experiments.plans.packing import pack_store, read_packs, unpack_store
 from rewound.experiments.plans.planning import plan
-from rewound.states.storage.records import Notes
+from rewound.experiments.plans.remaining import pack_store
+from rewound.states.storage.artifacts import Notes
+from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store
 from sameness import assert_same
 from stored import KEY, OTHER, RESULT, a_mask, a_state, swap, unbind, unbind_all
@@ -39,7 +40,7 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
     for kind in ("results", "states"):
         for path in paths(whole, kind, *dense):
             copy = half.root / path.relative_to(whole.root)
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     return whole, half
 

@@ -12,8 +12,8 @@ import pytest
 import rewound.states.storage.statefile
 from command_line import Rewound
 from rewound.foundations.errors import InputError
-from rewound.states.storage.records import Notes
-from rewound.states.storage.store import Store
+from rewound.states.storage.artifacts import Notes
+from rewound.states.storage.store import VERSION, Store, _version_line
 from sameness import assert_same
 from stored import KEY, RESULT, a_mask, a_state, artifact, flip
 
@@ -149,17 +149,18 @@ def test_a_damaged_version_is_set_aside_and_written_anew(
     assert Store(store.root).result(KEY) == RESULT
     assert "damaged: version is not what was written; set aside as" in capsys.readouterr().out
     assert (store.root / "damaged" / "version").read_bytes() == content
-    assert (store.root / "version").read_bytes() == b"1\n"
+    assert (store.root / "version").read_bytes() == _version_line(VERSION)
     Store(store.root)
     assert capsys.readouterr().out == ""
 
 
 def test_no_flipped_bit_of_a_version_closes_a_store(store: Store) -> None:
-    for bit in range(16):
-        flip(store.root / "version", bit // 8, bit % 8)
-        Store(store.root)
-        assert (store.root / "version").read_bytes().strip() == b"1"
-        (store.root / "version").write_bytes(b"1\n")
+    for version in (1, VERSION):
+        for bit in range(8 * len(_version_line(version))):
+            (store.root / "version").write_bytes(_version_line(version))
+            flip(store.root / "version", bit // 8, bit % 8)
+            Store(store.root)
+            assert (store.root / "version").read_bytes().split() == _version_line(VERSION).split()
 
 
 @pytest.mark.parametrize("draft", [False, True], ids=["state", "draft"])

@@ -1,18 +1,18 @@
 """What is put into a store by its tests, and what they look at and damage in it."""
 
-import io
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rewound.method.pruning.mask import Mask
-from rewound.states.storage.artifact import digest, tensor_digest
-from rewound.states.storage.merging import Outcome, merge
-from rewound.states.storage.records import CurvePoint, Result
-from rewound.states.storage.store import Store
+from rewound.states.storage.artifacts import CurvePoint, Result, artifact_at, digest
+from rewound.states.storage.folder import Folder
+from rewound.states.storage.statefile import tensor_digest
+from rewound.states.storage.store import Outcome, Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
@@ -66,7 +66,12 @@ def flip(path: Path, index: int, bit: int = 0) -> None:
 
 def merged(store: Store, name: str, content: bytes) -> Outcome:
     """What becomes of an artifact that arrives."""
-    return merge(store, name, io.BytesIO(content), len(content))
+    with TemporaryDirectory() as folder:
+        file = Path(folder, name)
+        if artifact_at(name):
+            file.parent.mkdir(parents=True)
+            file.write_bytes(content)
+        return store.merge(name, Folder(Path(folder)), len(content))
 
 
 def swap(one: Path, other: Path) -> None:

@@ -11,12 +11,13 @@ from rewound.commands.console import console, say
 from rewound.commands.sweeps import as_sweep, store_to_read
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.outlook import unbound_note
-from rewound.experiments.plans.packing import pack_store, read_packs, unpack_store
+from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import InputError
 from rewound.foundations.quantities import sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.method.pruning.counts import Counts
-from rewound.states.storage.records import Result
+from rewound.states.storage.artifacts import Result
+from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
 
 

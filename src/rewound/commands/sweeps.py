@@ -31,7 +31,7 @@ from rewound.foundations.quantities import counted
 from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
 from rewound.reports.writing import Report, report_folder, write_report
-from rewound.states.storage.records import DEFAULT_STORE
+from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 from rewound.tasks.recipe import Metric

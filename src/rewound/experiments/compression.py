@@ -27,9 +27,8 @@ from rewound.method.choices import Choices, Chosen, takes_choices
 from rewound.method.pruning.counts import Counts, counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
-from rewound.states.storage.artifact import digest, separate
-from rewound.states.storage.records import DEFAULT_STORE
-from rewound.states.storage.statefile import Kept
+from rewound.states.storage.artifacts import DEFAULT_STORE, digest
+from rewound.states.storage.statefile import Kept, separate
 from rewound.states.storage.store import Store
 from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 from rewound.states.tickets.ticket import save as write_ticket

@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all: written beside their place, and published by one atomic rename.
+"""Files that are there whole or not at all: written beside their place, and published by one atomic rename or link.
 
 A reader sees the old file or the new one, never half of it. Their mode is that of any new file, by the umask. The name
 of an unfinished file says which process writes it, so that what a killed one leaves can be removed at once. `writable`
 finds out before some work whether its result can be written.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ from rewound.foundations.owners import owner_from, this_process
 FORGOTTEN = 3600.0
 """Seconds after which an unfinished file is nobody's, where its writer cannot be seen from here."""
 _UNFINISHED = re.compile(r"\.[0-9a-f]{16}(\.(?P<owner>[0-9a-f]+-[0-9]+-\w+))?\.part")
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # its own unfinished file, beside the one that it was given
 
 
@@ -27,7 +29,7 @@ _OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # its own unfinished file,
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` in one rename when the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{secrets.token_hex(8)}.{this_process().as_word()}.part"
+    temporary = _temporary(path)
     try:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         mode = os.fstat(handle).st_mode
@@ -36,11 +38,20 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(mode)  # safetensors keeps what it writes to its owner
         temporary.replace(path)
     except OSError as error:
-        if str(error.filename) == str(temporary):
-            error.filename, error.filename2 = str(path), None  # the name that a person knows
+        _name_target(error, temporary, path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.parent / f".{secrets.token_hex(8)}.{this_process().as_word()}.part"
+
+
+def _name_target(error: OSError, temporary: Path, path: Path) -> None:
+    """Let an error about the temporary file have the name that a person knows."""
+    if str(error.filename) == str(temporary):
+        error.filename, error.filename2 = str(path), None
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -50,6 +61,44 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def create_whole(path: Path, content: bytes, *, durable: bool = True) -> bool:
+    """Write a file of these bytes unless there is one, in one step; whether this call has made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        return _linked(temporary, path, content)
+    except OSError as error:
+        _name_target(error, temporary, path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _linked(temporary: Path, path: Path, content: bytes) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return temporary.stat().st_nlink == 2  # NFS: done, but the answer was lost and the call repeated
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        return True
+    # A file system without hard links, as that of a memory card: a process that is killed within these lines leaves a
+    # part, which is found to be damaged.
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -48,7 +48,7 @@ from rewound.loops.snapshot import (
     seal_of,
     write_sealed,
 )
-from rewound.states.storage.artifact import digest
+from rewound.states.storage.artifacts import digest
 
 Arguments = Mapping[str, object]
 VERSION = 2

@@ -18,7 +18,7 @@ from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy, todo
-from rewound.states.storage.refusals import where_writable
+from rewound.states.storage.backend import Backend, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
@@ -45,7 +45,7 @@ def run(
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
-    work, warn = partial(_work, plan, store.root, options), _first_of_each(say)
+    work, warn = partial(_work, plan, store.backend, options), _first_of_each(say)
     if options.jobs == 1:
         work(say, warn, alive)
     else:
@@ -73,9 +73,9 @@ def _check(recipe: Recipe) -> None:
     _ = recipe.profile  # a model that does not take its example is told before it is trained
 
 
-def _work(plan: Plan, root: Path, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
+def _work(plan: Plan, place: Backend, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
     """Be one worker, here or in a process of its own."""
-    store = Store(root, say)
+    store = Store(place, say)
     worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
     with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)

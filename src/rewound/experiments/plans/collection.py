@@ -9,7 +9,7 @@ from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target
 from rewound.states.history import Pruned, lineage
-from rewound.states.storage.records import CurvePoint, Result
+from rewound.states.storage.artifacts import CurvePoint, Result
 from rewound.states.storage.store import Store
 
 

@@ -23,8 +23,8 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import sliced
 from rewound.states.history import Pruned, described, own_functions
+from rewound.states.storage.artifacts import CurvePoint, Failure, LayerCount, Notes, Result
 from rewound.states.storage.claims import HEARTBEAT
-from rewound.states.storage.records import CurvePoint, Failure, LayerCount, Notes, Result
 from rewound.states.storage.store import Say, Store
 from rewound.tasks.devices import cpu_kind, device_named
 from rewound.tasks.fleets.captured import capturable
@@ -116,6 +116,7 @@ class Job:
         self.begin = node.after.steps if node.after else 0
         self.after = node.after.key if node.after else None
         self.curve, self.seconds = list[CurvePoint](), 0.0
+        self.is_lost = False
         recipe = node.recipe
         # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
@@ -170,7 +171,8 @@ class Job:
         if step >= self.trains_by:
             self._check_trains(state)
         if now - self.beaten > HEARTBEAT:
-            store.beat(key, step - (self.node.after.steps if self.node.after else 0))
+            if not store.beat(key, step - (self.node.after.steps if self.node.after else 0)) and not self.is_lost:
+                self._lose()
             self.beaten = now
         if now - self.saved > SNAPSHOT and step < self.node.state.steps:
             self.keep_draft(state)
@@ -207,29 +209,48 @@ class Job:
             after=self.after,
             made=made_by(self.node, self.worker.options),
         )
-        self.worker.store.save(self.node.key, state, self.mask, draft=notes)
+        if self._is_owner():
+            self.worker.store.save(self.node.key, state, self.mask, draft=notes)
         self.saved = time.perf_counter()
+
+    def _is_owner(self) -> bool:
+        """Law 10: whether the node is still this worker's; one that was taken for dead keeps and publishes nothing."""
+        if not self.is_lost and not self.worker.store.holds(self.node.key):
+            self._lose()
+        return not self.is_lost
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self.worker.say(
+            f"note: {self.node.key[:12]} was taken over while this process gave no sign of life; "
+            "what it did there is not used"
+        )
 
     def publish(self, state: State, scores: Scores | None) -> None:
         """Keep what was measured, and the tensors if a planned node needs them."""
         node, store = self.node, self.worker.store
+        if not self._is_owner():
+            return
         result = self._result()
         if scores is not None:
             result["val"], result["test"] = scores
             _count(result, node.recipe, self.mask)
         if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
             store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
-        if not answers(node, store.result(node.key)):  # else it was done again for its tensors alone
-            store.publish(node.key, result)
+        # Looked at again: to save takes a while. What has its result was done again for its tensors alone.
+        if not self._is_owner() or not (answers(node, store.result(node.key)) or store.publish(node.key, result)):
+            return
         store.drop(node.key, draft=True)
         if not self.worker.options.keep_all:
             release(node, self.plan, store)
 
     def fail(self, failure: Diverged) -> None:
         """Keep that it diverged, and where."""
+        if not self._is_owner():
+            return
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
-        self.worker.store.publish(self.node.key, result)
+        self.worker.store.publish(self.node.key, result, replace=True)  # else it would be tried for ever
         self.worker.store.drop(self.node.key, draft=True)
         self.worker.say(f"failed: {self.node.key[:12]}: {failure}; what builds on it is skipped")
 

@@ -16,7 +16,7 @@ from rewound.foundations.quantities import counted, sized, spoken
 from rewound.method.pruning.counts import Counts
 from rewound.method.pruning.pruner import Pruner
 from rewound.states.history import Pruned
-from rewound.states.storage.records import Result
+from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 from rewound.tasks.devices import device_kind
 from rewound.tasks.recipe import Recipe, changed_fields, selected_counts

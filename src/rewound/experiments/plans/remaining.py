@@ -1,16 +1,18 @@
 """What of a plan is still to do, and which tensors that needs: the store says what is there, the plan who reads it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.states.storage.records import Result
-from rewound.states.storage.refusals import where_writable
-from rewound.states.storage.store import Store
+from rewound.states.storage.artifacts import Artifact, Result
+from rewound.states.storage.backend import where_writable
+from rewound.states.storage.packs import NewPack
+from rewound.states.storage.store import Store, has_outcome
 
 
 def answers(node: Node, result: Result | None) -> bool:
     """Whether a result says all that is asked: another sweep may have passed the state without evaluating it."""
-    return result is not None and ("val" in result or "failed" in result or not node.asked)
+    return result is not None and (has_outcome(result) or not node.asked)
 
 
 def todo(plan: Plan, store: Store) -> list[Node]:
@@ -82,3 +84,36 @@ def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
         for node in plan.nodes:
             if node.key in plan.readers and over.issuperset(plan.readers[node.key]):
                 store.drop(node.key)
+
+
+def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = None) -> list[Path]:
+    """Write what is needed to continue `plan` elsewhere, in one file or several; returns them in order.
+
+    Others may work on the plan meanwhile: what they finish while it is packed is added, until nothing is missing.
+    """
+    with NewPack(out, split_bytes) as pack:
+        while missing := [path for path in _needed_elsewhere(plan, store) if path not in pack.paths]:
+            for path in missing:
+                pack.add(path, store.backend)
+    return pack.files
+
+
+def _needed_elsewhere(plan: Plan, store: Store) -> Iterator[str]:
+    """The paths of what a plan is continued from: its results, the tensors that nodes to do will read, drafts."""
+    open_nodes = {node.key for node in todo(plan, store)}
+    for node in plan.nodes:
+        read_later = not open_nodes.isdisjoint(plan.readers.get(node.key, ()))
+        yield from (found.path for found in store.artifacts(node.key) if found.kind != "state" or read_later)
+    yield from sorted(_continued(plan, store))
+
+
+def _continued(plan: Plan, store: Store) -> set[str]:
+    """The results that those of the plan go on from, but which another plan has cut there: their time and curves."""
+    found = dict[str, str]()
+    for node in plan.nodes:
+        result = store.result(node.key)
+        # Not beyond a node of the plan, which has its own turn, or what was found before: each result is read once.
+        while result is not None and (key := result["after"]) and key not in plan.by_key and key not in found:
+            found[key] = Artifact("result", key).path
+            result = store.result(key)
+    return set(found.values())

@@ -1,27 +1,34 @@
-"""Who is working on what: one small file per node, with the owner's host, process and heartbeat.
+"""Who is working on what: a lease per node, made of two primitives of a backend, `create` and `write`.
 
-A claim whose local owner is dead is free at once; another host's, and one whose owner cannot be seen from here, when
-its heartbeat has stopped for two minutes.
+The claim of a node is the file `claims/KEY.N` of the highest number N, with its owner's host, process and how far the
+work is. Who creates it owns the node; writing it again is the owner's sign of life; taking over from a dead owner
+creates N + 1. An owner is dead if its process on this host is, or if an observer has seen the same version of the claim
+for `STALE` seconds of its own monotonic clock: no clock is compared with another's. An owner that was taken for dead
+and wakes up finds a newer claim, or none, and is refused (law 10).
+
+Versions before this one kept one file `claims/KEY.json`, which counts as number 0.
 """
 
-import fcntl
 import json
-import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from rewound.foundations.errors import InputError
 from rewound.foundations.owners import Owner, is_process_number, this_process
-from rewound.foundations.wholefiles import write_whole
+from rewound.states.storage.backend import Backend
 
 HEARTBEAT = 2.0
-"""Seconds between two signs of how far the work is."""
+"""Seconds between two notes of how far the work is."""
 STALE = 120.0
-"""Seconds without one after which another host's claim is taken over."""
+"""Seconds without a sign of life after which a claim is taken over whose owner cannot be seen from here."""
 _LONGEST = 4096  # bytes of a claim; one has about a hundred
+_FOLDER = "claims/"
+_PATH = re.compile(rf"{_FOLDER}(?P<key>[0-9a-f]{{32}})\.(?P<number>json|[1-9][0-9]{{0,8}})")
 
 
 class Claim(NamedTuple):
@@ -41,96 +48,149 @@ class Claim(NamedTuple):
         return self.host.partition("/")[0]
 
 
-def take(path: Path) -> bool:
-    """Claim the work that this file stands for, unless somebody alive has it."""
-    with _locked(path.parent):
-        if path.exists() and not _is_abandoned(path):
+@dataclass(frozen=True)
+class _Seen:
+    """A claim as an observer has seen it."""
+
+    number: int
+    version: str
+    since: float
+    """When this version was seen for the first time, by the observer's clock."""
+    claim: Claim | None
+    """None: what the file holds makes no sense, and is nobody's claim."""
+    older: tuple[str, ...] = ()
+    """The paths of the claims that it has succeeded."""
+
+
+class Leases:
+    """The claims of a store, as one owner takes, keeps and observes them."""
+
+    def __init__(
+        self, backend: Backend, owner: Owner | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend, self._owner, self._clock = backend, owner, clock
+        self._held: dict[str, tuple[int, int]] = {}  # number and steps by key
+        self._seen: dict[str, _Seen] = {}  # by path
+        self._lock = threading.RLock()  # the thread that gives signs of life must not renew what was just given up
+
+    def take(self, key: str) -> bool:
+        """Claim a node, unless somebody alive has it."""
+        with self._lock:
+            last = self._look(f"{_FOLDER}{key}.").get(key)
+            if last is not None and self._lives(last):
+                return False
+            number = last.number + 1 if last else 1
+            if not self._backend.create(_path(key, number), self._content(0), durable=False):
+                return False
+            self._held[key] = number, 0
+            return True
+
+    def holds(self, key: str) -> bool:
+        """Whether the node is still this owner's, and nobody has taken it over."""
+        return self._is_held(key, self._look(f"{_FOLDER}{key}.").get(key))
+
+    def beat(self, key: str, steps: int) -> bool:
+        """Give a sign of life and note how many steps are done; False: another has taken the node over."""
+        with self._lock:
+            if not self.holds(key):
+                return False
+            self._renew(key, steps)
+            return True
+
+    def give_up(self, key: str) -> None:
+        """Let others have the node; what another has taken over is left to it."""
+        with self._lock:
+            last = self._look(f"{_FOLDER}{key}.").get(key)
+            if last is not None and self._is_held(key, last):
+                for path in (*last.older, _path(key, last.number)):  # its own last: it holds the node until then
+                    self._backend.remove(path)
+            self._held.pop(key, None)
+
+    def alive(self) -> dict[str, Claim]:
+        """The claims that somebody alive holds, by key."""
+        with self._lock:
+            found = self._look(_FOLDER)
+            return {key: seen.claim for key, seen in found.items() if seen.claim is not None and self._lives(seen)}
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """Inside, the claims held do not grow stale, however long an epoch or a recomputation takes."""
+        stop = threading.Event()
+
+        def beats() -> None:
+            while not stop.wait(STALE / 4):
+                with suppress(InputError):  # a disk that does not answer: next time, then
+                    self._renew_all()
+
+        thread = threading.Thread(target=beats, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _renew_all(self) -> None:
+        with self._lock:
+            if self._held:
+                found = self._look(_FOLDER)
+                for key, (_, steps) in list(self._held.items()):
+                    if self._is_held(key, found.get(key)):
+                        with suppress(InputError):  # the others are renewed none the less
+                            self._renew(key, steps)
+
+    def _renew(self, key: str, steps: int) -> None:
+        number, _ = self._held[key]
+        self._backend.write(_path(key, number), self._content(steps), durable=False)
+        self._held[key] = number, steps
+
+    def _content(self, steps: int) -> bytes:
+        return json.dumps([*(self._owner or this_process()), steps]).encode()
+
+    def _is_held(self, key: str, last: _Seen | None) -> bool:
+        if last is None or last.claim is None or key not in self._held:
             return False
-        _write(path, 0)
-        return True
+        return last.number == self._held[key][0] and last.claim.owner == (self._owner or this_process())
+
+    def _lives(self, seen: _Seen) -> bool:
+        """Whether somebody alive holds the claim."""
+        if seen.claim is None:
+            return False
+        if (lives := seen.claim.owner.lives()) is not None:
+            return lives
+        return self._clock() - seen.since <= STALE
+
+    def _look(self, prefix: str) -> dict[str, _Seen]:
+        """The last claim of each node below a prefix; a claim is read again only where its version has changed."""
+        numbered: dict[str, list[tuple[int, str, str]]] = {}
+        for path, (version, _) in self._backend.list(prefix).items():
+            if matched := _PATH.fullmatch(path):
+                number = 0 if matched["number"] == "json" else int(matched["number"])
+                numbered.setdefault(matched["key"], []).append((number, path, version))
+        found: dict[str, _Seen] = {}
+        known: dict[str, _Seen] = {}
+        for key, claims in numbered.items():
+            *older, (number, path, version) = sorted(claims)
+            seen = self._seen.get(path)
+            if seen is None or seen.version != version:
+                if (content := self._backend.read(path, _LONGEST)) is None:  # given up since it was listed
+                    continue
+                seen = _Seen(number, version, self._clock(), _parsed(content), tuple(p for _, p, _ in older))
+            found[key] = known[path] = seen
+        self._seen = known if prefix == _FOLDER else self._seen | known  # what was given up is forgotten
+        return found
 
 
-def beat(path: Path, steps: int) -> None:
-    """Say that this process is at the work, and how many steps it has done, unless another has taken it over."""
-    with _locked(path.parent):
-        if _is_mine(path):
-            _write(path, steps)
+def _path(key: str, number: int) -> str:
+    return f"{_FOLDER}{key}.{number}"
 
 
-def give_up(path: Path) -> None:
-    """Let others have the work, unless one of them has taken it over."""
-    with suppress(FileNotFoundError), _locked(path.parent):  # somebody may have removed the store
-        if _is_mine(path):
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Inside, no other process looks at a claim of the folder and acts on it."""
-    # A link in its place is refused: somebody else's file would be locked, or made.
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _parsed(content: bytes) -> Claim | None:
+    """The claim in a file; None: it makes no sense."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _write(path: Path, steps: int) -> None:
-    write_whole(path, json.dumps([*this_process(), steps]).encode(), durable=False)
-
-
-def _is_mine(path: Path) -> bool:
-    return (claim := _read(path)) is not None and claim.owner == this_process()
-
-
-@contextmanager
-def heart(folder: Path) -> Iterator[None]:
-    """Inside, this process's claims in a folder do not grow old, however long an epoch or a recomputation takes."""
-    stop = threading.Event()
-
-    def beats() -> None:
-        while not stop.wait(STALE / 4):
-            with suppress(OSError):  # a disk that does not answer: next time, then
-                for path in filter(_is_mine, folder.glob("*.json")):
-                    with suppress(FileNotFoundError):  # given up since it was listed
-                        os.utime(path)
-
-    thread = threading.Thread(target=beats, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def under_way(folder: Path) -> dict[str, Claim]:
-    """The claims of a folder that somebody alive holds, by key."""
-    found = ((path, _read(path)) for path in folder.glob("*.json"))
-    return {path.stem: claim for path, claim in found if claim is not None and not _is_abandoned(path)}
-
-
-def _read(path: Path) -> Claim | None:
-    """The claim in a file; None: it is not there, or makes no sense."""
-    try:
-        with path.open("rb") as file:
-            host, pid, birth, steps = json.loads(file.read(_LONGEST))
+        host, pid, birth, steps = json.loads(content)
         host.encode(), (birth or "").encode()  # half a character pair cannot be printed
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     makes_sense = type(pid) is int and is_process_number(pid) and type(steps) is int and 0 <= steps < 2**63
     return Claim(host, pid, birth, steps) if makes_sense else None
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether nobody alive holds the claim in a file."""
-    claim = _read(path)
-    if claim is None:
-        return True
-    if (lives := claim.owner.lives()) is not None:
-        return not lives
-    try:
-        return time.time() - path.stat().st_mtime > STALE
-    except FileNotFoundError:  # given up since it was read
-        return True

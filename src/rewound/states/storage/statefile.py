@@ -5,8 +5,10 @@ file's metadata, with the key that the state belongs to and a checksum of its ow
 passes `read_state` is consistent in itself; all else is `Damaged`. Nothing is ever unpickled.
 """
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict, cast
 
@@ -15,10 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, uint8
 
 from rewound.method.pruning.mask import Mask
-from rewound.states.storage.artifact import Damaged, digest, separate, tensor_digest
-from rewound.states.storage.layout import is_key
-from rewound.states.storage.records import Notes
-from rewound.states.storage.resultfile import checked_notes
+from rewound.states.storage.artifacts import Damaged, Notes, checked_notes, digest, is_key
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
@@ -112,13 +111,8 @@ def read_state(path: Path, key: str, *, draft: bool = False) -> Kept:
 
 def check_header(header: bytes, size: int, key: str, *, draft: bool) -> None:
     """`Damaged`, unless the header is that of a file for `key` with tensors of `size` bytes."""
-    try:
-        content = json.loads(header)
-        metadata = content.pop("__metadata__")
-        end = max((tensor["data_offsets"][1] for tensor in content.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise Damaged from None
-    if end != size or not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+    metadata, end = _parsed(header)
+    if end != size:
         raise Damaged
     _facts_of(metadata, key, draft=draft)
 
@@ -133,16 +127,32 @@ def _facts_of(metadata: dict[str, str], key: str, *, draft: bool) -> Facts:
     return facts
 
 
-def read_facts(path: Path) -> Facts | None:
-    """What the header of a file says, without a look at the tensors; None: there is no file."""
+def header_size(beginning: bytes) -> int:
+    """How many bytes of a file its header is, by the first eight of them."""
+    size = 8 + int.from_bytes(beginning[:8], "little")
+    if len(beginning) < 8 or size > 8 + LONGEST_HEADER:
+        raise Damaged
+    return size
+
+
+def read_facts(beginning: bytes) -> Facts:
+    """What the header of a file says, by its first bytes, without a look at the tensors."""
+    if (size := header_size(beginning)) > len(beginning):
+        raise Damaged
+    return _facts_in(_parsed(beginning[8:size])[0])
+
+
+def _parsed(header: bytes) -> tuple[dict[str, str], int]:
+    """The metadata of a header, and where the last tensor ends."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except FileNotFoundError:
-        return None
-    except SafetensorError:
+        content = json.loads(header)
+        metadata = content.pop("__metadata__")
+        end = max((tensor["data_offsets"][1] for tensor in content.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise Damaged from None
-    return _facts_in(metadata)
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise Damaged
+    return metadata, end
 
 
 def _facts_in(metadata: dict[str, str]) -> Facts:
@@ -173,3 +183,24 @@ def _check_mask(packed: dict[str, Tensor], facts: Facts) -> None:
     for name, bits in packed.items():
         if bits.dtype != uint8 or bits.ndim != 1 or len(bits) != -(-math.prod(facts["shapes"][name]) // 8):
             raise Damaged(f"holds a mask of another size than {name} has")
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor on the CPU in memory of its own: safetensors refuses tied weights that share it."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        out[name] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
+    return out
+
+
+def tensor_digest(tensors: Mapping[str, Tensor], header: str) -> str:
+    """32 hexadecimal digits, a function of the header and of every tensor's name, type, shape and bits."""
+    whole = hashlib.blake2b(header.encode(), digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        whole.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        whole.update(t.reshape(-1).view(uint8).numpy().data if t.numel() else b"")
+    return whole.hexdigest()

@@ -1,109 +1,120 @@
-"""Where states live: a folder of content-addressed artifacts (`layout`) that workers share and nothing else.
+"""Where states live: content-addressed artifacts (`artifacts`) that workers share and nothing else.
 
-Every artifact is written to a temporary file and published by one atomic rename, with its key and a checksum inside:
-what is damaged, or lies under another key, is named, set aside and counts as absent. A node is claimed before it is
-worked on; a claim whose local owner is dead is taken over at once, one from another host when its heartbeat stops.
-Nothing is ever unpickled.
+A store is written on the six primitives of a `backend` alone. Every artifact has its key and a checksum inside: what is
+damaged, or lies under another key, is named, set aside below `damaged/` and counts as absent. A node is claimed before
+it is worked on (`claims`). What was measured is never overwritten; a result without a measurement gives way to one that
+has it. Nothing is ever unpickled.
 """
 
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal, TypeAlias
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.wholefiles import remove_unfinished, replacing, write_whole
 from rewound.method.pruning.mask import Mask
-from rewound.states.storage.artifact import Damaged, digest
-from rewound.states.storage.claims import Claim, beat, give_up, heart, take, under_way
-from rewound.states.storage.layout import (
-    CLAIMS,
-    DAMAGED,
-    FOLDERS,
+from rewound.states.storage.artifacts import (
+    LONGEST_RESULT,
+    PATHS,
     Artifact,
+    Damaged,
     Kind,
-    artifacts,
+    Notes,
+    Result,
+    artifact_at,
     checked,
-    keys_below,
-    pattern,
+    decoded,
+    digest,
+    encoded,
+    keys_in,
 )
-from rewound.states.storage.records import Notes, Result
-from rewound.states.storage.refusals import refusal, said_of, where_writable
-from rewound.states.storage.resultfile import LONGEST_RESULT, decoded, encoded
-from rewound.states.storage.statefile import Facts, Kept, read_facts, read_state, write_state
+from rewound.states.storage.backend import Backend, Gone, Source, refusal, where_writable
+from rewound.states.storage.claims import Claim, Leases
+from rewound.states.storage.folder import Folder
+from rewound.states.storage.statefile import Facts, Kept, header_size, read_facts, read_state, write_state
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
 Say = Callable[[str], None]
-VERSION = 1
+Outcome: TypeAlias = Literal["added", "present", "damaged"]
+"""What becomes of an artifact that arrives from another store."""
+VERSION = 2
 _TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
+_HEADER = 1 << 16  # bytes that most headers fit into
 
 
-@dataclass(frozen=True)
 class Store:
-    """The artifacts below one folder; created on first use."""
+    """The artifacts and claims in one place: a folder, by its path, or any other backend; made on first use."""
 
-    root: Path
-    say: Say = field(default=print, compare=False, repr=False)
-    """Takes a line where a file is damaged."""
-    _told: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
+    def __init__(self, place: Path | Backend, say: Say = print) -> None:
+        self.backend: Backend = Folder(place) if isinstance(place, Path) else place
+        self.say = say
+        """Takes a line where a file is damaged."""
+        self._said: set[str] = set()
+        self._leases = Leases(self.backend)
+        self._check_version()
 
-    def __post_init__(self) -> None:
-        with said_of(self.root):
-            for folder in FOLDERS:
-                with where_writable() if is_store(self.root) else nullcontext():
-                    (self.root / folder).mkdir(parents=True, exist_ok=True)
-            self._check_version()
+    @property
+    def root(self) -> Path:
+        """The place, as it is given for `--store` and named in messages."""
+        return Path(self.backend.name)
 
     def _check_version(self) -> None:
-        path = self.root / "version"
-        if not path.exists():
-            self.write(path, _version_line(VERSION))
-        with path.open("rb") as file:
-            found = file.read(100)
+        """Refuse a store of a newer version; one of an older version is marked, so that it refuses this one's."""
+        if (found := self.backend.read("version", 100)) is None:
+            self.backend.create("version", _version_line(VERSION))
+            return
         number = re.match(rb"[0-9]{1,9}", found)
         if number is None or found.strip() != _version_line(int(number[0])).strip():
-            self._set_aside(path, "is not what was written", f"store version {VERSION} is taken for it")
-            with where_writable():
-                write_whole(path, _version_line(VERSION))
+            self._set_aside("version", "is not what was written", f"store version {VERSION} is taken for it")
         elif int(number[0]) > VERSION:
             raise InputError(
                 f"store {self.root} was written by a newer version ({int(number[0])}; this one knows {VERSION}); "
                 "upgrade rewound"
             )
+        elif int(number[0]) == VERSION:
+            return
+        with where_writable():
+            self.backend.write("version", _version_line(VERSION))
 
     # Results
 
     def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
-        path = self._path("result", key)
-        try:
-            with path.open("rb") as file:
-                if len(content := file.read(LONGEST_RESULT + 1)) > LONGEST_RESULT:
-                    raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
-            return decoded(content, key)
-        except FileNotFoundError:
+        path = Artifact("result", key).path
+        if (content := self.backend.read(path, LONGEST_RESULT + 1)) is None:
             return None
-        except OSError as error:  # it cannot be read now, which says nothing about what it holds
-            raise refusal(self.root, error) from error
+        try:
+            if len(content) > LONGEST_RESULT:
+                raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
+            return decoded(content, key)
         except Damaged as damage:
             self._set_aside(path, damage.reason)
             return None
 
-    def publish(self, key: str, result: Result) -> None:
-        """Keep what was measured at `key`."""
-        self.write(self._path("result", key), encoded(key, result))
+    def publish(self, key: str, result: Result, *, replace: bool = False) -> bool:
+        """Keep what was measured at `key`; False: there is a result that says as much, and stays unless `replace`."""
+        path, content = Artifact("result", key).path, encoded(key, result)
+        if not replace:
+            if self.backend.create(path, content):
+                return True
+            present = self.result(key)
+            if present is None:  # damaged, and set aside by now
+                return self.backend.create(path, content)
+            if has_outcome(present) or "val" not in result:
+                return False
+        self.backend.write(path, content)
+        return True
 
     def finished(self) -> set[str]:
         """The keys of all results, whatever they say."""
-        return keys_below(self.root, "result")
+        return keys_in(self.backend.list("results/"), "result")
 
     def forget(self, key: str) -> None:
         """Drop a result, so that it is computed again."""
-        self._path("result", key).unlink(missing_ok=True)
+        self.backend.remove(Artifact("result", key).path)
 
     # States and drafts
 
@@ -121,8 +132,8 @@ class Store:
 
         What is kept `for_good` outlives the sweep that needs it.
         """
-        with said_of(self.root), replacing(self._state_path(key, draft is not None)) as temporary:
-            write_state(temporary, key, state, mask, draft, slots=slots, for_good=for_good)
+        path = _tensors(key, draft is not None).path
+        self.backend.write(path, lambda to: write_state(to, key, state, mask, draft, slots=slots, for_good=for_good))
 
     def load(
         self,
@@ -137,150 +148,193 @@ class Store:
         So does one of which `misfit` says why it cannot be the state that is meant. A state kept without its optimizer
         slots is no state `to_train` from.
         """
-        path = self._state_path(key, draft)
-        if not path.exists():
+        path = _tensors(key, draft).path
+        if (file := self.backend.fetch(path)) is None:
             return None
         try:
-            with self._reading():
-                kept = read_state(path, key, draft=draft)
+            kept = read_state(file, key, draft=draft)
             if (reason := misfit(kept)) is not None:
                 raise Damaged(reason)
-        except FileNotFoundError:  # dropped since it was looked for
-            return None
         except Damaged as damage:
             self._set_aside(path, damage.reason)
             return None
+        except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot open or map the file
+            if not file.exists():  # dropped since it was looked for
+                return None
+            raise refusal(self.backend.name, error) from error  # that it cannot be read now says nothing about it
         return None if to_train and not kept.has_slots else kept
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Inside, what cannot be read now is said: that says nothing about what it holds."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise refusal(self.root, error) from error
-        except RuntimeError as error:  # torch's own, where it cannot open or map the file
-            raise refusal(self.root, OSError(str(error))) from error
-
-    def _facts(self, path: Path) -> Facts | None:
+    def _facts(self, key: str, *, draft: bool) -> Facts | None:
         """What the header of a state says, or None; a damaged one is set aside."""
-        try:
-            with self._reading():
-                return read_facts(path)
-        except Damaged as damage:
-            self._set_aside(path, damage.reason)
-            return None
+        path, most = _tensors(key, draft).path, _HEADER
+        while (beginning := self.backend.read(path, most)) is not None:
+            try:
+                if len(beginning) == most < (size := header_size(beginning)):
+                    most = size  # a long one
+                    continue
+                return read_facts(beginning)
+            except Damaged as damage:
+                self._set_aside(path, damage.reason)
+                return None
+        return None
 
     def has_state(self, key: str, *, to_train: bool = False) -> bool:
         """Whether the tensors at `key` are here (with the optimizer's slots, if they are `to_train` from)."""
-        path = self._state_path(key, False)
-        if not path.exists() or not to_train:
-            return path.exists()
-        facts = self._facts(path)
+        if not to_train:
+            return self._has(Artifact("state", key))
+        facts = self._facts(key, draft=False)
         return facts is not None and facts["slots"]
 
     def drop(self, key: str, *, draft: bool = False, even_if_for_good: bool = False) -> None:
         """Remove tensors that nothing needs any more."""
-        path = self._state_path(key, draft)
-        if not path.exists():  # to remove what is not there is refused by a disk that can only be read
-            return
-        if even_if_for_good or ((facts := self._facts(path)) is not None and not facts["for_good"]):
-            path.unlink(missing_ok=True)
-
-    def sweep_up(self) -> None:
-        """Remove what writers that were killed left half-written."""
-        for folder in FOLDERS:
-            for inside, _, _ in os.walk(self.root / folder):
-                remove_unfinished(Path(inside))
-        remove_unfinished(self.root)
+        if even_if_for_good or ((facts := self._facts(key, draft=draft)) is not None and not facts["for_good"]):
+            self.backend.remove(_tensors(key, draft).path)
 
     def drafted(self, key: str) -> Position | None:
         """How far the draft of an unfinished node has come; None without one."""
-        path = self._state_path(key, True)
-        facts = self._facts(path) if path.exists() else None
+        facts = self._facts(key, draft=True)
         return None if facts is None else facts["position"]
 
     def unbound(self, key: str) -> list[Artifact]:
         """The tensors kept at `key` by a version that did not write the key into them."""
-        found = [artifact for artifact in self.artifacts(key) if artifact.kind in _TENSORS]
-        known = ((artifact, self._facts(self.root / artifact.path)) for artifact in found)
-        return [artifact for artifact, facts in known if facts is not None and facts["key"] is None]
+        found = ((_tensors(key, draft), self._facts(key, draft=draft)) for draft in (False, True))
+        return [artifact for artifact, facts in found if facts is not None and facts["key"] is None]
 
     def drafts(self) -> set[str]:
         """The keys of what is unfinished and can be resumed."""
-        return keys_below(self.root, "draft")
+        return keys_in(self.backend.list("drafts/"), "draft")
 
     def size(self) -> int:
         """Bytes of tensors held."""
-        size = 0
-        for path in (path for kind in _TENSORS for path in self.root.glob(pattern(kind))):
-            with suppress(FileNotFoundError):  # dropped since it was listed
-                size += path.stat().st_size
-        return size
+        listed = [self.backend.list(f"{PATHS[kind].split('/')[0]}/") for kind in _TENSORS]
+        return sum(found.size for files in listed for path, found in files.items() if artifact_at(path))
 
     def artifacts(self, key: str) -> list[Artifact]:
         """What there is of `key`: its result, its tensors, its draft."""
-        return [artifact for artifact in artifacts(key) if (self.root / artifact.path).exists()]
+        return [artifact for kind in PATHS if self._has(artifact := Artifact(kind, key))]
+
+    def _has(self, artifact: Artifact) -> bool:
+        return self.backend.read(artifact.path, 1) is not None
+
+    def sweep_up(self) -> None:
+        """Remove what writers that were killed left half-written."""
+        self.backend.sweep_up()
 
     # Claims
 
     def claim(self, key: str) -> bool:
         """Take the work on `key`, unless somebody alive has it."""
-        with said_of(self.root):
-            return take(self._claim_path(key))
+        return self._leases.take(checked(key))
 
-    def beat(self, key: str, steps: int) -> None:
-        """Say that the owner of the claim is alive, and how many steps it has done."""
-        with said_of(self.root):
-            beat(self._claim_path(key), steps)
+    def holds(self, key: str) -> bool:
+        """Whether the claim on `key` is still this store's: an owner that was taken for dead has lost it."""
+        return self._leases.holds(checked(key))
+
+    def beat(self, key: str, steps: int) -> bool:
+        """Say that the owner of the claim is alive, and how many steps it has done; False: it has lost the claim."""
+        return self._leases.beat(checked(key), steps)
 
     def alive(self) -> AbstractContextManager[None]:
-        """Inside, the claims of this process stay its own on every host, whatever it is busy with."""
-        return heart(self.root / CLAIMS)
+        """Inside, the claims taken here stay so for every host, whatever this process is busy with."""
+        return self._leases.kept_alive()
 
     def release(self, key: str) -> None:
         """Give the claim up."""
-        give_up(self._claim_path(key))
+        self._leases.give_up(checked(key))
 
     def claims(self) -> dict[str, Claim]:
         """The work under way, by key."""
-        return under_way(self.root / CLAIMS)
+        return self._leases.alive()
 
-    # Files
+    # Artifacts of another store
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file below its root."""
-        with said_of(self.root):
-            write_whole(path, content)
+    def merge(self, path: str, source: Backend, size: int) -> Outcome:
+        """Take an artifact of another store, if it is intact and better than what is here.
 
-    def _set_aside(self, path: Path, reason: str, then: str = "to be recomputed") -> None:
+        Tensors are where training goes on from: a draft gives way to one of more steps, a state without the optimizer's
+        slots to one with them. Whichever of two are used, the results are the same on one kind of machine; two kinds
+        differ in the last bits, and each result says what it was made with (`made`).
+        """
+        if (artifact := artifact_at(path)) is None:
+            raise InputError(f"{path!r} is not an artifact of a store")
+        try:
+            if artifact.kind == "result":
+                is_better = self._merge_result(artifact, source, size)
+            else:
+                is_better = self._merge_tensors(artifact, source)
+        except Gone:
+            return "present"
+        except Damaged as damage:
+            self.say(f"damaged: {path} {damage.reason}; left out")
+            return "damaged"
+        return "added" if is_better else "present"
+
+    def _merge_result(self, artifact: Artifact, source: Backend, size: int) -> bool:
+        if size > LONGEST_RESULT:
+            raise Damaged(f"has {size:,} bytes, and a result at most {LONGEST_RESULT:,}")
+        if (content := source.read(artifact.path, LONGEST_RESULT)) is None:
+            raise Gone(artifact.path)
+        return self.publish(artifact.key, decoded(content, artifact.key))
+
+    def _merge_tensors(self, artifact: Artifact, source: Backend) -> bool:
+        key, is_draft = artifact.key, artifact.kind == "draft"
+        if (file := source.fetch(artifact.path)) is None:
+            raise Gone(artifact.path)
+        arriving = read_state(file, key, draft=is_draft)
+        if is_draft:
+            present = self.load(key, draft=True)  # all of it: one that is damaged gives way
+            is_further = present is None or arriving.state.position > present.state.position
+            is_better = is_further and self.result(key) is None
+        else:
+            is_better = not self.has_state(key, to_train=arriving.has_slots)
+        if is_better:
+            self.backend.write(artifact.path, copied(file))
+        return is_better
+
+    # Damage
+
+    def _set_aside(self, path: str, reason: str, then: str = "to be recomputed") -> None:
         """Move a damaged file away, and say so; from a disk that can only be read it does not go."""
-        target = self.root / DAMAGED / path.name
-        number = 1
-        while target.exists():  # an earlier one is kept, too
+        if (file := self.backend.fetch(path)) is None:  # another worker has found it, too, and was faster
+            return
+        name = PurePosixPath(path)
+        target, number = f"damaged/{name.name}", 1
+        taken = self.backend.list(f"damaged/{name.stem}")
+        while target in taken:  # an earlier one is kept, too
             number += 1
-            target = target.with_name(f"{path.stem}-{number}{path.suffix}")
-        said = "not used"
-        with said_of(self.root), where_writable():
-            try:
-                path.replace(target)
-            except FileNotFoundError:  # another worker has found it, too, and was faster
-                return
-            said = f"set aside as {target}"
-        if (line := f"damaged: {path.name} {reason}; {said}, {then}") not in self._told:
-            self._told.add(line)
+            target = f"damaged/{name.stem}-{number}{name.suffix}"
+        what_became = "not used"
+        try:
+            with where_writable():
+                self.backend.write(target, copied(file))
+                self.backend.remove(path)
+                what_became = f"set aside as {self.root / target}"
+        except Gone:
+            return
+        if (line := f"damaged: {name.name} {reason}; {what_became}, {then}") not in self._said:
+            self._said.add(line)
             self.say(line)
 
-    def _path(self, kind: Kind, key: str) -> Path:
-        return self.root / Artifact(kind, key).path
 
-    def _state_path(self, key: str, draft: bool) -> Path:
-        return self._path("draft" if draft else "state", key)
+def has_outcome(result: Result) -> bool:
+    """Whether a result says what was measured, or that it failed: another sweep may have passed it unevaluated."""
+    return "val" in result or "failed" in result
 
-    def _claim_path(self, key: str) -> Path:
-        return self.root / CLAIMS / f"{checked(key)}.json"
+
+def copied(file: Path) -> Source:
+    """The content of a local file, to be written elsewhere."""
+
+    def copy(to: Path) -> None:
+        try:
+            shutil.copyfile(file, to)
+        except FileNotFoundError:
+            raise Gone(str(file)) from None
+
+    return copy
+
+
+def _tensors(key: str, draft: bool) -> Artifact:
+    return Artifact("draft" if draft else "state", key)
 
 
 def _version_line(version: int) -> bytes:
@@ -290,4 +344,4 @@ def _version_line(version: int) -> bytes:
 
 def is_store(root: Path) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
-    return (root / "version").exists()
+    return Folder(root).fetch("version") is not None

@@ -30,7 +30,8 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from rewound.foundations.errors import InputError
-from rewound.states.storage.artifact import Damaged, digest, tensor_digest
+from rewound.states.storage.artifacts import Damaged, digest
+from rewound.states.storage.statefile import tensor_digest
 
 VERSION = 1
 REMEDY = "give the file that rewound.save or rewound prune wrote"

@@ -1,22 +1,155 @@
-"""A result as one JSON file, with a checksum over all of it and the key that it was measured at.
+"""What is kept of a node under its key: where it lies in a store, what a result says, and a result as one JSON file.
 
-Whatever passes `decoded` is a result of that key, with every field of the kind that readers rely on; all else is
-`Damaged`. Files of versions that did not write the key are known by the last line of their history, which ends with it.
+results/ab/abcd....json          what was measured; kept for ever
+states/ab/abcd....safetensors    tensors; kept while a planned node needs them (`statefile`)
+drafts/abcd....safetensors       where an unfinished node can be resumed
+
+A result has a checksum over all of it and the key that it was measured at. Whatever passes `decoded` is a result of
+that key, with every field of the kind that readers rely on; all else is `Damaged`. Files of versions that did not write
+the key are known by the last line of their history, which ends with it.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast
 
-from rewound.foundations.errors import shown
-from rewound.states.storage.artifact import Damaged, digest
-from rewound.states.storage.layout import is_key
-from rewound.states.storage.records import CurvePoint, Notes, Result
+from rewound.foundations.errors import InputError, shown
 
+DEFAULT_STORE: Final = Path("rewound-store")
 LONGEST_RESULT: Final = 16 * 2**20
 """Bytes of the largest result: 200,000 points of a curve (one per epoch) or layers, of about 80 bytes each."""
 _LARGEST = 2**63  # above all counts
+
+
+class Damaged(Exception):
+    """An artifact that is not what was written under its key; `reason` follows its name in a sentence."""
+
+    def __init__(self, reason: str = "is not what was written") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+# Keys and paths
+
+Kind: TypeAlias = Literal["result", "state", "draft"]
+PATHS: Final[Mapping[Kind, str]] = {
+    "result": "results/{key:.2}/{key}.json",
+    "state": "states/{key:.2}/{key}.safetensors",
+    "draft": "drafts/{key}.safetensors",
+}
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+class Artifact(NamedTuple):
+    """What is kept of a node under its key."""
+
+    kind: Kind
+    key: str
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.kind].format(key=checked(self.key))
+
+
+def artifact_at(path: str) -> Artifact | None:
+    """The artifact that lies at a path below a store; None: no such path is an artifact's.
+
+    >>> artifact_at("drafts/" + 32 * "0" + ".safetensors")
+    Artifact(kind='draft', key='00000000000000000000000000000000')
+    """
+    key = PurePosixPath(path).stem
+    found = (Artifact(kind, key) for kind in PATHS if is_key(key))
+    return next((artifact for artifact in found if artifact.path == path), None)
+
+
+def keys_in(paths: Iterable[str], kind: Kind) -> set[str]:
+    """The keys of the artifacts of a kind among the paths of a store; an editor's or a copy's file ends otherwise."""
+    suffix = PurePosixPath(PATHS[kind]).suffix
+    return {path.rpartition("/")[2].removesuffix(suffix) for path in paths if path.endswith(suffix)}
+
+
+def is_key(value: object) -> bool:
+    """Whether something is a key of a state."""
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
+
+
+def checked(key: str) -> str:
+    """A key, if it is one."""
+    if not is_key(key):
+        raise InputError(f"{key!r} is not a key: keys have 32 hexadecimal digits")
+    return key
+
+
+# What is measured, and noted on the way
+
+
+class CurvePoint(NamedTuple):
+    """One point of a training curve: the mean loss since the point before it."""
+
+    step: int
+    lr: float
+    loss: float
+
+
+class LayerCount(TypedDict):
+    """What is left of one layer."""
+
+    kept: int
+    total: int
+    flops: int
+
+
+class Failure(TypedDict):
+    """Where a run stopped being numbers."""
+
+    step: int
+    loss: str
+
+
+class Result(TypedDict, total=False):
+    """What is known of a node; only what a target asks for is evaluated."""
+
+    recipe: Required[str]
+    history: Required[list[str]]
+    after: Required[str | None]
+    """The node under the same mask that it continued."""
+    steps: Required[int]
+    seconds: Required[float]
+    curve: Required[list[CurvePoint]]
+    made: Required[dict[str, str]]
+    val: float
+    test: float
+    flops: int
+    layers: dict[str, LayerCount]
+    parameters: int
+    """How many the whole network has; missing in earlier results."""
+    failed: Failure
+
+
+class Notes(TypedDict):
+    """What a draft knows beside its tensors."""
+
+    curve: list[CurvePoint]
+    seconds: float
+    begin: NotRequired[int]
+    """The step from which both are counted: another plan may cut the same run elsewhere."""
+    after: NotRequired[str | None]
+    """The node that ends there, under the same mask."""
+    made: NotRequired[dict[str, str]]
+    """As in a result."""
+
+
+# A result as a file
+
+
+def digest(content: object) -> str:
+    """32 hexadecimal digits, a function of what JSON says of `content`."""
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def encoded(key: str, result: Result) -> bytes:

@@ -1,0 +1,106 @@
+"""What a store is kept in: six primitives over paths such as `results/ab/abcd.json`, and what is said where one fails.
+
+Nothing else is assumed of the place: no rename, no lock, no clock, no folders. A folder is the first of them
+(`folder`); `conformance` checks any other. A file is there as a whole or not at all, and a path never changes its
+meaning: of two that create one, exactly one succeeds.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+from safetensors import SafetensorError
+
+from rewound.foundations.errors import InputError
+
+Source: TypeAlias = bytes | Callable[[Path], object]
+"""What a file is to hold: its bytes, or a function that writes them to the local file that it is given."""
+
+
+class Listed(NamedTuple):
+    """What a listing says of a file."""
+
+    version: str
+    """Another one after each write."""
+    size: int
+
+
+class Backend(Protocol):
+    """Where the files of a store are; a refusal is an `InputError` that says why and what to do.
+
+    It can be pickled, and opens the same place in another process.
+    """
+
+    @property
+    def name(self) -> str:
+        """The place, as a person knows it."""
+
+    def read(self, path: str, most: int) -> bytes | None:
+        """The first bytes of a file, at most so many; None: there is no file."""
+
+    def fetch(self, path: str) -> Path | None:
+        """The file as a local one, which is only read; None: there is no file."""
+
+    def write(self, path: str, source: Source, *, durable: bool = True) -> None:
+        """Make the file, or replace it, in one step; one that is `durable` outlasts a loss of power."""
+
+    def create(self, path: str, content: bytes, *, durable: bool = True) -> bool:
+        """Make the file in one step, unless there is one; whether it was made by this call."""
+
+    def remove(self, path: str) -> None:
+        """Remove the file, if it is there."""
+
+    def list(self, prefix: str) -> dict[str, Listed]:
+        """All files whose paths begin so; the prefix has the folder at least (`claims/`)."""
+
+    def sweep_up(self) -> None:
+        """Remove what killed writers left; there is nothing where a write is one step by itself."""
+        return
+
+
+class ReadOnly(InputError):
+    """The place can only be read."""
+
+
+class Gone(Exception):
+    """A file was removed by another process while it was copied."""
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again, nothing stored is lost",
+    errno.EDQUOT: "the disk quota is used up; free some and run the same command again, nothing stored is lost",
+    errno.EACCES: "it is not writable; choose another with --store",
+    errno.EPERM: "it is not writable; choose another with --store",
+    errno.EROFS: "it is on a read-only file system; choose another with --store",
+    errno.ENOTDIR: "it is a file, or lies below one; choose a folder with --store",
+    errno.ELOOP: "a link stands where it keeps a file of its own; remove the link",
+    errno.EEXIST: "it is a file; choose a folder with --store",
+}
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def refusal(name: str, error: OSError | RuntimeError) -> InputError:
+    """The sentence about what the system refuses."""
+    number = error.errno if isinstance(error, OSError) else None
+    kind = ReadOnly if number in _READ_ONLY else InputError
+    return kind(f"cannot use store {name}: {_REASONS.get(number or 0, error)}")
+
+
+@contextmanager
+def refusals_explained(name: str) -> Iterator[None]:
+    """Inside, what the system refuses about the files of a store becomes a sentence for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(name, error) from error
+    except SafetensorError as error:  # save_file wraps what the system said
+        if "No space" in str(error) or "os error 28" in str(error):
+            raise refusal(name, OSError(errno.ENOSPC, "no space")) from error
+        raise
+
+
+def where_writable() -> suppress:
+    """Inside is what need not be done in a store that can only be read."""
+    return suppress(ReadOnly)
