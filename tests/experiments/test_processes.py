@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rewound.experiments.executors.processes import WorkersDied, run_processes
-from rewound.foundations.errors import Failed, InputError
-from rewound.foundations.faults import Fault
+from rewound.foundations.errors import Failed, Fault, InputError
 from rewound.states.storage.store import Say
 
 LONG = "long " * 100_000  # more than a pipe holds: who says it waits until somebody listens

@@ -19,7 +19,7 @@ from PIL import Image
 
 from rewound.foundations.errors import InputError
 from rewound.tasks.datasets import cifar10
-from rewound.tasks.datasets.archive import read_files
+from rewound.tasks.datasets.cifar10_sources import read_files
 
 SIZE = 4
 NAMES = list(cifar10.MD5)

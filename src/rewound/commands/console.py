@@ -21,8 +21,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rewound.foundations.errors import Diverged, Failed, InputError
-from rewound.foundations.faults import Fault, fault_of
+from rewound.foundations.errors import Diverged, Failed, Fault, InputError, fault_of
 from rewound.foundations.names import unknown
 from rewound.foundations.quantities import spoken
 from rewound.method.choices import instead_of

@@ -89,8 +89,8 @@ class PrunedNetwork:
 
     def _about(self, level: int) -> dict[str, object]:
         """What a ticket of that level says."""
-        told = ("recipe", "fields", "technique", "retrain_epochs")
-        about = {name: value for name in told if (value := self.settings[name]) != {}}
+        names = ("recipe", "fields", "technique", "retrain_epochs")
+        about = {name: value for name in names if (value := self.settings[name]) != {}}
         return {**about, "lineage": self.levels[level].key}  # a state's address is its history
 
     def _save_levels(self, folder: Path) -> None:

@@ -1,7 +1,13 @@
-"""What went wrong, said to a person: what was given, the limit, the remedy, in one sentence."""
+"""What went wrong, said to a person: what was given, the limit, the remedy, in one sentence.
 
+An error in a user's recipe, rule or score is a `Fault`: it comes with the lines of their code that lead to it.
+"""
+
+import os
 import re
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -116,3 +122,25 @@ def few(names: Sequence[str]) -> str:
     ('a, b', 'a, b, c, d, e and 2 more')
     """
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+_LIBRARIES = [str(Path(__file__).parents[1]), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))]
+_NOT_THEIRS = ("<", *(f"{folder}{os.sep}" for folder in _LIBRARIES))
+
+
+class Fault(Failed):
+    """What went wrong, and `where`: lines of a traceback."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+        self.where = where
+
+
+def fault_of(error: Exception) -> Fault | None:
+    """The error as a fault of the user's code, or None if none of that is on the way to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    if not theirs:
+        return None
+    what = "".join(traceback.format_exception_only(error)).strip()
+    return Fault(what, "".join(traceback.format_list(theirs)))

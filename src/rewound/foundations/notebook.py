@@ -57,8 +57,8 @@ def text_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str
     """The same table as lines of text.
 
     >>> print(text_table([["rows", "12"], ["epochs to do", "8"]]))
-    rows           12
-    epochs to do    8
+    rows          12
+    epochs to do   8
     """
     lines = [list(header), *rows] if header else list(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

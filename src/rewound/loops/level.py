@@ -38,8 +38,7 @@ from rewound.loops.progress import Operations, Progress
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.flops import FirstPass, Profile
 from rewound.method.pruning.attachment import zero
-from rewound.method.pruning.counts import counts_of
-from rewound.method.pruning.facts import facts_of
+from rewound.method.pruning.counts import counts_of, facts_of
 from rewound.method.pruning.mask import Mask, plain_name, plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import Facts

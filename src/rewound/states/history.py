@@ -12,19 +12,82 @@ do the same work have the same address, and share the result.
 
 A pruning begins a level: the data order starts anew. One that `runs_on` is an update of the mask within a level, as
 gradual pruning has them; a level is then a chain of stages, each trained under a mask of its own.
+
+Learning rates are given by a schedule, or drawn by a rule once the mask is known. Both kinds say how many steps they
+span, which of them are known before anything runs, what an address has of them, and how to describe them.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from rewound.foundations.names import path_of
 from rewound.foundations.quantities import counted
 from rewound.method.pruning.pruner import Pruner
-from rewound.method.schedule import Segment, merged, sliced, total
-from rewound.states.rates import Given, Rates, Ruled, canonical
+from rewound.method.schedule import Schedule, Segment, merged, sliced, total
+from rewound.method.technique import Facts, Rule, drawn_by
 from rewound.tasks.recipe import Recipe, changed_fields
+
+_SHOWN = 6  # of many rates, the first
+
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""What addresses are hashes of."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rates of a schedule, run-length encoded; two runs that begin with the same ones share that beginning."""
+
+    known: tuple[Segment, ...]
+
+    @cached_property
+    def steps(self) -> int:
+        return total(self.known)
+
+    @cached_property
+    def identity(self) -> str:
+        return canonical(self.known)  # once: a schedule that moves with every step has as many segments
+
+    @property
+    def described(self) -> str:
+        first = ", ".join(f"{steps:,} at {rate:g}" for rate, steps in self.known[:_SHOWN])
+        return first if len(self.known) <= _SHOWN else f"{first}, ... ({len(self.known)} rates)"
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """Rates that a rule draws: addressed by the rule's name and what it is given, shared whole or not at all."""
+
+    rule: Rule
+    schedule: Schedule
+    steps: int
+
+    @property
+    def known(self) -> tuple[Segment, ...]:
+        return ()
+
+    @property
+    def identity(self) -> str:
+        given = (self.schedule.steps, self.schedule.pieces, self.schedule.declared_final)
+        return ",".join(map(canonical, (self.path, given, self.steps)))
+
+    @property
+    def path(self) -> str:
+        return path_of(self.rule)
+
+    @property
+    def described(self) -> str:
+        return self.path
+
+    def drawn(self, facts: Facts) -> list[Segment]:
+        """The rates, now that the facts are known."""
+        return drawn_by(self.rule, self.schedule, self.steps, facts)
+
+
+Rates: TypeAlias = Given | Ruled
 
 
 def address(*parts: object) -> str:
@@ -194,7 +257,7 @@ def described(past: Past) -> list[str]:
         if isinstance(root := level.root, Pruned):
             lines.append(_pruning_line(root))
         rates = level.rates if level.parent is root else Given(level.known)
-        lines.append(f"train {counted(level.steps, 'step')}: {rates.told}{_on_the_way(level)} -> {level.key[:12]}")
+        lines.append(f"train {counted(level.steps, 'step')}: {rates.described}{_on_the_way(level)} -> {level.key[:12]}")
     return lines
 
 

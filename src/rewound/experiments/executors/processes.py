@@ -19,8 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
 from rewound.experiments.executors.walking import POLL
-from rewound.foundations.errors import Failed, InputError
-from rewound.foundations.faults import Fault, fault_of
+from rewound.foundations.errors import Failed, Fault, InputError, fault_of
 from rewound.states.storage.store import Say
 
 Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]

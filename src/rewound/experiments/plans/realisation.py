@@ -6,12 +6,11 @@ from typing import NamedTuple
 import torch
 
 from rewound.foundations.randomness import fold
-from rewound.method.pruning.facts import facts_of
+from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, sliced
 from rewound.method.technique import Facts
-from rewound.states.history import Past, Pruned, Start, Trained, lineage, start_of
-from rewound.states.rates import Ruled
+from rewound.states.history import Past, Pruned, Ruled, Start, Trained, lineage, start_of
 from rewound.states.storage.statefile import Kept
 from rewound.states.storage.store import Say, Store
 from rewound.tasks.training import State, begin, train

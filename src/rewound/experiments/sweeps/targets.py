@@ -13,8 +13,7 @@ from rewound.method.algorithm import Level, check_final, check_time, levels
 from rewound.method.pruning.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import technique_label, technique_named
-from rewound.states.history import Past, Pruned, Start, Trained, start_of, trained
-from rewound.states.rates import Given, Ruled
+from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, start_of, trained
 from rewound.tasks.recipe import Recipe, changed_fields
 
 _ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do

@@ -5,12 +5,15 @@ whole network. Parameters count, tied ones once; buffers do not.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import warn
 from rewound.method.pruning.mask import Mask, plain_parameters
+from rewound.method.technique import Facts
 
 
 class Counts(NamedTuple):
@@ -86,3 +89,17 @@ def parameter_count(model: nn.Module) -> int:
 
 def _ratio(all_of_them: int, left: int) -> float:
     return all_of_them / left if left else math.inf if all_of_them else 1.0
+
+
+@torch.no_grad()
+def facts_of(weights: Mapping[str, Tensor], before: Mask | None, mask: Mask) -> Facts:
+    """What a pruning took away of all prunable weights, those that are skipped included."""
+    whole = sum(_squares(w) for w in weights.values())
+    # A pruner's mask is on the CPU, wherever the weights are.
+    lost = sum(_squares(weights[name].masked_fill(kept.to(weights[name].device), 0)) for name, kept in mask.items())
+    alive, total = before.kept if before is not None else mask.total, sum(w.numel() for w in weights.values())
+    return Facts((lost / whole) ** 0.5 if whole else 0.0, (alive - mask.kept) / total)
+
+
+def _squares(weight: Tensor) -> float:
+    return float(weight.double().square().sum())

@@ -17,8 +17,7 @@ from rewound.foundations.names import check_function, lookup
 from rewound.foundations.randomness import bits, fold
 from rewound.method.pruning.cutting import cut, kept_of
 from rewound.method.pruning.mask import Mask, all_names, plain_name
-from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.reparametrised import dense_originals, divided_by_norm
+from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
 Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together

@@ -29,10 +29,10 @@ COLUMNS = (
 )
 _FACTS = ("level", "density", "flops", "metric", "value", "ticket")
 _DECIMALS = range(2, 17)
-Place = tuple[int, str]
+LevelName = tuple[int, str]
 
 
-def place_of(level: int, density: float) -> Place:
+def place_of(level: int, density: float) -> LevelName:
     """What tells a level from others: that of another compression may have the same number.
 
     >>> place_of(3, 0.8**3) == place_of(3, 0.512)
@@ -57,7 +57,7 @@ class KeptLevel:
     bytes: int = 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LevelName:
         """What tells it from the others."""
         return place_of(self.level, self.density)
 
@@ -88,7 +88,7 @@ class KeptLevels:
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder, self.run = folder, run
-        self.kept: dict[Place, KeptLevel] = {}
+        self.kept: dict[LevelName, KeptLevel] = {}
 
     def read(self, say: Callable[[str], None]) -> None:
         """Find the tickets of this run; one that is damaged or of another run is set aside, and nothing is lost."""
@@ -120,7 +120,7 @@ class KeptLevels:
         save(state, mask, path := self.folder / named.ticket, {**(about or {}), **named.about(self.run)})
         self.kept[level.place] = replace(named, bytes=path.stat().st_size)
 
-    def write_table(self, returned: Place) -> Path:
+    def write_table(self, returned: LevelName) -> Path:
         """Write levels.csv, with a mark at the level that is returned."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -7,7 +7,7 @@ import torch
 
 from command_line import SWEEP, Rewound
 from rewound.commands.console import exits
-from rewound.foundations import faults
+from rewound.foundations import errors
 from rewound.foundations.errors import Failed
 
 TASK = """
@@ -91,7 +91,7 @@ def test_a_module_with_a_syntax_error(rewound_command: Rewound) -> None:
 def test_what_nobody_foresaw_keeps_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(faults, "_NOT_THEIRS", ("<", "/"))  # as if these lines were the package's
+    monkeypatch.setattr(errors, "_NOT_THEIRS", ("<", "/"))  # as if these lines were the package's
     with pytest.raises(RuntimeError, match="inconsistent tensor size"), exits():
         torch.ones(2) @ torch.ones(3)
     with pytest.raises(RecursionError), exits():
