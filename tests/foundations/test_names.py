@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import linecache
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -128,6 +130,22 @@ def test_a_digest_is_of_the_source_that_was_loaded(tmp_path: Path, monkeypatch: 
     module = importlib.reload(sys.modules["edited_while_it_runs"])
     assert module.x == 2
     assert source_digest("edited_while_it_runs") != loaded
+
+
+def test_what_is_typed_into_a_notebook_has_a_digest_of_its_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = ModuleType("notebook_of_mine")  # a module without a file, as a notebook's `__main__` is
+    monkeypatch.setitem(sys.modules, "notebook_of_mine", notebook)
+
+    def digest(cell: str, path: str) -> str:
+        monkeypatch.setitem(linecache.cache, "<cell>", (len(cell), None, cell.splitlines(keepends=True), "<cell>"))
+        exec(compile(cell, "<cell>", "exec"), vars(notebook))
+        return source_digest(f"notebook_of_mine:{path}")
+
+    task = "class Task:\n    def loss(self):\n        return 1\n"
+    assert digest(task, "Task") == digest(task, "Task") != ""
+    assert digest(task, "Task") != digest(task.replace("1", "2"), "Task")
+    assert digest("def score(x):\n    return x\n", "score") != digest("def score(x):\n    return -x\n", "score")
+    assert digest("x = 1\n", "x") == ""
 
 
 # Recipes are named in the same way

@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,7 +17,7 @@ from rewound.commands.console import progress_lines
 from rewound.commands.tables import check_subject, read_tables, report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
-from rewound.conclusions.tables import Row, Tables
+from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import executor_named, local
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
@@ -55,10 +56,10 @@ class SweepResults:
     again: str
     """The command, or the call, that runs what is missing."""
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
-        """One for each network that has been measured, or has failed."""
-        return self.tables.rows
+        """One for each network that has been measured, or has failed, in the order of `results.csv`."""
+        return ordered(self.tables.rows)
 
     @property
     def missing(self) -> int:

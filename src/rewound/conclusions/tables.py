@@ -133,9 +133,13 @@ def read_curves(path: str | Path) -> list[CurveRow]:
 
 
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
-    """Write `results.csv`: dense rows first, then by experiment, in the same bytes whatever order the rows came in."""
-    ordered = sorted(rows, key=_place)
-    write_table(COLUMNS, map(_values, ordered), path)
+    """Write `results.csv`, in the same bytes whatever order the rows came in."""
+    write_table(COLUMNS, map(_values, ordered(rows)), path)
+
+
+def ordered(rows: Iterable[Row]) -> list[Row]:
+    """The rows in the order of `results.csv`: dense rows of a recipe first, then by experiment."""
+    return sorted(rows, key=_place)
 
 
 def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:

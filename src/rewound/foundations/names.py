@@ -111,14 +111,26 @@ def path_of(thing: object) -> str:
 
 
 def source_digest(path: str) -> str:
-    """A digest of the file of `package.module` or `package.module:name`; empty for what was typed into a console.
+    """A digest of the file of `package.module` or `package.module:name`; in a notebook, of the thing's own source.
 
     The file may be edited while its code runs: it is read once, and again when the module was loaded again.
     """
-    module = importlib.import_module(path.partition(":")[0])
+    module_name, _, name = path.partition(":")
+    module = importlib.import_module(module_name)
+    if getattr(module, "__file__", None) is None:
+        return _typed_digest(getattr(module, name, None))
     loaded = getattr(module, "__spec__", None)  # another one after each load
     if module.__name__ not in _DIGESTS or _DIGESTS[module.__name__][0] is not loaded:
-        file = getattr(module, "__file__", None)
-        digest = hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
-        _DIGESTS[module.__name__] = loaded, digest
+        content = Path(str(module.__file__)).read_bytes()
+        _DIGESTS[module.__name__] = loaded, hashlib.blake2b(content, digest_size=8).hexdigest()
     return _DIGESTS[module.__name__][1]
+
+
+def _typed_digest(thing: object) -> str:
+    """A digest of a function, or of a class's methods, typed into a notebook; empty where the source is not kept."""
+    functions = [thing, *(vars(thing).values() if isinstance(thing, type) else ())]
+    try:
+        sources = [inspect.getsource(each) for each in functions if isinstance(each, FunctionType)]
+    except OSError:
+        return ""
+    return hashlib.blake2b("".join(sources).encode(), digest_size=8).hexdigest() if sources else ""

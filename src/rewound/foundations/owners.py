@@ -1,11 +1,18 @@
-"""Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written."""
+"""Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written.
+
+`script_hidden` is for starting processes.
+"""
 
 import hashlib
 import os
 import re
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 _PROC = Path("/proc")
@@ -81,3 +88,17 @@ def _is_there(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@contextmanager
+def script_hidden() -> Iterator[None]:
+    """A process started inside does not run the user's script again, as `multiprocessing` does to know what is in it.
+
+    A script then needs no `if __name__ == "__main__":`, and what it defines is not there in the process.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script

@@ -27,6 +27,7 @@ from rewound.conclusions.paper.figures import FIGURES, PaperFigure, panels
 from rewound.conclusions.paper.networks import NETWORKS
 from rewound.conclusions.paper.panels import Measured, Panel, best, every_time, full_time, measured, write_points
 from rewound.foundations.errors import InputError
+from rewound.foundations.owners import script_hidden
 from rewound.reports.look import looks, mode_title, pruning_title, ratios
 from rewound.reports.ranges import panel_limits
 from rewound.reports.sheets import Sheet, file_name, save_sheet
@@ -116,7 +117,8 @@ def figures_under_way(
         return
     with _pool(workers) as pool:
         try:
-            files = pool.map(save, sheets)
+            with script_hidden():
+                files = pool.map(save, sheets)
             yield lambda: shown(files)
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, nobody waits for the rest

@@ -195,7 +195,7 @@ class Recipe(ABC):
 
     def source_digest(self) -> str:
         """A digest of the file that defines the recipe; kept with results, not hashed into addresses."""
-        return source_digest(type(self).__module__)
+        return source_digest(f"{type(self).__module__}:{type(self).__qualname__}")
 
     @classmethod
     def with_fields(cls, values: Mapping[str, object]) -> "Recipe":

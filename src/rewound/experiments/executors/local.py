@@ -15,9 +15,12 @@ from rewound.experiments.executors.walking import walk
 from rewound.experiments.executors.watch import Headway, Watch
 from rewound.experiments.plans.execution import Paused, Worker
 from rewound.experiments.plans.options import Options
-from rewound.experiments.plans.planning import Plan
+from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy, todo
+from rewound.foundations.errors import InputError
+from rewound.foundations.names import path_of
+from rewound.states.history import own_functions
 from rewound.states.storage.backend import Backend, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
@@ -36,6 +39,8 @@ def run(
     watch, told = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)
+    if options.jobs > 1:
+        _check_importable(watch.open, options.jobs)
     for key in sorted(watch.again):
         say(recomputing(key))
 
@@ -71,6 +76,18 @@ def opened(root: Path, recipes: Iterable[Recipe], device: str, say: Say) -> Stor
 def _check(recipe: Recipe) -> None:
     recipe.check_data()
     _ = recipe.profile  # a model that does not take its example is told before it is trained
+
+
+def _check_importable(nodes: Iterable[Node], jobs: int) -> None:
+    """Refuse what other processes cannot import: it was defined in a notebook, a console or the script itself."""
+    for node in nodes:
+        for path in (path_of(type(node.recipe)), *own_functions(node.state)):
+            if path.startswith("__main__:"):
+                name = path.removeprefix("__main__:")
+                raise InputError(
+                    f"{name} is defined in the notebook or script itself, and {jobs} worker processes cannot import it "
+                    "from there; move it into a module, or give jobs=1"
+                )
 
 
 def _work(plan: Plan, place: Backend, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from rewound.experiments.executors.walking import POLL
 from rewound.foundations.errors import Failed, Fault, InputError, fault_of
+from rewound.foundations.owners import script_hidden
 from rewound.states.storage.store import Say
 
 Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
@@ -55,7 +56,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
                     errors.append(kinds[kind](*what))
 
     try:
-        with _interrupts_held():
+        with _interrupts_held(), script_hidden():
             for _ in range(jobs):
                 reading, writing = context.Pipe(duplex=False)
                 pipes[reading] = b""

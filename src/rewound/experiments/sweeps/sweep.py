@@ -35,7 +35,7 @@ from rewound.experiments.sweeps.declaration import (
     texts_in,
 )
 from rewound.experiments.sweeps.targets import Target, dense, retrained
-from rewound.foundations.errors import InputError, as_whole
+from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.names import path_of
 from rewound.method.algorithm import KEEP, check_densities, densities
 from rewound.method.choices import density_meant
@@ -175,7 +175,8 @@ def _parsed(table: Table, name: str) -> Sweep:
             raise InputError(f'randomness is "shared" or "independent", not {word!r}')
     experiments = table.get("experiment", [])
     if not isinstance(experiments, list) or not all(isinstance(e, dict) for e in experiments):
-        raise InputError("experiments are declared under [[experiment]], with two brackets")
+        kind = "a table" if isinstance(experiments, Mapping) else shown(experiments)
+        raise InputError(f"experiment is a list of tables ([[experiment]], with two brackets), not {kind}")
     grids = tuple(_experiment(e, trials) for e in experiments)
     return Sweep(name, tuple(recipes), trials, grids, tuple(word for word in RANDOMNESS if word in randomness))
 
