@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rewound.conclusions.cells import Cell, baselines, cells
 from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.paper.networks import METRICS
 from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.reports.figures import Drawing, draw_figures
 from rewound.reports.ranges import SAFE_ZONE
@@ -124,6 +125,6 @@ def figures(rows: Iterable[Row], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    published = [row for path in sys.argv[1:] for row in read_rows(Path(path))]
+    published = [row for path in sys.argv[1:] for row in read_rows(Path(path), METRICS)]
     print(*techniques_table(published), "", *times_table(published), "", *shortfalls_table(published), sep="\n")
     figures(published, Path(__file__).parent)

@@ -18,6 +18,7 @@ from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environ
 from rewound import cli
 from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
+from rewound.conclusions.paper.networks import METRICS
 from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.reports.page import Origin, write_page
 from rewound.states.storage.store import Store
@@ -48,7 +49,7 @@ def paper() -> Path:
 @pytest.fixture(scope="session")
 def authors(paper: Path) -> list[Row]:
     """All rows of the authors' tables, dense networks first; not to be changed."""
-    return [row for kind in ("dense", "pruned") for row in read_rows(paper / f"published-{kind}.csv.gz")]
+    return [row for kind in ("dense", "pruned") for row in read_rows(paper / f"published-{kind}.csv.gz", METRICS)]
 
 
 @pytest.fixture

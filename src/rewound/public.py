@@ -6,6 +6,7 @@ from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
 from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.foundations.errors import Diverged, InputError
+from rewound.foundations.metric import Metric
 from rewound.loops.loop import Epochs, Steps, epochs, steps
 from rewound.loops.optimizers import Scheduler
 from rewound.loops.progress import Reached
@@ -19,7 +20,7 @@ from rewound.method.schedule import Schedule, Segment
 from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
 from rewound.reports.writing import Report
 from rewound.states.tickets.ticket import Ticket, load, save
-from rewound.tasks.recipe import Batch, Metric, Position, Recipe, Scores
+from rewound.tasks.recipe import Batch, Position, Recipe, Scores
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
 from rewound.tasks.training import State, begin, evaluate, train
 

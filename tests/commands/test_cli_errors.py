@@ -138,7 +138,7 @@ BAD = {
     "a folder for a table": bad(["diff", ".", "."], "cannot read . as a CSV table: Is a directory"),
     "no rows": bad(["diff", "x.csv", "x.csv"], "x.csv has no rows below its first line", x_csv=f"{HEADER}\n"),
     "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
-    "other units": bad(["diff", "x.csv", "y.csv"], "one table has fractions", x_csv=row(test=0.9), y_csv=row(test=90)),
+    "other units": bad(["diff", "x.csv", "y.csv"], "90, which is no fraction", x_csv=row(test=0.9), y_csv=row(test=90)),
     "not a number": bad(["diff", "x.csv", "x.csv"], "'nan' is not a number (of a failed run", x_csv=row(test="nan")),
     "other separators": bad(["diff", "x.csv", "x.csv"], "(separate them by commas)", x_csv="recipe;val;test\na;1;1\n"),
     "a row twice": bad(

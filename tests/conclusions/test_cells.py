@@ -7,6 +7,7 @@ import pytest
 from rewound.conclusions.cells import Baseline, Cell, Line, baselines, cells, failures, neighbours, pooled, spreads
 from rewound.conclusions.tables import Row
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import Metric
 
 LINE = Line("digits", "unstructured", True, "lr-rewinding")
 
@@ -31,14 +32,46 @@ def test_a_cell_is_the_finished_trials_of_one_setting() -> None:
 
 def test_a_baseline_knows_its_spread_and_unit() -> None:
     points = baselines(dense(0.90, 0.92))["digits"]
-    assert (points.mean, points.n, points.metric, points.unit) == (pytest.approx(0.91), 2, "accuracy", "points")
+    assert (points.mean, points.n, points.metric, points.unit) == (pytest.approx(0.91), 2, Metric(), "points")
     assert points.spread == pytest.approx(2**0.5)
     assert points.delta(0.90) == pytest.approx(-1)
-    score = baselines(dense(26.0, 27.0))["digits"]
-    assert (score.delta(26.0), score.metric, score.unit) == (-0.5, "score", "points")
-    bleu = baselines([replace(row, recipe="wmt16-gnmt") for row in dense(26.0, 27.0)])["wmt16-gnmt"]
-    assert (bleu.delta(26.0), bleu.metric, bleu.unit) == (-0.5, "BLEU", "BLEU")
+    assert (points.one, points.digits) == (1, 2)
     assert baselines(dense(0.9))["digits"] == Baseline(0.9, 0.0, 1)
+
+
+def test_the_unit_is_that_of_the_table_whatever_the_recipe_is_called() -> None:
+    def of(*metric: str) -> Baseline:
+        rows = [replace(row, metric=metric[0], unit=metric[1], direction=metric[2]) for row in dense(26.0, 27.0)]
+        (found,) = baselines(rows).values()
+        return found
+
+    assert (of("BLEU", "BLEU", "higher").delta(26.0), of("BLEU", "BLEU", "higher").unit) == (-0.5, "BLEU")
+    assert (of("accuracy", "percent", "higher").delta(26.0), of("accuracy", "percent", "higher").unit) == (
+        -0.5,
+        "points",
+    )
+    perplexity = of("perplexity", "perplexity", "lower")
+    assert (perplexity.delta(26.0), perplexity.delta(27.0), perplexity.unit) == (0.5, -0.5, "perplexity")
+    assert (perplexity.one, perplexity.digits) == (0.265, 2), "one percent of the dense value"
+    with pytest.raises(InputError, match=r"wmt16-gnmt has accuracy 26, which is no fraction; state its unit"):
+        baselines([replace(row, recipe="wmt16-gnmt") for row in dense(26.0)])
+
+
+@pytest.mark.parametrize(("loss", "digits", "shown"), [(2.5, 3, "2.500"), (0.031, 5, "0.03100"), (0.0, 2, "0.00")])
+def test_a_small_unit_has_digits_for_a_tenth_of_a_percent(loss: float, digits: int, shown: str) -> None:
+    baseline = Baseline(loss, 0.0, 1, Metric("loss", "nats", higher_is_better=False))
+    assert (baseline.digits, baseline.shown(loss)) == (digits, shown)
+
+
+def test_the_worst_trial_is_the_highest_where_lower_is_better() -> None:
+    (cell,) = cells([replace(row(0.5, 4, n, v, v), unit="nats", direction="lower") for n, v in enumerate((3, 1, 2))])
+    assert (cell.worst, cell.median, cell.best, cell.low, cell.high) == (3, 2, 1, 1, 3)
+
+
+def test_a_recipe_that_mixes_metrics_is_refused() -> None:
+    rows = [*dense(0.9), replace(row(0.5, 4, 1, 0.9, 0.9), metric="error", direction="lower")]
+    with pytest.raises(InputError, match=r"the rows of digits mix accuracy \(fraction, higher is better\) with error"):
+        baselines(rows)
 
 
 def test_missing_dense_runs_are_named() -> None:

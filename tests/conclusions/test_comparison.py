@@ -41,6 +41,10 @@ def trials(
     return [Row(*setting, trial, test, test) for trial, test in enumerate(tests)]
 
 
+def in_nats(rows: list[Row]) -> list[Row]:
+    return [replace(row, metric="loss", unit="nats", direction="lower") for row in rows]
+
+
 PERCENT_OF_VAL = [replace(row, val=100 * (row.test or 0)) for row in trials(0.9)]
 
 
@@ -95,7 +99,8 @@ def test_the_papers_networks_are_compared_on_all_held_out_images(recipe: str) ->
 
 
 def test_bleu_and_tables_without_validation_are_compared_on_test() -> None:
-    bleu = card(*([replace(row, recipe="wmt16-gnmt", val=20.0) for row in trials(value)] for value in (26.0, 26.5)))
+    known = {"recipe": "wmt16-gnmt", "val": 20.0, "metric": "BLEU", "unit": "BLEU"}
+    bleu = card(*([replace(row, **known) for row in trials(value)] for value in (26.0, 26.5)))  # type: ignore[arg-type]
     assert (bleu.unit, bleu.measure, bleu.cells[0].difference) == ("BLEU", "test", pytest.approx(-0.5))
     rows = trials(0.9, recipe="cifar10-resnet20")
     plain = card([replace(row, val=None) for row in rows], [replace(row, val=0.5) for row in rows])
@@ -202,11 +207,11 @@ def test_leads_are_those_of_full_retraining_from_four_times_on() -> None:
         (trials(0.9), trials(None), "nothing to compare"),
         (trials(0.9), [], "the other no rows"),
         (dense(0.9), trials(0.9), "nothing to compare"),
-        (trials(0.9), trials(90.0), "cannot compare digits: one table has fractions"),
-        (dense(0.9) + trials(90.0), trials(90.0), "the rows of digits mix fractions"),
-        (dense(0.9, 91.0), dense(0.9), "the rows of digits mix fractions"),
-        (dense(26.0) + trials(0.26), dense(26.0), "the rows of digits mix fractions"),
-        (PERCENT_OF_VAL, PERCENT_OF_VAL, r"the rows of digits mix fractions \(0\.9\) with other values \(90\)"),
+        (trials(0.9), in_nats(trials(0.9)), r"cannot compare digits: one table has accuracy .* the other loss \(nats"),
+        (dense(0.9) + in_nats(trials(0.9)), trials(0.9), "the rows of digits mix accuracy .* with loss"),
+        (dense(0.9, 91.0), dense(0.9), "digits has accuracy 91, which is no fraction"),
+        (PERCENT_OF_VAL, PERCENT_OF_VAL, "digits has accuracy 90, which is no fraction"),
+        (in_nats(trials(0.9)), in_nats(trials(0.9)), "percent of the dense loss, which is in neither table"),
     ],
 )
 def test_what_cannot_be_compared_says_why(ours: list[Row], theirs: list[Row], says: str) -> None:
@@ -214,11 +219,14 @@ def test_what_cannot_be_compared_says_why(ours: list[Row], theirs: list[Row], sa
         compare(ours, theirs)
 
 
-def test_a_network_pruned_to_ruin_is_no_mixture_of_units() -> None:
-    rows = dense(26.0) + trials(25.0) + trials(0.3, density=0.001)
-    dense_cell = card(rows, rows).dense
-    assert dense_cell is not None
-    assert dense_cell.ours == pytest.approx(26)
+def test_a_metric_without_a_hundred_is_compared_in_percent_of_the_dense_value() -> None:
+    ours, theirs = in_nats(dense(0.2) + trials(0.33)), in_nats(dense(0.2) + trials(0.30))
+    found = card(ours, theirs)
+    (cell,) = found.cells
+    assert (cell.ours, cell.theirs, cell.difference) == pytest.approx((165, 150, 15))
+    assert (found.unit, found.conforms) == ("% of the dense loss", False)
+    assert "In % of the dense loss, of test, means over trials." in " ".join(shown([found]).split())
+    assert card(ours, ours).conforms
 
 
 def test_failed_and_lonely_cells_are_counted() -> None:

@@ -73,7 +73,7 @@ def test_reaches_use_the_dense_spread_and_one_point_and_leave_out_the_control() 
         row(0.125, 4, 1, 0.9, 0.88),
     ]
     found = reaches(cells(rows), baselines(rows))[LINE]
-    assert (found.no_drop.compression, found.one_percent.compression, found.tried) == (2, 4, 8)
+    assert (found.no_drop.compression, found.one_drop.compression, found.tried) == (2, 4, 8)
 
 
 def test_algorithm_1_retrains_in_full_and_rewinds_weights_to_at_most_ninety_percent() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drawn_figures import boxes, charts, limits, parts
-from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, shown
+from paper_panels import FINE, GNMT, LR, NAMES, R20, R50, R56, WEIGHT, in_bleu, shown
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.figures import FIGURES
 from rewound.conclusions.paper.panels import measured
@@ -210,7 +210,7 @@ def test_a_line_ends_where_it_leaves_the_axis() -> None:
 
 def test_what_is_left_out_or_failed_is_counted() -> None:
     made = table(GNMT, densities=(0.5, 0.02, 0.01))
-    made = [replace(row, val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in made]
+    made = [in_bleu(row) for row in made]
     made[-1] = replace(made[3], val=None, test=None)  # a trial of density 0.5
     sheet = drawn(made, 1)
     assert [point.density for point in sheet.panels[0].points] == [0.5] * 3

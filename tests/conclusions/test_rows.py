@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewound.conclusions.paper.networks import METRICS
 from rewound.conclusions.tables import (
     COLUMNS,
     CurveRow,
@@ -19,8 +20,10 @@ from rewound.conclusions.tables import (
     write_rows,
 )
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import Metric
 
-HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops,search_epochs,seconds,key"
+OLD_HEADER = "recipe,pruning,iterative,technique,density,retrain_epochs,trial,val,test,flops,search_epochs,seconds,key"
+HEADER = f"{OLD_HEADER},metric,unit,direction"
 DENSE = Row("digits", "unstructured", False, "", 1, None, 1, 0.97, 0.96, 1000, None, 1.5, "k0")
 PRUNED = Row("digits", "unstructured", True, "lr-rewinding", 0.8**3, 16, 2, 0.95, 0.94, 500, 48, 12.25, "k1")
 FAILED = replace(PRUNED, trial=3, val=None, test=None, key="k2")
@@ -47,10 +50,47 @@ def test_the_bytes_of_a_table(tmp_path: Path) -> None:
     write_rows([FAILED, PRUNED, DENSE], tmp_path / "new" / "results.csv")
     assert (tmp_path / "new" / "results.csv").read_bytes().decode() == (
         f"{HEADER}\n"
-        "digits,unstructured,0,,1,,1,0.97,0.96,1000,,1.5,k0\n"
-        "digits,unstructured,1,lr-rewinding,0.512,16,2,0.95,0.94,500,48,12.25,k1\n"
-        "digits,unstructured,1,lr-rewinding,0.512,16,3,,,500,48,12.25,k2\n"
+        "digits,unstructured,0,,1,,1,0.97,0.96,1000,,1.5,k0,accuracy,fraction,higher\n"
+        "digits,unstructured,1,lr-rewinding,0.512,16,2,0.95,0.94,500,48,12.25,k1,accuracy,fraction,higher\n"
+        "digits,unstructured,1,lr-rewinding,0.512,16,3,,,500,48,12.25,k2,accuracy,fraction,higher\n"
     )
+
+
+def test_a_table_says_what_it_holds(tmp_path: Path) -> None:
+    loss = Row(
+        "mine", "unstructured", True, "fine-tuning", 0.5, 4, 1, 2.5, 2.75, metric="loss", unit="nats", direction="lower"
+    )
+    write_rows([loss], tmp_path / "results.csv")
+    assert read_rows(tmp_path / "results.csv") == [loss]
+    assert loss.measured_by == Metric("loss", "nats", higher_is_better=False)
+
+
+def test_a_table_that_does_not_say_it_holds_accuracies_or_what_the_reader_states(tmp_path: Path) -> None:
+    before = write(tmp_path / "old.csv", f"{OLD_HEADER}\nwmt16-gnmt,unstructured,0,,1,,1,27,26,,,,k0\n")
+    (row,) = read_rows(before)
+    assert row.measured_by == Metric()
+    (row,) = read_rows(before, METRICS)
+    assert row.measured_by == Metric("BLEU", "BLEU")
+    mixed = write(tmp_path / "mixed.csv", f"{HEADER}\nwmt16-gnmt,unstructured,0,,1,,1,27,26,,,,k0,,,\n")
+    (row,) = read_rows(mixed, METRICS)
+    assert row.measured_by == Metric("BLEU", "BLEU"), "an old table and a new one put together"
+    stated = write(
+        tmp_path / "new.csv", f"{HEADER}\nwmt16-gnmt,unstructured,0,,1,,1,0.27,0.26,,,,k0,chrF,fraction,higher\n"
+    )
+    (row,) = read_rows(stated, METRICS)
+    assert row.measured_by == Metric("chrF", "fraction"), "what a table says counts"
+
+
+@pytest.mark.parametrize("stated", ["loss,,lower", ",nats,lower", "loss,nats,up", "loss,nats,"])
+def test_a_metric_is_stated_in_full(tmp_path: Path, stated: str) -> None:
+    path = write(tmp_path / "new.csv", f"{HEADER}\ndigits,unstructured,0,,1,,1,0.27,0.26,,,,k0,{stated}\n")
+    with pytest.raises(
+        InputError, match=r"new\.csv, line 2: a row with metric .*; give all three, and higher or lower"
+    ):
+        read_rows(path)
+    two = write(tmp_path / "two.csv", f"{OLD_HEADER},metric,unit\n")
+    with pytest.raises(InputError, match=r"two\.csv has no column direction"):
+        read_rows(two)
 
 
 def test_dense_networks_that_all_stand_twice_count_once(tmp_path: Path) -> None:
@@ -108,17 +148,17 @@ def test_a_table_of_dense_networks_needs_three_columns(tmp_path: Path) -> None:
         ("", "is empty"),
         ("recipe,test\na,0.9\n", "no column val; its columns are recipe, test"),
         ("recipe,technique,val,test\n", "no column pruning, iterative, density, retrain_epochs, trial, flops"),
-        (f"{HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,high,,,,\n", r"line 2: column test: 'high' is not a number"),
-        (f"{HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,nan,,,,\n", r"line 2: column test: 'nan' is not a number"),
-        (f"{HEADER}\na,u,yes,fine-tuning,0.5,4,1,0.9,0.9,,,,\n", r"line 2: column iterative: 'yes' is not 0 or 1"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,high,,,,\n", r"line 2: column test: 'high' is not a number"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,nan,,,,\n", r"line 2: column test: 'nan' is not a number"),
+        (f"{OLD_HEADER}\na,u,yes,fine-tuning,0.5,4,1,0.9,0.9,,,,\n", r"line 2: column iterative: 'yes' is not 0 or 1"),
         (
-            f"{HEADER}\n\na,u,0,fine-tuning,0.5,4,1.5,0.9,0.9,,,,\n",
+            f"{OLD_HEADER}\n\na,u,0,fine-tuning,0.5,4,1.5,0.9,0.9,,,,\n",
             r"line 3: column trial: '1.5' is not a whole number",
         ),
-        (f"{HEADER}\na,u,0,fine-tuning,50,4,1,0.9,0.9,,,,\n", r"line 2: density 50 is outside \(0, 1\]"),
-        (f"{HEADER}\na,u,0,fine-tuning,0.5,,1,0.9,0.9,,,,\n", r"line 2: .* no retrain_epochs"),
-        (f"{HEADER}\na,u,0,fine-tuning,0.5,4,1\n", "line 2: not 13 fields"),
-        (f"{HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,0.9,,,,,,\n", "line 2: not 13 fields"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,50,4,1,0.9,0.9,,,,\n", r"line 2: density 50 is outside \(0, 1\]"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,,1,0.9,0.9,,,,\n", r"line 2: .* no retrain_epochs"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1\n", "line 2: not 13 fields"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,0.9,,,,,,\n", "line 2: not 13 fields"),
     ],
 )
 def test_a_bad_table_says_what_is_wrong_and_where(tmp_path: Path, text: str, says: str) -> None:

@@ -30,7 +30,7 @@ def test_a_verdict_has_a_range_and_a_cost() -> None:
     found = reached(table())[LINE]
     # Deltas 0, -0.1, -0.3, -1.2; the standard error is 0.134: a median of 3 with sigma 0.1, a dense mean of 3 with 0.2.
     assert (found.no_drop.compression, found.no_drop.range, found.no_drop.search_epochs) == (4, (2, 8), 32)
-    assert (found.one_percent.compression, found.one_percent.range, found.one_percent.search_epochs) == (8, (8, 8), 48)
+    assert (found.one_drop.compression, found.one_drop.range, found.one_drop.search_epochs) == (8, (8, 8), 48)
     assert found.tried == 16
 
 

@@ -155,12 +155,17 @@ def test_recipes_of_one_sweep_run_and_are_reported_on(rewound_command: Rewound) 
     assert all(task in " ".join(out.split()) for task in tasks), "its own table can be read again"
 
 
-def test_figures_need_every_recipe_to_be_better_upwards(rewound_command: Rewound) -> None:
+def test_recipes_of_two_metrics_are_reported_each_in_its_own(rewound_command: Rewound) -> None:
     Path("two.toml").write_text(SWEEP.replace('"tiny:Tiny"', '["tiny:Tiny", "tiny:Wrong"]'))
     code, out, err = rewound_command("run", "two.toml", "--jobs", 1, "--out", "report")
     assert (code, err) == (0, "")
-    assert "wrote tables only: a lower error is better" in out
-    assert {path.name for path in Path("report").iterdir()} == {"results.csv", "layers.csv", "curves.csv"}
+    assert "Test accuracy over trials" in out
+    assert "Test error over trials" in out
+    metrics = {(row.recipe, row.metric, row.direction) for row in read_rows("report/results.csv")}
+    assert metrics == {("tiny:Tiny", "accuracy", "higher"), ("tiny:Wrong", "error", "lower")}
+    assert {path.stem for path in Path("report").glob("*-best.png")} == {
+        f"tiny-{name}-unstructured-best" for name in ("Tiny", "Wrong")
+    }
 
 
 def test_no_store_is_made_if_the_data_of_one_recipe_is_missing(

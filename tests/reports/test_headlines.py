@@ -8,18 +8,21 @@ from rewound.conclusions.cells import Cell, Line, baselines, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import priced, reaches
 from rewound.conclusions.tables import Row, Tables
+from rewound.foundations.metric import ACCURACY, Metric
 from rewound.reports.words import headlines
 
 
-def rows(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> list[Row]:
-    """Techniques that lose so many points at 2x, 4x, 8x, ...; dense runs with a standard deviation of half a point."""
-    made = [
-        Row("task", "", False, "", 1, None, n, 0.9 * scale, (0.9 + d) * scale) for n, d in enumerate((-0.005, 0, 0.005))
-    ]
+def rows(losses: dict[str, tuple[float, ...]], metric: Metric = ACCURACY, *, iterative: bool = True) -> list[Row]:
+    """Techniques that lose so much at 2x, 4x, 8x, ..., as shown; dense runs have 90, with a deviation of 0.5."""
+    stated = {"metric": metric.name, "unit": metric.unit, "direction": metric.direction}
+
+    def row(*setting: object, shown: float) -> Row:
+        return Row("task", *setting, shown / metric.scale, shown / metric.scale, **stated)  # type: ignore[arg-type]
+
+    made = [row("", False, "", 1, None, n, shown=90 + d) for n, d in enumerate((-0.5, 0, 0.5))]
     for technique, points in losses.items():
         for level, loss in enumerate(points, start=1):
-            value = (0.9 - loss / 100) * scale
-            made.append(Row("task", "unstructured", iterative, technique, 0.5**level, 16, 1, value, value))
+            made.append(row("unstructured", iterative, technique, 0.5**level, 16, 1, shown=90 - metric.gain(loss)))
     return made
 
 
@@ -28,8 +31,8 @@ def told(table: list[Row]) -> dict[tuple[str, str], str]:
     return headlines(made, dense, reaches(made, dense))
 
 
-def said(losses: dict[str, tuple[float, ...]], *, iterative: bool = True, scale: float = 1.0) -> str:
-    (sentence,) = told(rows(losses, iterative=iterative, scale=scale)).values()
+def said(losses: dict[str, tuple[float, ...]], metric: Metric = ACCURACY, *, iterative: bool = True) -> str:
+    (sentence,) = told(rows(losses, metric, iterative=iterative)).values()
     return sentence
 
 
@@ -80,8 +83,15 @@ def test_ablations_stay_out_unless_there_is_nothing_else_and_a_technique_of_ones
     assert "Reinitializing keeps" in said({"reinitialization": (0, 5)})
 
 
-def test_what_is_no_fraction_is_a_score() -> None:
-    assert "keeps dense score to 2.00×" in said({"lr-rewinding": (0, 5)}, scale=30.0)
+def test_the_metric_is_named() -> None:
+    assert "keeps dense BLEU to 2.00×" in said({"lr-rewinding": (0, 5)}, Metric("BLEU", "BLEU"))
+
+
+def test_where_lower_is_better_a_rise_is_a_loss() -> None:
+    loss = Metric("loss", "nats", higher_is_better=False)
+    assert "learning rate rewinding keeps dense loss to 2.00×" in said({"lr-rewinding": (0, 5)}, loss)
+    worse = said({"lr-rewinding": (5, 9), "fine-tuning": (7, 9)}, loss)
+    assert worse.endswith("learning rate rewinding comes closest, 5.00 nats above it.")
 
 
 def test_the_cost_of_a_table_that_does_not_know_it_follows_the_papers_rule() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from paper_panels import in_bleu
 from rewound.conclusions.comparison import compare
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
@@ -274,14 +275,14 @@ def test_failed_runs_stay_in_the_table_and_out_of_the_figures() -> None:
 
 
 def test_units_are_never_side_by_side() -> None:
-    bleu = [replace(row, recipe="gnmt", val=30 * (row.val or 0), test=30 * (row.test or 0)) for row in ROWS]
+    bleu = [replace(in_bleu(row), recipe="gnmt") for row in ROWS]
     found = told([*ROWS, *bleu])["subjects"]
     assert [(subject["recipe"], subject["unit"], subject["scale"]) for subject in found] == [
         ("digits", "points", 100),
         ("gnmt", "BLEU", 1),
     ]
     panel = found[1]["figures"][0]["choices"][0]["panels"][0]
-    assert panel["params"]["one"] == "1 BLEU drop"
+    assert panel["params"]["drops"] == ["no drop", "1 BLEU drop"]
 
 
 def test_subjects_are_in_a_persons_order() -> None:
@@ -310,15 +311,15 @@ def test_a_panel_ends_where_every_technique_is_below_it() -> None:
     rows = [replace(row, test=0.1) if row.density < 0.1 else row for row in rows]
     panel = told(rows)["subjects"][0]["figures"][0]["choices"][0]["panels"][0]
     assert panel["params"]["places"] == [2, 4, 8, 16], "one of the ruined compressions shows that they are"
-    assert panel["note"].startswith("Beyond, to 256.00×, all lose more than")
+    assert panel["note"].startswith("Beyond, to 256.00×, all are worse by more than")
 
 
 def test_every_chart_is_a_vega_lite_specification() -> None:
     import vl_convert
 
     given = {"shown": ["mine"], "spread": True, "paper": "#fff", "muted": "#666", "band": "#eee", "zone": "#eee"}
-    given |= {"across": [1, 10], "places": [2, 5], "digits": ".2f", "window": [-3, 1], "sd": 0.2, "one": "1% drop"}
-    given |= {"safe": [4, 14], "ticks": 4, "compared": True}
+    given |= {"across": [1, 10], "places": [2, 5], "digits": ".2f", "window": [-3, 1], "sd": 0.2, "one": 1}
+    given |= {"safe": [4, 14], "ticks": 4, "compared": True, "drops": ["no drop", "1% drop"]}
     for kind, spec in charts(looks(["mine", "fine-tuning"])).items():
         whole = {**spec, "width": 300, "data": {"values": []}}
         whole["params"] = [{"name": name, "value": value} for name, value in given.items()]

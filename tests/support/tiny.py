@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 from torch.nn.utils import parametrizations
 
+from rewound.foundations.metric import Metric
 from rewound.method.schedule import Schedule
-from rewound.tasks.recipe import Batch, Metric, Position, Scores
+from rewound.tasks.recipe import Batch, Position, Scores
 from rewound.tasks.recipes.digits import Digits
 
 
@@ -62,6 +63,18 @@ class Unmeasured(Tiny):
         scores, weights = super().evaluate(model), self.prunable(model).values()
         kept = sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
         return Scores(scores.val, math.nan) if kept <= 0.55 else scores
+
+
+@dataclass(frozen=True)
+class Surprised(Tiny):
+    """Judged by its cross-entropy: less is better."""
+
+    metric: ClassVar[Metric] = Metric("cross-entropy", "nats", higher_is_better=False)
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        images = self.images(next(model.parameters()).device)
+        parts = ((images.val, images.val_labels), (images.test, images.test_labels))
+        return Scores(*(float(self.loss(model, (self.standardised(x), y))) for x, y in parts))
 
 
 @dataclass(frozen=True)

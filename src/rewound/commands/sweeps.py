@@ -35,7 +35,6 @@ from rewound.reports.writing import Report, report_folder, write_report
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
-from rewound.tasks.recipe import Metric
 
 if TYPE_CHECKING:
     import pandas
@@ -247,8 +246,7 @@ def report_results(
     sweep, tables, store = gathered.sweep, gathered.tables, Store(gathered.store, say)
     recipes = {target.task: target.recipe for target in sweep.targets}
     epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
-    named = {task: recipe.metric.name for task, recipe in recipes.items() if recipe.metric != Metric()}
-    evidence = Evidence(tables, theirs, epochs, TEST_SHARES, named)
+    evidence = Evidence(tables, theirs, epochs, TEST_SHARES)
     if tables.missing:
         say(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if sweep.joined:
@@ -261,14 +259,7 @@ def report_results(
     show = shlex.join(["rewound", "show", *_store_option(gathered.store)])
     size, *others = {recipe.test_size for recipe in sweep.recipes}
     origin = Origin(sweep.name, facts, gathered.again, show)
-    lower = [] if evidence.only_dense else [r.metric.name for r in sweep.recipes if not r.metric.higher_is_better]
-    if lower:
-        say(
-            f"wrote tables only: a lower {lower[0]} is better, and a report needs a metric where higher is better; "
-            "for figures and a page, return one from evaluate, such as accuracy"
-        )
-    size = None if others else size
-    return write_report(evidence, folder, origin, drawing, say, size, only_tables=bool(lower))
+    return write_report(evidence, folder, origin, drawing, say, None if others else size)
 
 
 def _collected(sweep: Sweep, again: str, root: Path, say: Say) -> SweepResults:

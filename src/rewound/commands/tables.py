@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rewound.conclusions.cells import setting_of
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.paper.networks import TEST_SHARES, TRAINING_EPOCHS
+from rewound.conclusions.paper.networks import METRICS, TEST_SHARES, TRAINING_EPOCHS
 from rewound.conclusions.tables import Row, Tables, read_rows, with_details
 from rewound.foundations.errors import InputError, as_path
 from rewound.reports.figures import Drawing, Say
@@ -17,7 +17,7 @@ def read_tables(paths: Sequence[str | Path]) -> list[Row]:
     """The table that these files are together, every network once."""
     rows: dict[object, Row] = {}
     for path in paths:
-        found = read_rows(path)
+        found = read_rows(path, METRICS)
         if not found:
             raise InputError(f"{path} has no rows below its first line; give a table with results")
         for row in found:

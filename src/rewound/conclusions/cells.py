@@ -1,24 +1,23 @@
 """What trials reached: the trials of a setting as one cell, the dense networks it is measured from, its spread.
 
 The value of a cell is the median of its trials, with min to max as its spread. A delta is that median minus the mean
-of the dense networks, as shown.
+of the dense networks, as shown, or that mean minus the median where lower is better: a negative one is worse.
 
 Three trials say little about their own spread, thirty cells of three trials say much about a spread they share. The
 variance of a cell is therefore pooled over the retraining times of its density and of the densities next to it, taken
 as independent. There is no bootstrap anywhere: of three trials it would only repeat the three.
-
-A table does not name its unit, so it is judged by size: no fraction is above 1, no useful BLEU or percentage below.
-Which scores are BLEU is judged by the recipe's name.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rewound.conclusions.tables import Row
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import ACCURACY, Metric
 
 
 class Line(NamedTuple):
@@ -70,6 +69,7 @@ class Cell:
     tests: tuple[float, ...]
     vals: tuple[float, ...]
     search_epochs: float | None = None
+    metric: Metric = ACCURACY
 
     @property
     def setting(self) -> Setting:
@@ -90,6 +90,16 @@ class Cell:
     def high(self) -> float:
         """Highest test value."""
         return max(self.tests)
+
+    @property
+    def worst(self) -> float:
+        """Worst test value."""
+        return min(self.tests, key=self.metric.gain)
+
+    @property
+    def best(self) -> float:
+        """Best test value."""
+        return max(self.tests, key=self.metric.gain)
 
     @property
     def val(self) -> float:
@@ -116,17 +126,22 @@ def cells(rows: Iterable[Row]) -> list[Cell]:
     >>> [(cell.low, cell.median, cell.high) for cell in cells(rows)]
     [(0.91, 0.92, 0.93)]
     """
-    found: dict[Setting, list[tuple[float, float, float | None]]] = defaultdict(list)
+    trials: dict[Setting, list[Row]] = defaultdict(list)
     for row in rows:
         if row.test is not None and (setting := setting_of(row)) is not None:
-            val = row.test if row.val is None else row.val
-            found[setting].append((row.test, val, row.search_epochs))
-    made = []
-    for setting, trials in found.items():
-        tests, vals, costs = zip(*trials, strict=True)
-        known = [cost for cost in costs if cost is not None]
-        made.append(Cell(*setting, tests, vals, median(known) if known else None))
-    return sorted(made, key=lambda cell: (cell.line, -cell.density, cell.retrain_epochs))
+            trials[setting].append(row)
+    found = []
+    for setting, finished in trials.items():
+        tests, vals = scores_of(finished)
+        costs = [row.search_epochs for row in finished if row.search_epochs is not None]
+        found.append(Cell(*setting, tests, vals, median(costs) if costs else None, finished[0].measured_by))
+    return sorted(found, key=lambda cell: (cell.line, -cell.density, cell.retrain_epochs))
+
+
+def scores_of(rows: Iterable[Row]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Test and validation values of finished runs."""
+    tested = [(row.test, row.test if row.val is None else row.val) for row in rows if row.test is not None]
+    return tuple(test for test, _ in tested), tuple(val for _, val in tested)
 
 
 def failures(rows: Iterable[Row]) -> Counter[tuple[Line, float]]:
@@ -134,54 +149,17 @@ def failures(rows: Iterable[Row]) -> Counter[tuple[Line, float]]:
     return Counter((line_of(row), row.density) for row in rows if not row.dense and row.test is None)
 
 
-LARGEST_FRACTION: Final = 1.5
-_TRANSLATION: Final = ("bleu", "gnmt", "translat", "wmt")
-
-
-def shown_scale(value: float) -> float:
-    """From a table's value to the shown one: a fraction is shown in points (x 100), anything larger as it is.
-
-    >>> shown_scale(0.93), shown_scale(26.8)
-    (100.0, 1.0)
-    """
-    return 100.0 if value <= LARGEST_FRACTION else 1.0
-
-
-def metric_of(recipe: str, scale: float) -> str:
-    """What the values of a recipe are called: accuracy where they are fractions, else BLEU or a score.
-
-    >>> metric_of("digits", 100.0), metric_of("wmt16-gnmt", 1.0), metric_of("mypackage.tasks:Squad", 1.0)
-    ('accuracy', 'BLEU', 'score')
-    """
-    if scale == 100:
-        return "accuracy"
-    return "BLEU" if any(word in recipe.lower() for word in _TRANSLATION) else "score"
-
-
-def unit_of(metric: str) -> str:
-    """The unit of its shown differences."""
-    return "BLEU" if metric == "BLEU" else "points"
-
-
-def scales(rows: Iterable[Row]) -> dict[str, float]:
-    """The scale of every recipe with a finished run; a recipe whose rows mix fractions and others is an error."""
-    telling_of: dict[str, list[float]] = defaultdict(list)
-    pruned: dict[tuple[str, str], list[float]] = defaultdict(list)
+def metrics_of(rows: Iterable[Row]) -> dict[str, Metric]:
+    """The metric of every recipe; rows that mix metrics, or whose values cannot be in its unit, are an error."""
+    found: dict[str, Metric] = {}
     for row in rows:
-        for part, value in (("val", row.val), ("test", row.test)) if row.test is not None else ():
-            if value is not None:
-                (telling_of[row.recipe] if row.dense else pruned[row.recipe, part]).append(value)
-    for (recipe, _), values in pruned.items():
-        # A network pruned to ruin may score 0.3 BLEU, a dense one does not: among pruned ones only the best counts.
-        telling_of[recipe].append(max(values))
-    found = {}
-    for recipe, telling in telling_of.items():
-        if shown_scale(min(telling)) != shown_scale(max(telling)):
+        metric = row.measured_by
+        if found.setdefault(row.recipe, metric) != metric:
             raise InputError(
-                f"the rows of {recipe} mix fractions ({min(telling):g}) with other values ({max(telling):g}); "
-                "give all of them in one unit"
+                f"the rows of {row.recipe} mix {found[row.recipe].described()} with {metric.described()}; "
+                "give all of them in one metric"
             )
-        found[recipe] = shown_scale(max(telling))
+        metric.check((row.val, row.test), row.recipe)
     return found
 
 
@@ -192,40 +170,60 @@ class Baseline:
     mean: float
     sd: float  # 0 for a single run, whose spread is unknown
     n: int
-    metric: str = "accuracy"
-    """What the values are called."""
+    metric: Metric = ACCURACY
 
     @property
     def scale(self) -> float:
-        """Table values to shown values: a fraction is shown in points (x 100), other scores as they are."""
-        return shown_scale(self.mean)
+        """From a value of the table to the shown one."""
+        return self.metric.scale
 
     @property
     def unit(self) -> str:
         """The unit of a shown delta."""
-        return unit_of(self.metric)
+        return self.metric.shown_unit
 
     @property
     def spread(self) -> float:
         """One standard deviation, as shown."""
         return self.sd * self.scale
 
+    @property
+    def one(self) -> float:
+        """The size of a "1% drop", as shown: one point, or one BLEU; in any other unit, one percent of the mean.
+
+        >>> Baseline(0.93, 0.002, 3).one, Baseline(2.5, 0.1, 3, Metric("loss", "nats", higher_is_better=False)).one
+        (1.0, 0.025)
+        """
+        return 1.0 if self.metric.ends_at_hundred else abs(self.mean) / 100
+
+    @property
+    def digits(self) -> int:
+        """How many digits behind the point a shown value has: two, or as many as show a tenth of `one`."""
+        if self.metric.ends_at_hundred or not self.one:
+            return 2
+        return min(9, max(2, 1 - math.floor(math.log10(self.one))))
+
     def delta(self, test: float) -> float:
-        """Difference to the mean dense test value, as shown.
+        """How much better than the mean dense network, as shown; a negative one is worse.
 
         >>> round(Baseline(mean=0.93, sd=0.002, n=3).delta(0.92), 6)
         -1.0
         """
-        return (test - self.mean) * self.scale
+        return self.metric.gain(test - self.mean) * self.scale
+
+    def shown(self, value: float) -> str:
+        """A value of the table, as shown."""
+        return f"{value * self.scale:.{self.digits}f}"
+
+    def signed(self, delta: float) -> str:
+        """A delta, as shown."""
+        return f"{delta:+z.{self.digits}f}"
 
 
-def baselines(rows: Iterable[Row], metrics: Mapping[str, str] = {}) -> dict[str, Baseline]:
-    """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error.
-
-    `metrics` are what the values of recipes are called, as far as it is known: tables do not say it.
-    """
+def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
+    """The dense networks of every recipe; a recipe with pruned networks and no dense one is an error."""
     rows = list(rows)
-    scale = scales(rows)
+    metrics = metrics_of(rows)
     dense: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.dense and row.test is not None:
@@ -241,12 +239,7 @@ def baselines(rows: Iterable[Row], metrics: Mapping[str, str] = {}) -> dict[str,
             "add their rows (technique empty, density 1) to the table, or give a table of them with --dense FILE"
         )
     return {
-        recipe: Baseline(
-            fmean(tests),
-            stdev(tests) if len(tests) > 1 else 0.0,
-            len(tests),
-            metrics.get(recipe) or metric_of(recipe, scale[recipe]),
-        )
+        recipe: Baseline(fmean(tests), stdev(tests) if len(tests) > 1 else 0.0, len(tests), metrics[recipe])
         for recipe, tests in dense.items()
     }
 

@@ -10,9 +10,11 @@ set) where both tables have validation values. A replica has
 (iii) every technique's curve within 0.45 on average over its cells (low-LR weight rewinding excepted, whose trials
       differ by up to 4 points in the authors' tables), and all cells together within 0.25.
 
-n and m count our and their trials. Sigma and sd are theirs, so that a noisy table does not excuse itself; ours stand in
-where they have a single trial. The limits of (i) and (iii) are for networks like the paper's, whose trials differ by
-0.2 to 0.4 points; `Card.noise` tells where trials differ by more, and replicas miss them more often.
+Values are in points, or BLEU; in any other unit they are in percent of the dense mean (theirs, else ours), so that the
+limits mean the same. n and m count our and their trials. Sigma and sd are theirs, so that a noisy table does not excuse
+itself; ours stand in where they have a single trial. The limits of (i) and (iii) are for networks like the paper's,
+whose trials differ by 0.2 to 0.4 points; `Card.noise` tells where trials differ by more, and replicas miss them more
+often.
 
 Cells are matched by recipe, pruning, technique, nominal density (to four decimals, as the authors' one-shot rows have)
 and nominal retraining time. Failed runs are left out and counted.
@@ -27,10 +29,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, TypeAlias
 
-from rewound.conclusions.cells import Cell, Line, Pooled, baselines, cells, line_of, metric_of, pooled, scales, unit_of
+from rewound.conclusions.cells import Cell, Line, Pooled, baselines, cells, line_of, metrics_of, pooled, scores_of
 from rewound.conclusions.findings import at_full_time
 from rewound.conclusions.tables import Row, write_table
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import Metric
 from rewound.foundations.quantities import counted
 
 STANDARD_ERRORS: Final = 2.5
@@ -102,7 +105,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one technique is above another in each table: iterative, 4x and beyond, in full time, mean of levels."""
+    """One technique minus another in each table: iterative, 4x and beyond, at full time, mean of levels."""
 
     line: Line
     over: str  # the other technique
@@ -193,12 +196,12 @@ def compare(
     [('digits', True, None)]
     """
     ours, theirs = list(ours), list(theirs)
-    pairs, scale, cards = matched(ours, theirs), scales(ours), []
-    for recipe in sorted(scale.keys() & scales(theirs).keys()):
+    pairs, metrics, cards = matched(ours, theirs), metrics_of(ours), []
+    for recipe in sorted(metrics.keys() & metrics_of(theirs).keys()):
         mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
         own = [pair for pair in pairs if pair[0].line.recipe == recipe]
         share = test_shares.get(recipe.split(" ")[0], 1.0)  # "digits batch-size=64" is a variant of "digits"
-        card = _card(recipe, scale[recipe], mine, yours, own, training_epochs.get(recipe), share)
+        card = _card(recipe, metrics[recipe], mine, yours, own, training_epochs.get(recipe), share)
         if card.dense or card.curves:
             cards.append(card)
     if not cards:
@@ -210,11 +213,12 @@ def compare(
 
 
 def matched(ours: Iterable[Row], theirs: Iterable[Row]) -> list[tuple[Cell, Cell]]:
-    """The cells that both tables have, ours and theirs; a recipe whose units differ is an error."""
+    """The cells that both tables have, ours and theirs; a recipe whose metrics differ is an error."""
     ours, theirs = list(ours), list(theirs)
-    mine, yours = scales(ours), scales(theirs)
+    mine, yours = metrics_of(ours), metrics_of(theirs)
     if wrong := sorted(recipe for recipe in mine.keys() & yours.keys() if mine[recipe] != yours[recipe]):
-        raise InputError(f"cannot compare {wrong[0]}: one table has fractions, the other larger values; use one unit")
+        one, other = mine[wrong[0]].described(), yours[wrong[0]].described()
+        raise InputError(f"cannot compare {wrong[0]}: one table has {one}, the other {other}; use one metric")
     there: dict[tuple[Line, float], list[Cell]] = defaultdict(list)
     for cell in cells(theirs):
         there[cell.line, cell.retrain_epochs].append(cell)
@@ -267,7 +271,7 @@ def _nearest(cells: Sequence[Cell], density: float) -> Cell | None:
 
 def _card(
     recipe: str,
-    scale: float,
+    metric: Metric,
     ours: list[Row],
     theirs: list[Row],
     pairs: list[tuple[Cell, Cell]],
@@ -277,16 +281,20 @@ def _card(
     if any(row.val is None for row in ours + theirs if row.test is not None):
         share = 1.0
 
+    dense = _dense(recipe, ours, metric), _dense(recipe, theirs, metric)
+    scale, unit = metric.scale, metric.shown_unit
+    if not metric.ends_at_hundred:
+        scale, unit = 100 / _dense_value(recipe, metric, [*dense[1], *dense[0]]), f"% of the dense {metric.name}"
+
     def values(cell: Cell) -> list[float]:
         return [scale * (share * test + (1 - share) * val) for test, val in zip(cell.tests, cell.vals, strict=True)]
 
     mine, yours = cells(ours), cells(theirs)
     compared = _compared(pairs, mine, yours, values)
-    dense = _dense(recipe, ours), _dense(recipe, theirs)
     epochs = epochs or max((cell.retrain_epochs for cell in mine + yours), default=0)
     return Card(
         recipe,
-        unit=unit_of(metric_of(recipe, scale)),
+        unit=unit,
         measure="test" if share == 1 else f"{share:.0%} test + {1 - share:.0%} validation",
         dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
         curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),
@@ -296,15 +304,21 @@ def _card(
     )
 
 
-def _dense(recipe: str, rows: Iterable[Row]) -> list[Cell]:
+def _dense(recipe: str, rows: Iterable[Row], metric: Metric) -> list[Cell]:
     """The dense networks as one cell; none where there are none."""
-    finished = [
-        (row.test, row.test if row.val is None else row.val) for row in rows if row.dense and row.test is not None
-    ]
-    if not finished:
-        return []
-    tests, vals = zip(*finished, strict=True)
-    return [Cell(Line(recipe, "", False, ""), 1.0, 0.0, tests, vals)]
+    tests, vals = scores_of(row for row in rows if row.dense)
+    return [Cell(Line(recipe, "", False, ""), 1.0, 0.0, tests, vals, metric=metric)] if tests else []
+
+
+def _dense_value(recipe: str, metric: Metric, dense: Sequence[Cell]) -> float:
+    """What the values of a recipe are compared in percent of: the mean of the first of these dense networks."""
+    value = abs(fmean(dense[0].tests)) if dense else 0.0
+    if not value:
+        raise InputError(
+            f"cannot compare {recipe} in {metric.unit}: differences are judged in percent of the dense {metric.name}, "
+            f"which is {'0' if dense else 'in neither table'}; give a table with dense networks that have one"
+        )
+    return value
 
 
 def _compared(

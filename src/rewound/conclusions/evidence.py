@@ -23,8 +23,6 @@ class Evidence:
     """T by recipe, as far as it is known: tables do not say it."""
     test_shares: Mapping[str, float] = field(default_factory=dict)
     """The fraction of the held-out images that is the test set, for recipes that are compared on all of them."""
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    """What the values of a recipe are called, as far as it is known."""
 
     @property
     def rows(self) -> list[Row]:
@@ -34,7 +32,7 @@ class Evidence:
     @cached_property
     def baselines(self) -> dict[str, Baseline]:
         """The dense networks of every recipe in our table."""
-        return baselines(self.rows, self.metrics)
+        return baselines(self.rows)
 
     @property
     def only_dense(self) -> bool:

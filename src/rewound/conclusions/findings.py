@@ -1,9 +1,10 @@
 """What a person concludes from results: the best retraining time, its search cost, the price of compression.
 
-The rules are the paper's. The best retraining time has the highest median VALIDATION value (ties: the shortest) and is
+The rules are the paper's. The best retraining time has the best median VALIDATION value (ties: the shortest) and is
 reported on test. Ours is "no drop", which the paper says of all techniques together: the largest compression of one
 technique up to which a non-increasing (isotonic) fit of the deltas stays above minus one standard deviation of the
-dense runs; "1% drop" likewise at minus one point.
+dense runs; "1% drop" likewise at minus one point, at minus one BLEU, or in any other unit at minus one percent of the
+dense mean (`Baseline.one`). A delta is negative where a network is worse, so the rules hold where lower is better, too.
 
 The range of "no drop up to 5x" is what the rule says with all deltas one standard error lower, and higher. A delta is a
 median of n trials minus the mean of the dense runs: its variance is sigma^2 pi / (2n + pi - 2), that of a normal
@@ -29,14 +30,17 @@ from rewound.conclusions.cells import Baseline, Cell, Line, Setting, cells, sett
 from rewound.conclusions.tables import Row
 from rewound.method.algorithm import KEEP, REWIND_AT_MOST
 
-ONE_POINT: Final = 1.0
 ABLATIONS: Final = ("low-lr-weight-rewinding", "reinitialization")
 
 
 def best_over_time(cells: Iterable[Cell]) -> list[Cell]:
     """For each line and density the cell whose retraining time validates best; ties go to the shortest."""
     best: dict[tuple[Line, float], Cell] = {}
-    for cell in sorted(cells, key=lambda cell: (cell.line, -cell.density, -cell.val, cell.retrain_epochs)):
+
+    def order(cell: Cell) -> tuple[Line, float, float, float]:
+        return cell.line, -cell.density, -cell.metric.gain(cell.val), cell.retrain_epochs
+
+    for cell in sorted(cells, key=order):
         best.setdefault((cell.line, cell.density), cell)
     return list(best.values())
 
@@ -141,7 +145,7 @@ class Reaches:
     """How far a technique compresses without a drop and with a drop of one, and the largest compression tried."""
 
     no_drop: Reach
-    one_percent: Reach
+    one_drop: Reach
     tried: float
 
 
@@ -157,7 +161,8 @@ def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, 
         zero, curve = dense[line.recipe], curves[line]
 
         def deltas(errors: Iterable[float]) -> list[tuple[float, float]]:
-            return [(cell.compression, zero.delta(cell.median + e)) for cell, e in zip(curve, errors, strict=True)]
+            moved = zip(curve, errors, strict=True)
+            return [(cell.compression, zero.delta(cell.median) + zero.scale * error) for cell, error in moved]
 
         compression = largest_compression(deltas(0.0 for _ in curve), tolerance)
         cost = next((cell.search_epochs for cell in curve if cell.compression == compression), None)
@@ -174,7 +179,9 @@ def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, 
 
     return {
         line: Reaches(
-            reach(line, dense[line.recipe].spread), reach(line, ONE_POINT), max(cell.compression for cell in curve)
+            reach(line, dense[line.recipe].spread),
+            reach(line, dense[line.recipe].one),
+            max(cell.compression for cell in curve),
         )
         for line, curve in curves.items()
     }

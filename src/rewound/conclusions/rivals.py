@@ -1,4 +1,4 @@
-"""How much one technique is above another, and how sure that is.
+"""How much better one technique is than another, and how sure that is.
 
 Means of test values over trials, each technique at its best retraining time. Trials are paired only where both
 techniques started from the same dense run: by key in our tables; in the authors', which have none, one-shot rows do and
@@ -14,7 +14,7 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Final, NamedTuple, TypeAlias
 
-from rewound.conclusions.cells import Cell, Line, Pooled, cells, line_of, neighbours, pooled, scales, spreads
+from rewound.conclusions.cells import Cell, Line, Pooled, cells, line_of, metrics_of, neighbours, pooled, spreads
 from rewound.conclusions.findings import best_over_time
 from rewound.conclusions.tables import Row
 
@@ -27,7 +27,7 @@ _Origins: TypeAlias = Mapping[tuple[str, int], set[str]]  # the keys of the dens
 
 @dataclass(frozen=True)
 class Difference:
-    """One technique's mean test value minus another's at one density, as shown (points or BLEU)."""
+    """One technique's mean test value minus another's at one density, as shown; positive where the first is better."""
 
     cell: Cell
     minus: Cell
@@ -40,7 +40,7 @@ class Difference:
 
 
 def differences(rows: Iterable[Row], first: str, second: str, retrain_epochs: float | None = None) -> list[Difference]:
-    """How much `first` is above `second` at every density that both have, at a retraining time or at each one's best.
+    """How much better `first` is than `second` at every density of both, at a retraining time or at each one's best.
 
     >>> values = {"lr-rewinding": (0.92, 0.93, 0.91), "fine-tuning": (0.90, 0.90, 0.89)}
     >>> rows = [
@@ -51,7 +51,7 @@ def differences(rows: Iterable[Row], first: str, second: str, retrain_epochs: fl
     ['+2.33 [+0.21, +4.45]']
     """
     rows = list(rows)
-    scale, runs, origins = scales(rows), _runs(rows), _origins(rows)
+    metrics, runs, origins = metrics_of(rows), _runs(rows), _origins(rows)
     made = [cell for cell in cells(rows) if cell.density < 1]
     asked = [cell for cell in made if retrain_epochs in (None, cell.retrain_epochs)]
     best, spread = {(cell.line, cell.density): cell for cell in best_over_time(asked)}, spreads(made)
@@ -64,7 +64,9 @@ def differences(rows: Iterable[Row], first: str, second: str, retrain_epochs: fl
                 estimate = _paired(pairs, _nearby(cell, minus, runs, origins))
             else:
                 estimate = _unpaired(cell, minus, spread[line, density], spread[minus.line, density])
-            mean, low, high = (value * scale[line.recipe] for value in (estimate.mean, estimate.low, estimate.high))
+            metric = metrics[line.recipe]
+            gains = [metric.scale * metric.gain(value) for value in (estimate.mean, estimate.low, estimate.high)]
+            mean, (low, high) = gains[0], sorted(gains[1:])
             found.append(Difference(cell, minus, mean, low, high, estimate.n, bool(pairs), estimate.df))
     return found
 

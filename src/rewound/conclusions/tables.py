@@ -3,7 +3,10 @@
 The first ten columns of `results.csv` are those of the paper's published results, so the two can be read as one table.
 A dense row has an empty technique and density 1; a failed run has empty `val` and `test`. The first word of `pruning`
 is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
-"unstructured random".
+"unstructured random". `density` is the fraction of the weights that is kept, also where filters or neurons are pruned
+as one: it counts weights, never units. The last three columns say what `val` and `test` are: `metric` is its name,
+`unit` a fraction, percent, BLEU, nats or any other, and `direction` whether higher or lower values are better. A table
+without these columns holds accuracies as fractions.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column.
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import ACCURACY, Metric
 from rewound.foundations.wholefiles import write_whole
 
 UNSTRUCTURED: Final = "unstructured"
@@ -47,8 +51,16 @@ class Row:
     search_epochs: float | None = None
     seconds: float | None = None
     key: str = ""
+    metric: str = "accuracy"
+    unit: str = "fraction"
+    direction: str = "higher"
 
     def __post_init__(self) -> None:
+        if not self.metric or not self.unit or self.direction not in ("higher", "lower"):
+            raise InputError(
+                f"a row with metric {self.metric!r}, unit {self.unit!r}, direction {self.direction!r}; give all three, "
+                "and higher or lower for the direction that is better"
+            )
         if not (0 < self.density <= 1 and math.isfinite(1 / self.density)):
             raise InputError(f"density {self.density:g} is outside (0, 1]; give the fraction of weights kept")
         if self.retrain_epochs is not None and self.retrain_epochs < 0:
@@ -57,6 +69,11 @@ class Row:
             )
         if self.technique and self.retrain_epochs is None:
             raise InputError(f"a row of technique {self.technique} has no retrain_epochs; only a dense row may lack it")
+
+    @property
+    def measured_by(self) -> Metric:
+        """What `val` and `test` are."""
+        return Metric(self.metric, self.unit, self.direction == "higher")
 
     @property
     def dense(self) -> bool:
@@ -110,16 +127,20 @@ def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
 COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
+_METRIC: Final = COLUMNS[-3:]
 
 
-def read_rows(path: str | Path) -> list[Row]:
+def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]:
     """The rows of a `results.csv` (or `.csv.gz`), ours or the authors'; columns it does not know are ignored.
+
+    `metrics` are those of recipes for rows that do not state theirs (`paper.networks` has the paper's); of all others
+    such a row holds accuracies as fractions.
 
     A table without technique, density, ... columns holds dense networks, which are numbered as trials. The authors'
     table lists each of its networks twice: if all networks of a recipe, at least three, are there an even number of
     times, half of them are left out.
     """
-    return _numbered(_read(Row, Path(path)))
+    return _numbered(_read(Row, Path(path), metrics))
 
 
 def read_layers(path: str | Path) -> list[LayerRow]:
@@ -182,17 +203,19 @@ def _numbered(rows: list[Row]) -> list[Row]:
     return numbered
 
 
-def _read(kind: type[Kind], path: Path) -> list[Kind]:
+def _read(kind: type[Kind], path: Path, metrics: Mapping[str, Metric] = {}) -> list[Kind]:
     with reading(path) as table:
-        return list(_parse(kind, table, path))
+        return list(_parse(kind, table, path, metrics))
 
 
-def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterator[Kind]:
+def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path, metrics: Mapping[str, Metric]) -> Iterator[Kind]:
     header, columns = set(table.fieldnames or ()), _columns(kind)
     if not header:
         raise InputError(f"{path} is empty; a table starts with the line {','.join(columns)}")
     only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
     required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else columns
+    if kind is Row and not header.isdisjoint(_METRIC):
+        required += _METRIC
     if missing := [name for name in required if name not in header]:
         hint = " (separate them by commas)" if len(header) == 1 else ""
         raise InputError(
@@ -205,6 +228,9 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path) -> Iterat
                 raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
             if only_dense:
                 record |= {"iterative": "0", "density": "1", "trial": "0"}
+            if kind is Row and not any(record.get(name) for name in _METRIC):
+                stated = metrics.get(record["recipe"].strip(), ACCURACY)
+                record |= zip(_METRIC, (stated.name, stated.unit, stated.direction), strict=True)
             yield kind(**{name: value_in(record, name) for name in columns})
         except InputError as error:
             raise InputError(f"{line}: {error}") from None

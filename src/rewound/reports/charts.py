@@ -160,14 +160,14 @@ def outlines(looks: Mapping[str, Look], x: Json, y: Json) -> list[Json]:
 
 
 # Pixels by which each of the names "no drop" and "1% drop" moves where their lines are closer than a line of text.
-_CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - 1) * height / (window[1] - window[0]))"
+_CLOSE: Final = "max(0, 6.5 - 0.5 * abs(sd - one) * height / (window[1] - window[0]))"
 
 
 def charts(looks: Mapping[str, Look]) -> dict[str, Json]:
     """Every kind of chart, for these techniques."""
     names = [
-        _name({"expr": "-sd"}, "no drop", "-sd >= window[0]", f"sd > 1 ? {_CLOSE} : -{_CLOSE}"),
-        _name(-1, {"expr": "one"}, "-1 >= window[0]", f"sd > 1 ? -{_CLOSE} : {_CLOSE}"),
+        _name("sd", "drops[0]", f"sd > one ? {_CLOSE} : -{_CLOSE}"),
+        _name("one", "drops[1]", f"sd > one ? -{_CLOSE} : {_CLOSE}"),
     ]
     return {
         "compression": _deltas(looks, COMPRESSION, names),
@@ -190,7 +190,7 @@ def _deltas(looks: Mapping[str, Look], x: Json, more: list[Json]) -> Json:
         _BAND,
         _fixed("rule", "muted", y=at(0)),
         _fixed("rule", "muted", dashed, y=at({"expr": "-sd"})),
-        _fixed("rule", "muted", dashed, y=at(-1)),
+        _fixed("rule", "muted", dashed, y=at({"expr": "-one"})),
         spread(looks, x, y),
         below(looks, x, {"filled": True, "size": 60}),  # under the marks, which answer to the pointer
         {**THEIRS, "layer": [below(looks, x, {"filled": False, "size": 110, "strokeWidth": 1.2})]},
@@ -361,11 +361,12 @@ def _fixed(mark: str, colour: str, more: Json | None = None, **encoding: Json) -
     return {"data": {"values": [{}]}, "mark": look, "encoding": encoding}
 
 
-def _name(place: object, name: object, shown: str, moved: str) -> Json:
+def _name(limit: str, name: str, moved: str) -> Json:
     """The name of a limit, right of its line, or moved down from there by so many pixels."""
     right: Json = {"align": "left", "baseline": "middle", "fontSize": 10.5, "dx": 5, "dy": {"expr": moved}}
-    text = _fixed("text", "muted", right, y=at(place), x={"value": "width"}, text={"value": name})
-    return {**text, "transform": [{"filter": shown}]}
+    line = at({"expr": f"-{limit}"})
+    text = _fixed("text", "muted", right, y=line, x={"value": "width"}, text={"value": {"expr": name}})
+    return {**text, "transform": [{"filter": f"-{limit} >= window[0]"}]}
 
 
 def _unit() -> Json:

@@ -243,7 +243,7 @@ def _panel_title(panel: Panel, others: Iterable[Panel], figure: PaperFigure) -> 
 
 
 def _network(recipe: str) -> str:
-    return NETWORKS.get(recipe, recipe)
+    return NETWORKS[recipe].title if recipe in NETWORKS else recipe
 
 
 def _ratio(panel: Panel) -> list[str]:

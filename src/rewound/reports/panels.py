@@ -13,9 +13,9 @@ from rewound.conclusions.findings import Speedup, at_full_time, best_over_time, 
 from rewound.conclusions.tables import LayerRow
 from rewound.reports.charts import Json
 from rewound.reports.look import looks, mode_title, ratios
-from rewound.reports.ranges import SAFE_ZONE, compression_axis, delta_label, time_axis, window
+from rewound.reports.ranges import SAFE_ZONE, compression_axis, time_axis, window
 from rewound.reports.subjects import Subject
-from rewound.reports.words import Contrast, one_drop
+from rewound.reports.words import Contrast, against, delta_label, direction_words, drop_names
 
 
 def accuracy(subject: Subject) -> Json:
@@ -36,12 +36,14 @@ def accuracy(subject: Subject) -> Json:
         limits = window(every, lambda cell: (cell.line.iterative, cell.density), subject.baseline, deepest=2)
         panels = [_compression_panel(subject, name, own, hollow[name], limits) for name, own in shown.items() if own]
         triangles = _triangles(subject, every, limits)
+    metric = subject.baseline.metric
     return {
         "id": "accuracy",
         "title": f"{_metric(subject)} against compression",
         "text": "Compression counts the weights that may be pruned, not the whole network. Medians over trials, each "
         "technique at the retraining time that validates best, as the difference to "
-        f"the mean dense network. The band is one standard deviation of the dense runs.{triangles}",
+        "the mean dense network. The band is one standard deviation of the dense runs."
+        f"{direction_words(metric)}{triangles}",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }
 
@@ -57,7 +59,7 @@ def _full_title(full: Sequence[Cell], epochs: float, *, alone: bool) -> str:
 
 def _triangles(subject: Subject, cells: Iterable[Cell], limits: tuple[float, float]) -> str:
     """What the triangles are, where there are any."""
-    deltas = [(subject.baseline.delta(cell.low), subject.baseline.delta(cell.median)) for cell in cells]
+    deltas = [(subject.baseline.delta(cell.worst), subject.baseline.delta(cell.median)) for cell in cells]
     below, cut = any(m < limits[0] for _, m in deltas), any(low < limits[0] <= m for low, m in deltas)
     return (" ▼ stands for a median below the axis." if below else "") + (
         " A bar that meets the lower edge goes on below it." if cut else ""
@@ -80,11 +82,11 @@ def _compression_panel(
     visible = [cell.density for cell in shown if subject.baseline.delta(cell.median) >= limits[0]]
     lost = sorted({cell.density for cell in shown if cell.density < min(visible, default=1)})
     drawn = [cell for cell in shown if not lost or cell.density >= lost[-1]]
-    drop = f"{-limits[0]:.1f} {subject.baseline.unit}"
+    drop = f"{-limits[0]:.{subject.baseline.digits - 1}f} {subject.baseline.unit}"
     return {
         "kind": "compression",
         "title": title,
-        "note": f"Beyond, to {1 / lost[0]:.2f}×, all lose more than {drop}." if len(lost) > 1 else "",
+        "note": f"Beyond, to {1 / lost[0]:.2f}×, all are worse by more than {drop}." if len(lost) > 1 else "",
         "settings": _numbers(subject, drawn),
         "theirs": _numbers(subject, (cell for cell in theirs if not lost or cell.density >= lost[-1])),
         "params": {**_across(drawn), **_deltas(subject, limits), "ticks": 6},
@@ -97,8 +99,8 @@ def differences(subject: Subject) -> Json:
     return {
         "id": "differences",
         "title": "Differences between techniques",
-        "text": "How much one technique is above another, both at the retraining time that validates best. A solid bar "
-        "is a 95% t interval; a dashed one is the extremes of the pairs, where they are too few for an interval.",
+        "text": "How much better one technique is than another, both at the retraining time that validates best. A "
+        "solid bar is a 95% t interval; a dashed one is the extremes of the pairs, where they are too few for one.",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }
 
@@ -107,9 +109,10 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
     low, high = min(0, *(each.low for each in contrasted.all)), max(0, *(each.high for each in contrasted.all))
     margin = 0.07 * (high - low) or 0.1
     first = looks([contrasted.first])[contrasted.first].label
+    metric = subject.baseline.metric
     return {
         "kind": "difference",
-        "title": f"{mode_title(mode)}: {first[:1].lower()}{first[1:]} minus",
+        "title": f"{mode_title(mode)}: {first[:1].lower()}{first[1:]} {against(metric)}",
         "note": contrasted.how,
         "brackets": contrasted.brackets,
         "technique": contrasted.first,
@@ -117,13 +120,13 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
         "settings": _numbers(subject, (each.cell for each in contrasted.all)),
         "minus": _numbers(subject, (each.minus for each in contrasted.all)),
         "differences": [
-            [*(round(value, 4) for value in (each.mean, each.low, each.high)), each.n, each.paired, each.df is not None]
+            [*map(_rounded, (each.mean, each.low, each.high)), each.n, each.paired, each.df is not None]
             for each in contrasted.all
         ],
         "params": {
             **_across(each.cell for each in contrasted.all),
             "window": [low - margin, high + margin],
-            "unit": f"Difference in {subject.baseline.unit}",
+            "unit": f"{'Difference' if metric.higher_is_better else 'Better by,'} in {metric.shown_unit}",
         },
     }
 
@@ -210,7 +213,7 @@ def _speed_panel(subject: Subject, title: str, field: str, mode: bool, speeds: I
 
 
 def _metric(subject: Subject) -> str:
-    return subject.baseline.metric[:1].upper() + subject.baseline.metric[1:]
+    return subject.baseline.metric.name[:1].upper() + subject.baseline.metric.name[1:]
 
 
 def _numbers(subject: Subject, shown: Iterable[Cell | Speedup]) -> list[int]:
@@ -223,8 +226,13 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
-    span, sd = [round(limit, 4) for limit in limits], round(subject.baseline.spread, 4)
-    return {"window": span, "sd": sd, "one": one_drop(subject.baseline), "unit": delta_label(subject.baseline)}
+    dense = subject.baseline
+    sizes = {"window": list(map(_rounded, limits)), "sd": _rounded(dense.spread), "one": _rounded(dense.one)}
+    return {**sizes, "drops": drop_names(dense.metric), "unit": delta_label(dense.metric)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def layer_maps(subject: Subject, layers: Mapping[str, Sequence[LayerRow]]) -> Json:

@@ -19,7 +19,17 @@ from rewound.reports.charts import Json, charts
 from rewound.reports.look import Look, area, dash, looks, marker_path, ratios
 from rewound.reports.panels import accuracy, differences, layer_maps, speed, times, training
 from rewound.reports.subjects import Subject, subjects
-from rewound.reports.words import criteria, note, one_drop, reach_words, remarks, verdict
+from rewound.reports.words import (
+    against,
+    criteria,
+    drop_names,
+    measure_words,
+    note,
+    reach_words,
+    remarks,
+    tolerance_words,
+    verdict,
+)
 
 Detail = TypeVar("Detail", LayerRow, CurveRow)
 
@@ -63,11 +73,14 @@ def _subject(
         "recipe": subject.recipe,
         "pruning": subject.pruning,
         "sentence": subject.sentence,
-        "metric": zero.metric,
         "unit": zero.unit,
         "scale": zero.scale,
-        "one": one_drop(zero),
-        "dense": {"mean": zero.mean, "sd": zero.sd, "n": zero.n, "flops": _dense_flops(subject)},
+        "sign": zero.metric.gain(1),
+        "digits": zero.digits,
+        "drops": drop_names(zero.metric),
+        "tolerance": f"The dense network reaches {zero.metric.name} {zero.shown(zero.mean)}; {tolerance_words(zero)}.",
+        "against": against(zero.metric),
+        "dense": {"mean": zero.mean, "flops": _dense_flops(subject)},
         "reach": [_reach(line, reached, subject) for line, reached in subject.reaches.items()],
         "settings": _settings(subject, techniques),
         "runs": _runs(subject),
@@ -83,7 +96,7 @@ def _reach(line: Line, reached: Reaches, subject: Subject) -> Json:
         found = reach_words(reach, reached.tried, labels)
         return {"ratio": found.ratio, "cost": _short(reach.search_epochs), "range": found.range}
 
-    drops = {"no_drop": words(reached.no_drop), "one": words(reached.one_percent)}
+    drops = {"no_drop": words(reached.no_drop), "one": words(reached.one_drop)}
     return {"technique": line.technique, "iterative": line.iterative, **drops}
 
 
@@ -99,8 +112,8 @@ def _settings(subject: Subject, techniques: Sequence[str]) -> Json:
         "t": [_short(setting.retrain_epochs) for setting in subject.settings],
         "trials": [len(cell.tests) if cell else 0 for _, cell in found],
         "delta": [_short(delta(cell.median)) if cell else None for _, cell in found],
-        "low": [_short(delta(cell.low)) if cell else None for _, cell in found],
-        "high": [_short(delta(cell.high)) if cell else None for _, cell in found],
+        "low": [_short(delta(cell.worst)) if cell else None for _, cell in found],
+        "high": [_short(delta(cell.best)) if cell else None for _, cell in found],
         "cost": [_short(cell.search_epochs) if cell else None for _, cell in found],
         "speed": _speeds(subject, subject.speed),
         "faster": _speeds(subject, subject.faster),
@@ -120,7 +133,7 @@ def _theirs(subject: Subject) -> Iterable[object]:
     delta = subject.baseline.delta
     for setting in subject.settings:
         cell = subject.theirs.get(setting)
-        yield cell and [*(_short(delta(value)) for value in (cell.median, cell.low, cell.high)), len(cell.tests)]
+        yield cell and [*(_short(delta(value)) for value in (cell.median, cell.worst, cell.best)), len(cell.tests)]
 
 
 def _same(subject: Subject) -> list[list[int] | None]:
@@ -190,7 +203,7 @@ def card_data(card: Card) -> Json:
     """A card; every cell names its curve by number, and has the two digits that the terminal shows."""
     return {
         "verdict": verdict(card),
-        "measure": f"In {card.unit} of {card.measure}, means over trials.",
+        "measure": measure_words(card),
         "criteria": [criterion._asdict() for criterion in criteria(card)],
         "curves": [_compared_curve(curve) for curve in card.curves],
         "cells": _cells(card),

@@ -1,4 +1,4 @@
-"""How far the axes of a panel reach, what the vertical one is called, and which times are safe for rewinding."""
+"""How far the axes of a panel reach, and which times are safe for rewinding."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable
@@ -10,6 +10,7 @@ from rewound.reports.look import ratios
 
 SAFE_ZONE: Final = (0.25, 0.9)  # of T (paper, section 4)
 _FLOORS: Final = {"points": -3.0, "BLEU": -6.0}  # the paper's lower limits
+_OTHER_FLOOR: Final = -0.5  # in any other unit, times the dense value: a loss half as large again
 _LITTLE: Final = 1.2  # times the floor: a lowest value above that is still shown
 
 
@@ -44,17 +45,19 @@ def window(
 ) -> tuple[float, float]:
     """Limits that show everything down to the paper's floor, below it only the best technique at each x.
 
-    They follow the best one to `deepest` times the floor; what ends a little below the floor is shown whole.
+    In a unit that the paper does not have, the floor is half the dense value, or as low as the best of all cells. They
+    follow the best one to `deepest` times the floor; what ends a little below the floor is shown whole.
     """
     cells = list(cells)
     best: dict[Hashable, float] = {}
     for cell in cells:
         best[x(cell)] = max(best.get(x(cell), -math.inf), baseline.delta(cell.median))
-    lowest = min(-baseline.spread, *(baseline.delta(cell.low) for cell in cells))
-    floor = _FLOORS[baseline.unit]
+    lowest = min(-baseline.spread, *(baseline.delta(cell.worst) for cell in cells))
+    other = min(_OTHER_FLOOR * abs(baseline.mean), max(best.values()))
+    floor = _FLOORS.get(baseline.unit, other)
     floor = lowest if _LITTLE * floor <= lowest < floor else floor
     bottom = max(lowest, deepest * floor, min(floor, *best.values()))
-    top = max(baseline.spread, *(baseline.delta(cell.high) for cell in cells))
+    top = max(baseline.spread, *(baseline.delta(cell.best) for cell in cells))
     margin = 0.06 * (top - bottom) or 1.0
     return bottom - margin, top + margin
 
@@ -87,8 +90,3 @@ def _window(panel: Panel) -> tuple[float, float]:
 def _shown(measured: Measured, curves: Curves) -> list[Cell]:
     shown = {(name, point.density, point.retrain_epochs) for name, curve in curves.items() for point in curve}
     return [c for c in measured.cells if (c.line.technique, c.density, c.retrain_epochs) in shown]
-
-
-def delta_label(baseline: Baseline) -> str:
-    """The name of an axis of deltas."""
-    return "Δ BLEU" if baseline.metric == "BLEU" else f"Δ {baseline.metric} (points)"

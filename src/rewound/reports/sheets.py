@@ -20,7 +20,8 @@ from rewound.conclusions.paper.panels import Curves, Panel
 from rewound.foundations.wholefiles import write_whole
 from rewound.reports.charts import DOT, Json, filled_in, printed
 from rewound.reports.look import Look, dash, looks, marker_path, printable, ratios
-from rewound.reports.ranges import SAFE_ZONE, Axis, compression_axis, delta_label, panel_limits, time_axis
+from rewound.reports.ranges import SAFE_ZONE, Axis, compression_axis, panel_limits, time_axis
+from rewound.reports.words import delta_label
 
 _DOTS_PER_INCH: Final = 160
 _LONGEST: Final = 80  # characters of a part of a file name
@@ -329,7 +330,7 @@ def _source_name(source: str, height: float) -> Json:
 
 
 def _ylabel(panel: Panel) -> str:
-    return "Speed-up" if panel.y == "speed-up" else delta_label(panel.measured.baseline)
+    return "Speed-up" if panel.y == "speed-up" else delta_label(panel.measured.baseline.metric)
 
 
 def outside(panel: Panel) -> set[Cut]:

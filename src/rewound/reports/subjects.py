@@ -59,7 +59,7 @@ class Subject:
 def subjects(evidence: Evidence) -> list[Subject]:
     """The subjects of a table by name, unstructured pruning first; a recipe with dense networks only comes last."""
     rows = sorted(map(_finite, evidence.rows), key=_order)
-    dense, finished = baselines(rows, evidence.metrics), priced(cells(rows), evidence.epochs)
+    dense, finished = baselines(rows), priced(cells(rows), evidence.epochs)
     reached = reaches(finished, dense)
     sentences = headlines(finished, dense, reached)
     speed, faster = over_dense(rows), over_fine_tuning(rows)

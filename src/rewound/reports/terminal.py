@@ -16,8 +16,23 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import Reaches, best_over_time, priced, reaches
 from rewound.conclusions.rivals import Difference
 from rewound.foundations.errors import InputError
+from rewound.foundations.metric import ACCURACY
 from rewound.reports.look import looks, mode_title, pruning_title, ratios
-from rewound.reports.words import Contrast, contrast, criteria, note, one_drop, reach_words, remarks, signed, verdict
+from rewound.reports.words import (
+    Contrast,
+    against,
+    contrast,
+    criteria,
+    direction_words,
+    drop_names,
+    measure_words,
+    note,
+    reach_words,
+    remarks,
+    signed,
+    tolerance_words,
+    verdict,
+)
 
 
 def summary_table(evidence: Evidence, test_examples: int | None = None) -> RenderableType:
@@ -48,11 +63,11 @@ def summary_table(evidence: Evidence, test_examples: int | None = None) -> Rende
         labels = {1 / density: label for density, label in shown.items()}
         parts += [table, ""]
         if reached := {line.technique: found[line] for line in lines if line in found}:
-            parts += [_reach_table(reached, labels, one_drop(dense[lines[0].recipe])), ""]
+            parts += [_reach_table(reached, labels, dense[lines[0].recipe]), ""]
         compared = [row for row in rows if row.dense or line_of(row).experiment == experiment]
         if contrasted := contrast(compared, list(reached)):
-            parts += [_difference_table(contrasted, shown), ""]
-    if test_examples and any(baseline.metric == "accuracy" for baseline in dense.values()):
+            parts += [_difference_table(contrasted, shown, dense[lines[0].recipe]), ""]
+    if test_examples and any(baseline.metric == ACCURACY for baseline in dense.values()):
         parts.append(f"One test example is {100 / test_examples:.2g} points of accuracy ({test_examples:,} of them).")
     return Group(*parts, *(Text(f"Weak: {sentence}.") for sentence in evidence.weaknesses))
 
@@ -72,12 +87,16 @@ def plain_table(title: str = "", caption: str = "") -> Table:
 
 
 def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
-    chance = f"± {dense.spread:.2f} ({dense.n} runs)" if dense.n > 1 else "(1 run: its spread is unknown, taken as 0)"
+    chance = (
+        f"± {dense.spread:.{dense.digits}f} ({dense.n} runs)"
+        if dense.n > 1
+        else "(1 run: its spread is unknown, taken as 0)"
+    )
     table = plain_table(
         f"{line.recipe}, {pruning_title(line.pruning)}, {mode_title(line.iterative).lower()}",
-        f"Test {dense.metric} over trials, at the retraining time t that validates best; delta in {dense.unit} "
-        f"to dense {dense.mean * dense.scale:.2f} {chance}. Ratio: compression of the weights "
-        "that may be pruned, not of the whole network. Cost: epochs of retraining, all levels.",
+        f"Test {dense.metric.name} over trials, at the retraining time t that validates best; delta in {dense.unit} "
+        f"to dense {dense.shown(dense.mean)} {chance}.{direction_words(dense.metric)} Ratio: compression of the "
+        "weights that may be pruned, not of the whole network. Cost: epochs of retraining, all levels.",
     )
     table.add_column("technique", overflow="fold")
     for name in ("ratio", "median", "min", "max", "delta", "t", "cost"):
@@ -90,23 +109,24 @@ def _table(line: Line, dense: Baseline, any_failed: bool) -> Table:
 def _texts(cell: Cell | None, dense: Baseline) -> list[str]:
     if cell is None:
         return ["–"] * 6
-    tests = [f"{value * dense.scale:.2f}" for value in (cell.median, cell.low, cell.high)]
-    return [*tests, f"{dense.delta(cell.median):+z.2f}", f"{cell.retrain_epochs:g}", f"{cell.search_epochs:g}"]
+    tests = [dense.shown(value) for value in (cell.median, cell.low, cell.high)]
+    return [*tests, dense.signed(dense.delta(cell.median)), f"{cell.retrain_epochs:g}", f"{cell.search_epochs:g}"]
 
 
-def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], one: str) -> Table:
-    costs = any(
-        reach.search_epochs is not None for pair in found.values() for reach in (pair.no_drop, pair.one_percent)
-    )
-    table = plain_table("", "Range: with all deltas one standard error lower, and higher.")
+def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], dense: Baseline) -> Table:
+    costs = any(reach.search_epochs is not None for pair in found.values() for reach in (pair.no_drop, pair.one_drop))
+    caption = "Range: with all deltas one standard error lower, and higher."
+    if dense.metric != ACCURACY:
+        caption += f" Compared with the dense network, {tolerance_words(dense)}."
+    table = plain_table("", caption)
     table.padding = (0, 0)  # a space between columns, not two: with costs, the paper's longest name still fits 80
     table.add_column("technique", overflow="fold")
-    for name in ("no drop", one):
+    for name in drop_names(dense.metric):
         for column in (name, "range", *(["cost"] if costs else [])):
             table.add_column(column, justify="right", no_wrap=True)
     for name, reached in found.items():
         texts = []
-        for reach in (reached.no_drop, reached.one_percent):
+        for reach in (reached.no_drop, reached.one_drop):
             words = reach_words(reach, reached.tried, labels)
             cost = "–" if reach.search_epochs is None else f"{reach.search_epochs:g}"
             texts += [words.ratio, words.range or "unknown", *([cost] if costs else [])]
@@ -114,21 +134,24 @@ def _reach_table(found: Mapping[str, Reaches], labels: Mapping[float, str], one:
     return table
 
 
-def _difference_table(contrasted: Contrast, labels: Mapping[float, str]) -> RenderableType:
-    table = plain_table(f"{contrasted.first} minus")
+def _difference_table(contrasted: Contrast, labels: Mapping[float, str], dense: Baseline) -> RenderableType:
+    table = plain_table(f"{contrasted.first} {against(dense.metric)}")
     table.add_column("ratio", justify="right")
     for other in contrasted.over:
         table.add_column(Text(other), justify="right")
     for density in contrasted.densities:
-        table.add_row(labels[density], *(_difference(column.get(density)) for column in contrasted.over.values()))
+        table.add_row(
+            labels[density], *(_difference(column.get(density), dense) for column in contrasted.over.values())
+        )
     return Group(table, Text(f"{contrasted.how} {contrasted.brackets}"))
 
 
-def _difference(difference: Difference | None) -> Text:
+def _difference(difference: Difference | None, dense: Baseline) -> Text:
     if difference is None:
         return Text("–")
     left, right = "()" if difference.df is None else "[]"
-    return Text(f"{difference.mean:+z.2f} {left}{difference.low:+z.2f}, {difference.high:+z.2f}{right}")
+    mean, low, high = (dense.signed(value) for value in (difference.mean, difference.low, difference.high))
+    return Text(f"{mean} {left}{low}, {high}{right}")
 
 
 _ANSWERS = {True: "yes", False: "NO", None: "–"}
@@ -153,7 +176,7 @@ def _parts(card: Card, every_cell: bool) -> Iterator[RenderableType]:
 
 
 def _criteria(card: Card) -> Table:
-    table = plain_table(f"{card.recipe}: {verdict(card)}", f"In {card.unit} of {card.measure}, means over trials.")
+    table = plain_table(f"{card.recipe}: {verdict(card)}", measure_words(card))
     table.add_column("criterion")
     for name in ("n", "found", "limit", "passed"):
         table.add_column(name, justify="right")

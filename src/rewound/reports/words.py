@@ -3,7 +3,8 @@
 `headlines`: what a report says first, one sentence per subject. Each technique is given with the largest compression at
 which it keeps dense accuracy (`findings.reaches`) and the search cost of the network found there; where their order
 could be chance, the sentence says so. The ablations, low-LR weight rewinding and reinitialization, stay out of it.
-`reach_words`: how far a technique compresses. `contrast`: the first technique of an experiment against its rivals.
+`drop_names`, `tolerance_words`, `direction_words`: what counts as a drop, and which way is better. `reach_words`: how
+far a technique compresses. `contrast`: the first technique of an experiment against its rivals.
 `criteria`: the lines of a conformance card.
 """
 
@@ -18,6 +19,7 @@ from rewound.conclusions.comparison import BIAS, CURVE_BIAS, LEAST_INSIDE, QUIET
 from rewound.conclusions.findings import ABLATIONS, Reach, Reaches, best_over_time
 from rewound.conclusions.rivals import LEAST_PAIRS, Difference, differences
 from rewound.conclusions.tables import Row
+from rewound.foundations.metric import Metric
 from rewound.reports.look import LOOKS, looks, ratios
 
 
@@ -64,7 +66,7 @@ def _sentence(lines: dict[Line, tuple[Reaches, list[Cell]]], dense: Baseline) ->
         reach, best = lines[line]
         cell = next(cell for cell in best if cell.compression == no_drop)
         first = not parts
-        text = f"{names[line.technique]} {f'keeps dense {dense.metric} ' if first else ''}to "
+        text = f"{names[line.technique]} {f'keeps dense {dense.metric.name} ' if first else ''}to "
         text += f"{'at least ' if no_drop == reach.tried else ''}{shown[cell.density]}"
         parts.append(f"{text} for {cell.search_epochs:,.6g}{' epochs of search' if first else ''}")
     lost = [names[line.technique] for line in lines if line not in dict(kept)]
@@ -86,11 +88,14 @@ def _is_doubtful(reached: list[Reach]) -> bool:
 
 def _no_one(cells: list[Cell], names: dict[str, str], shown: dict[float, str], how: str, dense: Baseline) -> str:
     mildest = max(cell.density for cell in cells)
-    best = max((cell for cell in cells if cell.density == mildest), key=lambda cell: cell.median)
-    delta = f"{dense.delta(best.median):+.2f}".replace("-", "−")
+    best = max((cell for cell in cells if cell.density == mildest), key=lambda cell: dense.delta(cell.median))
+    delta = dense.delta(best.median)
+    away = f"at {dense.signed(delta).replace('-', '−')} {dense.unit}"
+    if not dense.metric.higher_is_better:
+        away = f"{-delta:.{dense.digits}f} {dense.unit} above it"
     return (
-        f"{how}, no technique keeps dense {dense.metric} at {shown[mildest]}, the smallest compression tried; "
-        f"{names[best.line.technique]} comes closest, at {delta} {dense.unit}."
+        f"{how}, no technique keeps dense {dense.metric.name} at {shown[mildest]}, the smallest compression tried; "
+        f"{names[best.line.technique]} comes closest, {away}."
     )
 
 
@@ -110,13 +115,61 @@ class ReachWords(NamedTuple):
     range: str
 
 
-def one_drop(baseline: Baseline) -> str:
-    """The name of a drop of one, in the unit of a metric.
+def drop_names(metric: Metric) -> tuple[str, str]:
+    """What the two limits are called: that of no drop, and that of `Baseline.one`; where lower is better, a rise.
 
-    >>> one_drop(Baseline(0.93, 0.002, 3)), one_drop(Baseline(26.9, 0.2, 10, "BLEU"))
-    ('1% drop', '1 BLEU drop')
+    >>> drop_names(Metric()), drop_names(Metric("BLEU", "BLEU")), drop_names(Metric("loss", "nats", False))
+    (('no drop', '1% drop'), ('no drop', '1 BLEU drop'), ('no rise', '1% rise'))
     """
-    return "1% drop" if baseline.scale == 100 else f"1 {baseline.unit.removesuffix('s')} drop"
+    if metric.higher_is_better:
+        return "no drop", "1 BLEU drop" if metric.unit == "BLEU" else "1% drop"
+    # "1%" of an error could be taken for a hundredth of it.
+    one = f"1 {metric.shown_unit.removesuffix('s')}" if metric.ends_at_hundred else "1%"
+    return "no rise", f"{one} rise"
+
+
+def tolerance_words(dense: Baseline) -> str:
+    """What the two limits tolerate.
+
+    >>> tolerance_words(Baseline(0.93, 0.002, 3))
+    '“no drop” tolerates one standard deviation of its 3 runs, 0.20; “1% drop” one point'
+    >>> tolerance_words(Baseline(0.25, 0.001, 3, Metric("loss", "nats", False))).split("; ")[1]
+    '“1% rise” one percent of its loss, 0.0025 nats'
+    """
+    no_drop, one_drop = drop_names(dense.metric)
+    runs = f"one standard deviation of its {dense.n} runs, {dense.spread:.{dense.digits}f}"
+    one = f"one {dense.unit.removesuffix('s')}"
+    if not dense.metric.ends_at_hundred:
+        one = f"one percent of its {dense.metric.name}, {dense.one:.{dense.digits}f} {dense.unit}"
+    none = "nothing, as there is one run and its spread is unknown"
+    return f"“{no_drop}” tolerates {runs if dense.n > 1 else none}; “{one_drop}” {one}"
+
+
+def direction_words(metric: Metric) -> str:
+    """What is to be said where lower is better: a sentence, with a space before it; else nothing.
+
+    >>> direction_words(Metric("loss", "nats", higher_is_better=False))
+    ' A lower loss is better: a delta is the dense value minus the pruned one, so that a negative delta is worse.'
+    """
+    if metric.higher_is_better:
+        return ""
+    why = "a delta is the dense value minus the pruned one, so that a negative delta is worse"
+    return f" A lower {metric.name} is better: {why}."
+
+
+def delta_label(metric: Metric) -> str:
+    """The name of an axis of deltas, on which higher up is better.
+
+    >>> delta_label(Metric()), delta_label(Metric("BLEU", "BLEU")), delta_label(Metric("loss", "nats", False))
+    ('Δ accuracy (points)', 'Δ BLEU', '−Δ loss (nats)')
+    """
+    unit = f" ({metric.shown_unit})" if metric.shown_unit != metric.name else ""
+    return f"{'' if metric.higher_is_better else '−'}Δ {metric.name}{unit}"
+
+
+def against(metric: Metric) -> str:
+    """What stands between two techniques whose difference follows; it is positive where the first is better."""
+    return "minus" if metric.higher_is_better else "better than"
 
 
 def reach_words(reach: Reach, tried: float, labels: Mapping[float, str]) -> ReachWords:
@@ -137,7 +190,7 @@ def reach_words(reach: Reach, tried: float, labels: Mapping[float, str]) -> Reac
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much one technique is above others, by technique and density."""
+    """How much better one technique is than others, by technique and density."""
 
     first: str
     over: Mapping[str, Mapping[float, Difference]]
@@ -226,6 +279,11 @@ def criteria(card: Card) -> Iterator[Criterion]:
         yield Criterion("(iii) largest bias of a curve", f"{len(judged)}", found, limit, worst.inside)
     passed = abs(card.bias) <= BIAS
     yield Criterion("(iii) bias of all cells", f"{n:,}", signed(card.bias), f"±{BIAS}", passed)
+
+
+def measure_words(card: Card) -> str:
+    """What the numbers of a card are."""
+    return f"In {card.unit}{',' if card.unit.startswith('%') else ''} of {card.measure}, means over trials."
 
 
 def note(curve: Curve) -> str:

@@ -34,8 +34,6 @@ class Report:
     """The tables and all that is concluded from them."""
     test_examples: int | None = None
     """The size of the test set, for the smallest difference that an accuracy can show."""
-    only_tables: bool = False
-    """Whether nothing is concluded from the tables: a lower value of their metric is better."""
 
     @property
     def page(self) -> Path | None:
@@ -76,7 +74,7 @@ class Report:
         parts: list[RenderableType] = []
         if self.evidence.only_dense:
             parts.append("only dense networks so far: there are no techniques to compare yet")
-        elif not self.only_tables:
+        else:
             parts.append(summary_table(self.evidence, self.test_examples))
         return Group(*parts, *([comparison_cards(self.evidence)] if self.evidence.cards else []))
 
@@ -93,8 +91,6 @@ def write_report(
     drawing: Drawing = DEFAULT,
     say: Say = print,
     test_examples: int | None = None,
-    *,
-    only_tables: bool = False,
 ) -> Report:
     """Write tables, figures and a page into a folder; with another table, also how they compare.
 
@@ -103,14 +99,14 @@ def write_report(
     drawing.check(evidence)
     _ = evidence.cards  # an error where the two tables share nothing
     files = evidence.tables.write(folder)
-    if not (evidence.only_dense or only_tables):
+    if not evidence.only_dense:
         with figures_under_way(evidence, folder, say, drawing) as figures:
             page = _page(evidence, folder, say, _with_digest(files[0], origin))
             files += [*figures(), *page]
     if evidence.cards:
         write_comparison(evidence.cards, folder / "compare.csv")
         files.append(folder / "compare.csv")
-    return Report(folder, tuple(files), evidence, test_examples, only_tables)
+    return Report(folder, tuple(files), evidence, test_examples)
 
 
 def comparison_cards(evidence: Evidence, *, every_cell: bool = False) -> RenderableType:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
+from rewound.foundations.metric import Metric
 from rewound.foundations.names import path_of, source_digest, unknown
 from rewound.foundations.randomness import own_draws
 from rewound.method.costs import MULTIPLY_ADDS, Costs
@@ -29,17 +30,6 @@ from rewound.method.schedule import Schedule
 from rewound.tasks.hyperparameters import coerced, field_word, widened
 
 Batch: TypeAlias = tuple[Tensor, ...]
-
-
-class Metric(NamedTuple):
-    """What `evaluate` returns: its name, the unit it is in (that of `max_drop`, too), and which way is better.
-
-    If lower is better, `rewound run` writes tables, but no figures and no page.
-    """
-
-    name: str = "accuracy"
-    unit: str = "fraction"
-    higher_is_better: bool = True
 
 
 class Position(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from rewound.conclusions.cells import Baseline, Cell, Line, cells, failures
 from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.findings import ONE_POINT, Speedup, at_full_time, best_over_time, over_dense, over_fine_tuning
+from rewound.conclusions.findings import Speedup, at_full_time, best_over_time, over_dense, over_fine_tuning
 from rewound.conclusions.paper.networks import Published
 from rewound.conclusions.tables import Tables, write_table
 
@@ -102,7 +102,7 @@ Y: TypeAlias = Literal["delta", "speed-up"]
 
 
 class FigurePoint(NamedTuple):
-    """One setting as a figure shows it: a delta in points or BLEU, or a ratio of FLOPs."""
+    """One setting as a figure shows it: a delta, or a ratio of FLOPs."""
 
     x: float  # a density, or a retraining time
     median: float
@@ -121,7 +121,8 @@ def curves_of(shown: Iterable[Cell | Speedup], x: X, value: Callable[[float], fl
     curves: Curves = defaultdict(list)
     for each in shown:
         at = each.density if x == "compression" else each.retrain_epochs
-        spread = (value(each.median), value(each.low), value(each.high))
+        low, high = sorted((value(each.low), value(each.high)))  # where lower is better, the highest is the worst
+        spread = (value(each.median), low, high)
         curves[each.line.technique].append(FigurePoint(at, *spread, each.density, each.retrain_epochs, each.trials))
     return dict(curves)
 
@@ -190,7 +191,7 @@ def drops(measured: Measured) -> Iterator[Panel]:
 
     Each is the largest compression at which any technique, after any retraining time, loses no more in the median.
     """
-    deepest = {_deepest(measured, drop) for drop in (0, ONE_POINT)}
+    deepest = {_deepest(measured, drop) for drop in (0, measured.baseline.one)}
     for density in measured.densities:
         if density in deepest:
             yield from _against_time(measured, density)

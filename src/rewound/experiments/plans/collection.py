@@ -109,6 +109,7 @@ def _mean(losses: float, steps: int) -> float:
 
 
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
+    metric = target.recipe.metric
     retraining = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
     return Row(
         recipe=target.task,
@@ -124,6 +125,9 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         search_epochs=target.search_epochs,
         seconds=round(sum(reader.way(target, level.key).seconds for level in retraining), 3),
         key=target.state.key,
+        metric=metric.name,
+        unit=metric.unit,
+        direction=metric.direction,
     )
 
 

@@ -120,7 +120,8 @@ const fixed = (value, digits) =>
     .toFixed(digits)
     .replace(/^-(?=[0.]*$)/, "")
     .replace("-", MINUS);
-const signed = (value) => (Number(value.toFixed(2)) > 0 ? "+" : "") + fixed(value, 2);
+const signed = (value, digits = 2) => (Number(value.toFixed(digits)) > 0 ? "+" : "") + fixed(value, digits);
+const sentenceCase = (text) => text[0].toUpperCase() + text.slice(1);
 const whole = (value) => Math.round(value).toLocaleString("en-US");
 const short = (value) => Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
 const count = (n, noun) => `${short(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -118,10 +118,10 @@ function tell(subject, datum) {
   if (datum.other) return tellDifference(subject, datum);
   const lines = [datum.compared ? `${name}, compared table` : name, `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(datum.t)}`];
   const rival = { speed: "the dense network", faster: "fine-tuning" }[datum.field];
-  const text = rival ? (value) => `${fixed(value, 2)}×` : signed;
+  const text = (value) => (rival ? `${fixed(value, 2)}×` : signed(value, subject.digits));
   const range = datum.trials > 1 ? `${text(datum.low)} to ${text(datum.high)}, ${datum.trials} trials` : "one trial";
   lines.push(`${text(datum.value)} ${rival ? `fewer FLOPs than ${rival}` : subject.unit} (${range})`);
-  if (datum.compared) return [...lines, `Ours: ${signed(datum.delta)}`];
+  if (datum.compared) return [...lines, `Ours: ${text(datum.delta)}`];
   if (datum.cost !== null) lines.push(`${count(datum.cost, "epoch")} of search`);
   if (datum.same) {
     const others = datum.same.map((number) => settingText(subject.settings[number], datum));
@@ -134,17 +134,18 @@ function tellDifference(subject, datum) {
   const first = subject.settings[datum.number];
   const pairs = count(datum.n, datum.paired ? "pair" : "trial");
   return [
-    `${nameOf(first.technique)} minus ${nameOf(datum.technique)}`,
+    `${nameOf(first.technique)} ${subject.against} ${nameOf(datum.technique)}`,
     `${datum.ratio}, ${MODES[datum.iterative]}, t = ${short(first.t)} and ${short(datum.other.t)}`,
-    `${spanned(datum)} ${subject.unit}`,
+    `${spanned(datum, subject)} ${subject.unit}`,
     `${datum.interval ? "95% t interval" : "Min to max"}, ${pairs}${datum.paired ? "" : " each, not paired"}`,
   ];
 }
 
 // Square brackets around an interval, round ones around extremes.
-function spanned({ value, low, high, interval }) {
+function spanned({ value, low, high, interval }, { digits }) {
   const [left, right] = interval ? "[]" : "()";
-  return `${signed(value)} ${left}${signed(low)}, ${signed(high)}${right}`;
+  const [mean, ...ends] = [value, low, high].map((part) => signed(part, digits));
+  return `${mean} ${left}${ends.join(", ")}${right}`;
 }
 
 function differenceTables(subject, { choices }) {
@@ -153,7 +154,7 @@ function differenceTables(subject, { choices }) {
     const rivals = [...new Set(values.map(({ technique }) => technique))];
     const byRatio = [...Map.groupBy(values, ({ ratio }) => ratio)];
     const lines = byRatio.sort(([, [one]], [, [other]]) => one.compression - other.compression);
-    const text = (found) => (found ? spanned(found) : "–");
+    const text = (found) => (found ? spanned(found, subject) : "–");
     const digits = Number(panel.params.digits[1]); // as on the axis
     const ratioOf = ([{ compression }]) => `${fixed(compression, digits)}×`;
     const row = ([, mine]) => [ratioOf(mine), ...rivals.map((name) => text(mine.find((each) => each.technique === name)))];

@@ -85,19 +85,13 @@ function showReach() {
   byId("reach")?.remove();
   const subject = current();
   if (!subject.reach.length) return;
-  const { mean, sd, n } = subject.dense;
-  const deviation = fixed(sd * subject.scale, 2);
-  const dense = `The dense network reaches ${subject.metric} ${fixed(mean * subject.scale, 2)}`;
-  const several = `“no drop” tolerates one standard deviation of its ${n} runs, ${deviation}`;
-  const single = "there is one run of it, so its spread is unknown and “no drop” tolerates nothing";
   const what =
     "The largest compression, its epochs of search, and its range with all deltas one standard error lower or higher.";
-  const text = `${what} ${dense}; ${n > 1 ? several : single}.`;
   const section = h(
     "section",
     { id: "reach", "aria-labelledby": "reach-title" },
     h("h2", { id: "reach-title" }, "How far each technique compresses"),
-    quiet(text),
+    quiet(`${what} ${subject.tolerance}`),
     h("div", { className: "scroll" }, reachTable(subject)),
   );
   const first = byId("accuracy");
@@ -123,7 +117,7 @@ function reachTable(subject) {
     return mine.some(Boolean) ? h("tr", { "data-technique": technique.name }, name, cells) : null;
   });
   const groups = modes.map((mode) => h("th", { scope: "colgroup", colSpan: 2 }, mode ? "Iterative" : "One-shot"));
-  const drops = modes.flatMap(() => ["No drop", subject.one].map((name) => h("th", { scope: "col" }, name)));
+  const drops = modes.flatMap(() => subject.drops.map((name) => h("th", { scope: "col" }, sentenceCase(name))));
   const head = h("thead", {}, h("tr", {}, h("td"), groups), h("tr", {}, h("td"), drops));
   return h("table", { className: "reach" }, head, h("tbody", {}, lines));
 }

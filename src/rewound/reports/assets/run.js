@@ -65,7 +65,7 @@ function facts(subject, run) {
   const known = (value, text) => (value === null ? null : text(value));
   const all = [
     ["Test", shownValue(subject, run.test)],
-    ["To dense", known(run.delta, (delta) => `${signed(delta)} ${subject.unit}`)],
+    ["To dense", known(run.delta, (delta) => `${signed(delta, subject.digits)} ${subject.unit}`)],
     ["Validation", known(run.val, (val) => shownValue(subject, val))],
     ["Search", known(run.cost, (cost) => count(cost, "epoch"))],
     ["FLOPs", known(run.flops, whole)],

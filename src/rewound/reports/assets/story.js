@@ -46,7 +46,7 @@ function describedRun(subject, run) {
   return {
     ...run,
     setting,
-    delta: run.test === null ? null : (run.test - subject.dense.mean) * subject.scale,
+    delta: run.test === null ? null : (run.test - subject.dense.mean) * subject.scale * subject.sign,
     speed: run.flops && subject.dense.flops ? subject.dense.flops / run.flops : null,
     technique: setting?.technique ?? "",
     mode: setting ? MODES[setting.iterative] : "dense",
@@ -60,7 +60,7 @@ function describedRun(subject, run) {
 const nameOf = (technique) => techniques.get(technique)?.label ?? "Dense network";
 const techniqueName = (name) => h("span", { className: "technique" }, swatch(techniques.get(name)), nameOf(name));
 const titleOf = (subject) => (subject.pruning ? `${subject.recipe}, ${subject.pruning}` : subject.recipe);
-const shownValue = (subject, value) => (value === null ? "failed" : fixed(value * subject.scale, 2));
+const shownValue = (subject, value) => (value === null ? "failed" : fixed(value * subject.scale, subject.digits));
 
 // A setting in words; what it shares with the setting beside it is left out.
 function settingText(setting, beside) {

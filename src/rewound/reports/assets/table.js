@@ -9,7 +9,7 @@ const COLUMNS = [
   { name: "t", title: "t", number: true, text: (run) => known(run.t, short) },
   { name: "trial", title: "Trial", number: true, text: (run) => String(run.trial) },
   { name: "test", title: "Test", number: true, text: (run, subject) => shownValue(subject, run.test) },
-  { name: "delta", title: "Δ", number: true, text: (run) => known(run.delta, signed) },
+  { name: "delta", title: "Δ", number: true, text: (run, subject) => known(run.delta, (delta) => signed(delta, subject.digits)) },
   {
     name: "val",
     title: "Val",
@@ -37,7 +37,7 @@ const COMPARE = {
   ">": (a, b) => a > b,
   "<=": (a, b) => a <= b,
   ">=": (a, b) => a >= b,
-  "=": (a, b) => Math.abs(a - b) < 0.0051, // as shown, with two digits
+  "=": (a, b, digits) => Math.abs(a - b) < 0.51 / 10 ** digits, // as shown
 };
 
 // Words that a run has to contain, and limits such as compression>=5 or test>91, in shown units.
@@ -64,9 +64,10 @@ function nothingFound(text) {
 function within(subject, name, sign, digits) {
   const limit = Number(digits.replace(MINUS, "-"));
   const scale = ["test", "val"].includes(name) ? subject.scale : 1;
+  const shown = ["test", "val", "delta"].includes(name) ? subject.digits : 2;
   const valueOf =
     { density: (run) => 1 / run.compression, ratio: (run) => run.compression }[name] ?? ((run) => run[name]);
-  return (run) => valueOf(run) !== null && COMPARE[sign](scale * valueOf(run), limit);
+  return (run) => valueOf(run) !== null && COMPARE[sign](scale * valueOf(run), limit, shown);
 }
 
 function wordsOf(run) {
