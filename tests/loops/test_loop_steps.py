@@ -14,11 +14,11 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 import rewound
-from rewound import Diverged, Facts, InputError, Schedule, Technique
+from rewound import TECHNIQUES, Diverged, Facts, InputError, Schedule, Technique
 from rewound import Steps as StepsRun
 from rewound.loops import iteration
 from sameness import assert_same
-from training_loops import AT_ONCE, STEPS, T, batch, network, one_step, redraw
+from training_loops import STEPS, T, batch, network, one_step, redraw
 
 N = T * STEPS
 
@@ -62,7 +62,7 @@ def by_epochs(things: tuple[nn.Module, Optimizer, lr_scheduler.LRScheduler], **o
 
 
 @pytest.mark.parametrize("t", [2, T])
-@pytest.mark.parametrize("technique", AT_ONCE)
+@pytest.mark.parametrize("technique", TECHNIQUES)
 @pytest.mark.parametrize("final", [None, 0.05])
 def test_steps_do_what_epochs_of_as_many_do(technique: str, t: int, final: float | None) -> None:
     if final is None and technique in ("fine-tuning", "low-lr-weight-rewinding"):

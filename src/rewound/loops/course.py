@@ -31,6 +31,7 @@ from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.pruning.pruner import check_memory
+from rewound.method.technique import MaskUpdate
 
 Init = Callable[[nn.Module], object]
 Unit = Literal["epoch", "step"]
@@ -61,11 +62,8 @@ class Course(Choices):
             )
         if self.training_time < 1:
             raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
-        if self.how.gradual:
-            raise InputError(
-                f"{self.technique} prunes while it trains, which rewound.prune and sweeps do; in a loop of your own "
-                "use lr-rewinding or another technique"
-            )
+        if self.unit == "step":
+            self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
         source = self.levels[0].weights_from
         if self.adopt and isinstance(source, int):
             raise InputError(
@@ -262,6 +260,25 @@ class LoopRun:
         parts = [1] * level.length if course.unit == "epoch" else [level.length]
         optimizers = len(members(self.subjects.optimizer))
         return with_rule(course.how.lr, self.recording, facts, course.training_time, parts, optimizers)
+
+    def updates_of(self, level: Level) -> list[MaskUpdate]:
+        """The prunings on the way through a level: after steps of the loop, or of the optimizer if it counts epochs.
+
+        How many steps an epoch has is known from the dense run, as far as it has come.
+        """
+        recording, taken = self.progress.recording, len(members(self.subjects.optimizer))
+        if level.gradual is None or self.course.unit == "step":
+            return level.updates(level.length)
+        epochs = [recording.steps(epoch) // taken for epoch in range(recording.trained_epochs)]
+        if self.course.adopt and max(epochs) == 1:
+            raise InputError(
+                f"{self.course.technique} prunes after so many steps, but the schedule of this adopted network has one "
+                "step per epoch, which does not show how many the loop takes; give a rewound.Schedule or "
+                "steps_per_epoch= with as many as it does (under Lightning 'interval': 'step'), or use rewound.steps"
+            )
+        average, start = round(sum(epochs) / len(epochs)), level.schedule_from or 0
+        later = max(0, start + level.length - len(epochs)) - max(0, start - len(epochs))
+        return level.updates(sum(epochs[start : start + level.length]) + later * average)
 
     @property
     def is_resumable(self) -> bool:

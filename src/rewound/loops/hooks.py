@@ -164,6 +164,8 @@ class StepHooks:
         self.optimizer, self.progress, self.follower, self.unit = optimizer, progress, follower, unit
         self.unseen = dict(unseen)
         self.idle = set(members(optimizer))
+        self.on_step: Callable[[], None] = lambda: None
+        """What is called after each optimizer step."""
         self.is_first, self.is_resumed = not progress.epoch, bool(progress.steps)
         self.units = 0
         """How many units the loop has done since this part was begun or resumed."""
@@ -238,6 +240,7 @@ class StepHooks:
         self._look_for_gradients()  # of a closure that `_with_closure` leaves alone
         if steps_under_way(member) == 1:
             self.follower.after_step(self.optimizer)
+            self.on_step()
 
     def _check_is_inside(self, member: Optimizer, name: str, held: Optimizer, args: object, kwargs: object) -> None:
         if not steps_under_way(member):

@@ -17,12 +17,13 @@ from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.course import Course, LoopRun, trained_weights
 from rewound.loops.hooks import StepHooks, recorded, replayed
-from rewound.loops.level import Keeper, begin_level, nothing_to_rewind_to
+from rewound.loops.level import GradualPruning, Keeper, begin_level, nothing_to_rewind_to
 from rewound.loops.optimizers import check_all_given, check_new, members, resting, set_last_rates
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording, check_final_ahead
 from rewound.loops.snapshot import Damaged
 from rewound.method.algorithm import check_final
+from rewound.method.pruning.attachment import attached
 from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
 
@@ -75,14 +76,19 @@ class _Iteration:
         recording = run.level_recording
         with ExitStack() as level:
             self._keeper.count_operations(level)
-            if progress.mask is not None:
-                level.enter_context(progress.mask.attached(subjects.model, members(subjects.optimizer)))
+            attachment = None
+            if (mask := progress.mask) is not None:
+                attachment = level.enter_context(attached(mask.pairs(subjects.model), members(subjects.optimizer)))
                 level.enter_context(resting(subjects.schedulers, subjects.optimizer))
+            gradual = GradualPruning(run, attachment)
+            gradual.prune_if_due()  # where a trainer has saved the run just before an update of the mask
             while progress.done < run.present.length:
                 number, end = run.part
                 if not progress.steps:  # otherwise the part is resumed in its middle
                     self._begin_part()
                 with self._followed(recording, number, end) as hooks:
+                    if self.course.unit == "epoch":
+                        hooks.on_step = gradual.prune_if_due
                     while True:
                         yield progress.epoch
                         can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
@@ -90,11 +96,14 @@ class _Iteration:
                         if progress.done + 1 == end:
                             break
                         progress.end_epoch(part_ended=False)
+                        gradual.prune_if_due()
                         if can_save and progress.epoch >= self._next_look:
                             self._save_if_due()
                 self._end_part()
+                gradual.prune_if_due()
                 if can_save and progress.epoch >= self._next_look:
                     self._save_if_due()
+            gradual.check_done()
         if len(progress.reached) == run.level:
             self._end_level()
 
@@ -221,6 +230,7 @@ class _Iteration:
         """Refuse after the first epoch what would fail after the dense run; optimizers have slots by now."""
         course, subjects, first = self.course, self.subjects, self.run.progress.recording
         subjects.check()
+        self.run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
         if course.final is None:
             check_final_ahead(course.how, subjects.optimizer, subjects.schedulers, course.training_time, first)
 

@@ -2,7 +2,8 @@
 
 It begins with pruning and rewinding. The mask comes from the weights as they are, those of the level before; the
 weights under it may then come from the dense run, or be drawn anew (laws 4 to 6). What belongs to them goes along:
-buffers, optimizer slots, EMA and scaler.
+buffers, optimizer slots, EMA and scaler. A gradual technique begins with the mask of the level before, and prunes on
+the way (`GradualPruning`): between two steps, in the middle of an epoch if the loop counts those.
 
 What a script gives in `also` may be an average of the weights (an EMA), which is pruned with the model. A module that
 has the model's weights gets the model's mask; a copy of one part of it (of a generator alone, or of the network inside
@@ -33,11 +34,11 @@ from rewound.foundations.quantities import counted
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
 from rewound.loops.course import Course, LoopRun, trained_weights
-from rewound.loops.optimizers import with_inner
+from rewound.loops.optimizers import members, with_inner
 from rewound.loops.progress import Operations, Progress
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.flops import FirstPass, Profile
-from rewound.method.pruning.attachment import zero
+from rewound.method.pruning.attachment import Attachment, zero
 from rewound.method.pruning.counts import counts_of, facts_of
 from rewound.method.pruning.mask import Mask, plain_name, plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
@@ -48,7 +49,7 @@ from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 def begin_level(run: LoopRun, folder: Folder) -> None:
     """Bring the run and its subjects to the start of the next level."""
     subjects, level = run.subjects, run.levels[run.level + 1]
-    mask, facts = _pruned(run, level.density)
+    mask, facts = _pruned(run, level.before if level.gradual else level.density)
     if isinstance(level.weights_from, int):
         _rewind(level.weights_from, subjects, folder)
     elif level.weights_from == "fresh":
@@ -56,6 +57,39 @@ def begin_level(run: LoopRun, folder: Folder) -> None:
     mask.apply(subjects.model)
     prune_along(averages(subjects), mask, subjects.model)
     run.progress.begin_level(level.density, mask, facts)
+
+
+class GradualPruning:
+    """The prunings on the way through the present level; most techniques have none."""
+
+    def __init__(self, run: LoopRun, attachment: Attachment | None) -> None:
+        self.run, self.attachment = run, attachment
+        self.updates = run.updates_of(run.present)
+
+    @property
+    def _steps(self) -> int:
+        """How many steps of the level are done, in those that the updates count."""
+        progress, by_step = self.run.progress, self.run.course.unit == "step"
+        return progress.done if by_step else progress.level_steps // len(members(self.run.subjects.optimizer))
+
+    def prune_if_due(self) -> None:
+        """Prune to the density of the last update whose step has come, if that has not been done."""
+        progress, subjects = self.run.progress, self.run.subjects
+        while progress.updates < len(self.updates) and self.updates[progress.updates].step <= self._steps:
+            assert self.attachment is not None  # the dense run has no updates
+            progress.mask, _ = _pruned(self.run, self.updates[progress.updates].density)
+            self.attachment.shrink(progress.mask.pairs(subjects.model))
+            prune_along(averages(subjects), progress.mask, subjects.model)
+            progress.updates += 1
+
+    def check_done(self) -> None:
+        """An error at the end of a level that was too short for all updates of its mask."""
+        if (done := self.run.progress.updates) < len(self.updates):
+            raise InputError(
+                f"level {self.run.level} took {self._steps:,} steps, but the last of its {len(self.updates):,} "
+                f"prunings was due after {self.updates[-1].step:,} by the steps of the dense run, so that only "
+                f"{done:,} were done; take as many steps in an epoch as before"
+            )
 
 
 def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:

@@ -304,7 +304,10 @@ def _run(
     progress = Progress()
     if course.adopt:
         progress.recording = _adopted(course, subjects, scheduler, steps_per_epoch)
-    return LoopRun(course, subjects, progress, folder, resume, say)
+    run = LoopRun(course, subjects, progress, folder, resume, say)
+    if course.adopt:
+        run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
+    return run
 
 
 def _check_arguments(scheduler: object, adopt: bool, steps_per_epoch: int, resume: bool, say: object) -> None:

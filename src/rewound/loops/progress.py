@@ -84,6 +84,8 @@ class ProgressState(TypedDict):
     steps_done: NotRequired[int]
     operations: NotRequired[Operations | None]
     began: NotRequired[int]
+    level_steps: NotRequired[int]
+    updates: NotRequired[int]
 
 
 @dataclass
@@ -104,6 +106,10 @@ class Progress:
     """How many of these `steps` had been taken when the present step of the loop began, if the loop counts steps."""
     steps_done: int = 0
     """Optimizer steps taken in all."""
+    level_steps: int = 0
+    """Optimizer steps taken in the present level."""
+    updates: int = 0
+    """How often the mask was updated in the present level, where it prunes gradually."""
     mask: Mask | None = None
     recording: Recording = field(default_factory=Recording)
     reached: list[Reached] = field(default_factory=list)
@@ -164,12 +170,13 @@ class Progress:
     def begin_level(self, density: float, mask: Mask, facts: Facts | None) -> None:
         """Note that the next level has been pruned."""
         self.level, self.done, self.value = self.level + 1, 0, None
+        self.level_steps = self.updates = 0
         self.mask, self.facts = mask, facts
         self.densities.append(density)
 
     def begin_step(self) -> None:
         """Count a step that an optimizer takes."""
-        self.steps, self.steps_done = self.steps + 1, self.steps_done + 1
+        self.steps, self.steps_done, self.level_steps = self.steps + 1, self.steps_done + 1, self.level_steps + 1
 
     @property
     def has_stepped(self) -> bool:
@@ -220,6 +227,8 @@ class Progress:
             "steps_done": self.steps_done,
             "operations": self.operations,
             "began": self.began,
+            "level_steps": self.level_steps,
+            "updates": self.updates,
         }
 
     @classmethod
@@ -245,6 +254,8 @@ class Progress:
             run=state.get("run", ""),
             operations=state.get("operations"),
             began=state.get("began", 0),
+            level_steps=state.get("level_steps", 0),
+            updates=state.get("updates", 0),
         )
 
 
@@ -302,7 +313,7 @@ def progress_of(state: object) -> Progress:
 def _check(progress: Progress) -> None:
     """A ValueError where fields have the wrong type or contradict each other."""
     numbers = (progress.level, progress.done, progress.epoch, progress.steps, progress.began, progress.recording.epochs)
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    if not all(type(number) is int and number >= 0 for number in (*numbers, progress.level_steps, progress.updates)):
         raise ValueError(f"level, epochs and steps are {numbers}")
     if not all(isinstance(density, float) and 0 < density <= 1 for density in progress.densities):
         raise ValueError(f"the densities are {progress.densities}")

@@ -47,19 +47,19 @@ _STEP = Optimizer.profile_hook_step(print).__code__  # what torch puts around th
 
 
 @contextmanager
-def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Inside, every parameter is zero where its mask is False, after any optimizer's step."""
+def attached(pairs: Iterable[tuple[nn.Parameter, Tensor]], optimizers: Iterable[Optimizer]) -> Iterator["Attachment"]:
+    """Inside, every parameter is zero where its mask is False, after any optimizer's step; masks may shrink."""
     masks: dict[nn.Parameter, Tensor] = {}
     for parameter, mask in pairs:
         dtype = _INTEGERS.get(parameter.element_size(), torch.bool)
         own = torch.empty_like(parameter, dtype=dtype, requires_grad=False).copy_(mask)  # in its memory format
         masks[parameter] = own * masks[parameter] if parameter in masks else own  # tied: under both names
     with ExitStack() as hooks:
-        attachment = _Attachment(masks, hooks)
+        attachment = Attachment(masks, hooks)
         attachment.begin()
         for optimizer in optimizers:
             attachment.adopt(optimizer)
-        yield
+        yield attachment
         attachment.end()
 
 
@@ -93,7 +93,7 @@ class _Weight:
         """The identity and version of the gradient when it was masked; None when a step has used it up."""
 
 
-class _Attachment:
+class Attachment:
     """The hooks of one `attached` context."""
 
     def __init__(self, masks: Mapping[nn.Parameter, Tensor], hooks: ExitStack) -> None:
@@ -113,6 +113,16 @@ class _Attachment:
         for parameter, weight in self.weights.items():
             self.hooks.callback(_hooked(parameter, partial(self.gradient_arrived, weight)).remove)
         self.hooks.callback(register_optimizer_step_pre_hook(untraced(self.before_step)).remove)
+
+    def shrink(self, pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+        """Prune more, between two steps: what the masks prune now is zero in weights, gradients and slots."""
+        for parameter, mask in pairs:
+            self.weights[parameter].mask.mul_(mask)
+        weights = list(self.weights.values())
+        _mask_weights(weights)
+        _mask_gradients(weights)
+        for optimizer in list(self.owned):
+            _mask_slots(optimizer, self.adopt(optimizer))
 
     def end(self) -> None:
         """Mask what was written after the last step, and say so: forward passes have used it."""

@@ -77,7 +77,7 @@ class Mask(Mapping[str, Tensor]):
 
     def attached(
         self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Inside this context any loop trains W (.) m: pruned weights are exactly zero after every step.
 
         What a loop itself writes into weights between steps, by `.data` or load_state_dict, is masked at the next step;
