@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound import Mask, Pruner
+from rewound.method.pruning.prunable import prunable_weights
 from rewound.tasks.recipes.cifar10 import ResNet20
-from rewound.tasks.recipes.resnet import ResNet
+from rewound.tasks.recipes.resnet import ResNet, SamePool, resnet34, resnet50
 from sameness import assert_same
 
 
@@ -22,6 +23,34 @@ def resnet(depth: int = 20, seed: int = 0) -> ResNet:
 
 def count(net: nn.Module, *ending: str) -> int:
     return sum(parameter.numel() for name, parameter in net.named_parameters() if name.endswith(ending))
+
+
+@pytest.mark.parametrize(
+    ("make", "proj", "prunable", "norm", "trainable"),
+    [
+        (resnet34, 176_128, 21_783_744, 17_152, 21_801_896),
+        (resnet50, 2_768_896, 25_502_912, 53_120, 25_557_032),
+    ],
+)
+def test_imagenet_networks(make: object, proj: int, prunable: int, norm: int, trainable: int) -> None:
+    net = make(torch.Generator().manual_seed(0))
+    assert count(net, "proj.weight") == proj
+    assert sum(weight.numel() for weight in prunable_weights(net).values()) == prunable
+    assert count(net, "bn.weight", "bn.bias") == norm
+    assert count(net, "") == trainable
+    last = "conv3.bn.weight" if make is resnet50 else "conv2.bn.weight"
+    assert all(bool((p == 0).all()) for name, p in net.named_parameters() if name.endswith(last))
+    assert {module.momentum for module in net.modules() if isinstance(module, nn.BatchNorm2d)} == {0.1}
+    assert net.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+    strides = [(block.conv1.stride, block.conv2.stride) for block in (net.stage2.block1, net.stage1.block1)]
+    assert strides == ([((1, 1), (2, 2)), ((1, 1), (1, 1))] if make is resnet50 else [((2, 2), (1, 1)), ((1, 1),) * 2])
+
+
+def test_the_pool_pads_as_tensorflow_does() -> None:
+    """An even size at its end alone, an odd one on both sides."""
+    even, odd = torch.arange(4.0).expand(1, 1, 4, 4), torch.arange(5.0).flip(0).expand(1, 1, 5, 5)
+    assert SamePool()(even)[0, 0, 0].tolist() == [2, 3]
+    assert SamePool()(odd)[0, 0, 0].tolist() == [4, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,10 @@ class Course(Choices):
             )
         if self.training_time < 1:
             raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
-        if self.unit == "step":
-            self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
+        if preset := self.the_pruner.preset:
+            raise InputError(
+                f"preset {preset} is for the paper's networks, in rewound.prune and sweeps; give a pruner without it"
+            )
         source = self.levels[0].weights_from
         if self.adopt and isinstance(source, int):
             raise InputError(

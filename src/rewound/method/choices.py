@@ -77,12 +77,16 @@ class Choices:
 
     @property
     def iterative(self) -> bool:
-        """Whether it prunes in several levels; gradual pruning has one."""
-        return not self.one_shot and self.how.gradual is None
+        """Whether it prunes in several levels; gradual pruning and a preset have one."""
+        return not self.one_shot and self.how.gradual is None and not self.the_pruner.preset
 
     @property
     def densities(self) -> list[float]:
-        """What each level prunes to."""
+        """What each level prunes to; nothing for a preset, which says itself how much goes."""
+        if preset := self.the_pruner.preset:
+            if (self.compression, self.rate) != (Choices.compression, RATE):
+                raise InputError(f"preset {preset} says itself how much goes; leave out compression and rate")
+            return []
         if not 0 < self.rate < 1:
             raise InputError(
                 f"rate must be between 0 and 1, not {self.rate:g}: it is the fraction of the remaining weights that a "

@@ -56,7 +56,7 @@ class Experiment:
     techniques: tuple[str, ...]
     retrain_epochs: tuple[float, ...]
     densities: tuple[tuple[float, ...], ...]
-    """The densities of each run: one for a one-shot run, all levels for an iterative one."""
+    """The densities of each run: one for a one-shot run, all levels for an iterative one; none for a preset."""
     iterative: bool
     pruners: tuple[Pruner, ...] = (Pruner(),)
     trials: tuple[int, ...] | None = None
@@ -243,17 +243,24 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
         raise InputError(
             f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
         )
-    if ("density" in table) == ("levels" in table):
+    pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
+    by_preset = any(pruner.preset for pruner in pruners)
+    if by_preset and ("density" in table or "levels" in table or not all(pruner.preset for pruner in pruners)):
+        raise InputError(
+            "a preset says itself how much goes: its experiment has neither density nor levels, nor other pruners"
+        )
+    if not by_preset and ("density" in table) == ("levels" in table):
         raise InputError("an experiment has either density (one-shot) or levels (iterative)")
-    one_shot = "density" in table
+    one_shot = by_preset or "density" in table
     chains: list[tuple[float, ...]]
-    if one_shot:
+    if by_preset:
+        chains = [()]
+    elif one_shot:
         chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
     else:
         chains = [chain for value in axis_in(table, "levels") for chain in _chains(value)]
-    for chain in chains:
+    for chain in chains if not by_preset else ():
         check_densities(chain)
-    pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
     return Experiment(
         tuple(texts_in(table, "technique")),
         tuple(as_finite("retrain-epochs", value) for value in axis_in(table, "retrain-epochs")),

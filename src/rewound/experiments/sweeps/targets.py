@@ -12,7 +12,7 @@ from rewound.foundations.errors import InputError
 from rewound.method.algorithm import Level, check_final, check_time, levels
 from rewound.method.pruning.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
-from rewound.method.technique import technique_label, technique_named
+from rewound.method.technique import Technique, technique_label, technique_named
 from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, start_of, trained
 from rewound.tasks.recipe import Recipe, changed_fields
 
@@ -48,7 +48,11 @@ def kind_of(pruner: Pruner) -> str:
 
     >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
     ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')
+    >>> kind_of(Pruner(preset="structured-b", k=3))
+    'structured-b'
     """
+    if pruner.preset:
+        return pruner.preset  # of one preset, densities tell its k
     others = (text for name, text in pruner.words.items() if name != "pattern")
     return " ".join([_PATTERNS.get(pruner.pattern, pruner.pattern), *others])
 
@@ -94,9 +98,14 @@ def retrained(
     independent: bool = False,
     final: float | None = None,
 ) -> Iterator[Target]:
-    """The target of every level of one run of the algorithm; `final` holds after the end of the schedule."""
+    """The target of every level of one run of the algorithm; `final` holds after the end of the schedule.
+
+    A preset says itself how much goes: no densities are given with it.
+    """
     pruner = as_pruner(pruner)
     chosen = technique_named(technique)
+    if pruner.preset:
+        densities = _densities_of_preset(recipe, pruner, densities, chosen)
     schedule = recipe.schedule if final is None else replace(recipe.schedule, declared_final=final)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
     try:
@@ -134,6 +143,19 @@ def retrained(
             search_epochs=cost * number,
             state=previous,
         )
+
+
+def _densities_of_preset(
+    recipe: Recipe, pruner: Pruner, densities: Sequence[float], technique: Technique
+) -> list[float]:
+    if densities:
+        raise InputError(f"preset {pruner.preset} says itself how much goes; leave out the density {densities[-1]:g}")
+    if technique.gradual:
+        raise InputError(f"preset {pruner.preset} prunes at once; use another technique than gradual")
+    try:
+        return [pruner.reported_density(recipe.shapes)]
+    except InputError as error:
+        raise InputError(f"{recipe.label()}: {error}") from error
 
 
 def _retrained(root: Pruned, level: Level, final: float | None) -> Trained:

@@ -1,7 +1,8 @@
 """Which weights go: score x scope x pattern, three small tables of pure functions.
 
 A score says how much a weight matters, a scope which tensors are ranked together, a pattern what is pruned as one unit.
-The default is the paper's: magnitude, over all layers at once, single weights.
+The default is the paper's: magnitude, over all layers at once, single weights. A preset (`presets`) says all of it for
+the paper's networks: which filters go, and how many.
 """
 
 from collections import Counter
@@ -12,11 +13,12 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from rewound.foundations.errors import InputError, as_number, check_kind, few, shown, warn
-from rewound.foundations.names import check_function, lookup
+from rewound.foundations.errors import InputError, as_number, as_whole, check_kind, few, shown, warn
+from rewound.foundations.names import check_function, lookup, unknown
 from rewound.foundations.randomness import bits, fold
-from rewound.method.pruning.cutting import cut, kept_of
+from rewound.method.pruning.cutting import cut, kept_of, largest
 from rewound.method.pruning.mask import Mask, all_names, plain_name
+from rewound.method.pruning.presets import PRESETS, masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
@@ -50,6 +52,9 @@ class Pruner:
     pattern needs to match only one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
     pruned. Where weight_norm or spectral_norm divides by a norm, one weight at least stays, as 0/0 is no number.
 
+    `preset` and `k` are the paper's structured pruning of its residual networks: `Pruner(preset="structured-b", k=3)`
+    says itself how much goes, so that no density is given.
+
     >>> mask = Pruner(skip=("2.*",))(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), density=0.25)
     >>> list(mask), mask.kept
     (['0.weight'], 16)
@@ -61,6 +66,8 @@ class Pruner:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     floor: float = 0.0
+    preset: str = ""
+    k: int = 0
 
     def __post_init__(self) -> None:
         for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
@@ -77,6 +84,20 @@ class Pruner:
         object.__setattr__(self, "floor", as_number("floor", self.floor))
         if not 0 <= self.floor < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
+        self._check_preset()
+
+    def _check_preset(self) -> None:
+        if not self.preset:
+            if self.k:
+                raise InputError(f"k={self.k} belongs to a preset; give preset='structured-b' with it")
+            return
+        if self.preset not in PRESETS:
+            raise InputError(unknown("preset", str(self.preset), PRESETS))
+        if as_whole("k", self.k) < 1:
+            raise InputError(f"k of preset {self.preset} must be at least 1, not {self.k}; the paper has 1 to 5")
+        others = [name for name in vars(self) if name not in ("preset", "k") and name in self.words]
+        if others:
+            raise InputError(f"preset {self.preset} says all of a pruner but k; leave out {few(others)}")
 
     @property
     def words(self) -> dict[str, str]:
@@ -89,7 +110,9 @@ class Pruner:
         texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
         return {name: text if name in ("score", "scope") else f"{name}={text}" for name, text in texts.items()}
 
-    def __call__(self, model: nn.Module, density: float, mask: Mask | None = None, *, seed: int = 0) -> Mask:
+    def __call__(
+        self, model: nn.Module, density: float | None = None, mask: Mask | None = None, *, seed: int = 0
+    ) -> Mask:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed."""
         check_kind("model", model, nn.Module, "give the model itself")
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
@@ -136,7 +159,7 @@ class Pruner:
     def prune(
         self,
         weights: Mapping[str, Tensor],
-        density: float,
+        density: float | None,
         mask: Mask | None = None,
         *,
         seed: int = 0,
@@ -146,6 +169,10 @@ class Pruner:
 
         `model` is the module that has them: it knows their other names, and what it divides by a norm.
         """
+        if self.preset:
+            return self._without_filters(weights, _within(mask, weights, {}))
+        if density is None:
+            raise InputError("give the density to prune to, the fraction of the weights that stays, as density=0.2")
         if not 0 < as_number("density", density) <= 1:
             raise InputError(f"density must be above 0 and at most 1, not {density:g}")
         chosen = {name: weights[name].detach() for name in self._chosen(weights, model)}
@@ -173,8 +200,26 @@ class Pruner:
         _warn_of_starved(pruned)
         return pruned
 
+    def _without_filters(self, weights: Mapping[str, Tensor], before: Mask) -> Mask:
+        """All weights but the filters that the preset removes: those of the smallest L1 norm among what is left."""
+        masks = {name: before.get(name, torch.ones_like(weight, dtype=torch.bool)) for name, weight in weights.items()}
+        for name, count in removed_filters(self.preset, self.k, _shapes(weights)).items():
+            weight, mask = weights[name].detach(), masks[name]
+            alive = mask.flatten(1).any(1)
+            norms = (weight.abs() * mask).flatten(1).sum(1)
+            stay = largest([name], {name: norms}.__getitem__, int(alive.sum()) - count, {name: alive})[name]
+            masks[name] = mask & stay.to(mask.device).reshape(-1, *[1] * (weight.ndim - 1))
+        return Mask(masks)
+
+    def reported_density(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """The density that a preset prunes a network of these weights to, as the paper counts it."""
+        return reported_density(removed_filters(self.preset, self.k, shapes), shapes)
+
     def kept(self, shapes: Mapping[str, tuple[int, ...]], density: float, *, model: nn.Module | None = None) -> int:
         """How many units pruning to `density` leaves, known from the shapes alone; an error where it cannot be done."""
+        if self.preset:
+            total = sum(torch.Size(shape).numel() for shape in shapes.values())
+            return round(total * masks_density(removed_filters(self.preset, self.k, shapes), shapes))
         units = self._units(shapes, self._chosen(shapes, model))
         divided = divided_by_norm(model, units) if model is not None else {}
         parts = _parts(units, divided)
@@ -229,6 +274,10 @@ class Pruner:
     def _selects(self, names: Collection[str]) -> bool:
         only = not self.only or any(_matches(name, self.only) for name in names)
         return only and not any(_matches(name, self.skip) for name in names)
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
 def _matches(name: str, globs: Iterable[str]) -> bool:

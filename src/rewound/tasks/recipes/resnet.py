@@ -1,4 +1,4 @@
-"""The authors' residual network for small images, of any depth and width.
+"""The authors' residual networks, of any depth and width: for small images, and for ImageNet (`resnet34`, `resnet50`).
 
     stem 3x3 - BN - ReLU | stages of blocks | global mean | dense
     block: conv 3x3 - BN - ReLU - conv 3x3 - BN - add - ReLU         (v1: the activation follows the sum)
@@ -6,6 +6,10 @@
 The first block of EVERY stage, also of the first, has a 1x1 projection with BN as its shortcut; stages after the first
 halve the resolution. `blocks=(n, n, n)` with widths 16, 32 and 64 is ResNet-(6n+2): 271,152 prunable weights at n = 3.
 Convolutions start from a truncated normal of variance 1/fan-in, not He's 2/fan-in.
+
+For ImageNet the stem is 7x7 with stride 2 and a 3x3 max pool behind it, the last normalisation of every block starts
+at 0, and ResNet-50 has bottlenecks with the stride on their 3x3:
+    block: conv 1x1 - BN - ReLU - conv 3x3 - BN - ReLU - conv 1x1 to four times the width - BN - add - ReLU
 """
 
 import math
@@ -14,9 +18,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
 from rewound.method.costs import Add
+
+EXPANSION = 4
+"""A bottleneck's block puts out so many times its width."""
 
 
 class ConvNorm(nn.Conv2d):
@@ -48,6 +56,38 @@ class Block(nn.Module):
         return activated
 
 
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 ones, the last to four times the width, and a shortcut around them."""
+
+    def __init__(self, inputs: int, width: int, stride: int, project: bool) -> None:
+        super().__init__()
+        outputs = EXPANSION * width
+        self.proj = ConvNorm(inputs, outputs, 1, stride) if project else nn.Identity()
+        self.conv1 = ConvNorm(inputs, width, 1)
+        self.conv2 = ConvNorm(width, width, 3, stride)
+        self.conv3 = ConvNorm(width, outputs, 1)
+        self.relu = nn.ReLU()
+        self.add = Add()
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.conv3(self.relu(self.conv2(self.relu(self.conv1(x)))))
+        activated: Tensor = self.relu(self.add(branch, x, self.proj))
+        return activated
+
+
+class SamePool(nn.MaxPool2d):
+    """A 3x3 max pool with stride 2 that pads as TensorFlow's "SAME" does: an even size at its end alone."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        right, bottom = (max((math.ceil(size / 2) - 1) * 2 + 3 - size, 0) for size in (x.shape[-1], x.shape[-2]))
+        around = (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2)
+        pooled: Tensor = super().forward(F.pad(x, around, value=-math.inf))
+        return pooled
+
+
 class ResNet(nn.Sequential):
     """A residual network whose weights are drawn from `generator` alone, on the generator's device.
 
@@ -68,6 +108,8 @@ class ResNet(nn.Sequential):
         classes: int = 10,
         stem_stride: int = 1,
         batch_norm_momentum: float = 0.003,
+        for_imagenet: bool = False,
+        bottleneck: bool = False,
     ) -> None:
         if len(blocks) != len(widths) or min((*blocks, *widths), default=0) < 1:
             raise InputError(
@@ -75,25 +117,57 @@ class ResNet(nn.Sequential):
                 f"one, all positive; give the number of blocks and the width of each stage"
             )
         with torch.device("meta"):  # PyTorch's own initialisation would draw from the global generator
-            super().__init__(OrderedDict(_layers(blocks, widths, channels, classes, stem_stride)))
+            stem = ConvNorm(channels, widths[0], *((7, 2) if for_imagenet else (3, stem_stride)))
+            pool = {"pool": SamePool()} if for_imagenet else {}
+            block = Bottleneck if bottleneck else Block
+            layers = {"stem": stem, "relu": nn.ReLU(), **pool, **_layers(blocks, widths, classes, block)}
+            super().__init__(OrderedDict(layers))
         self.to_empty(device=generator.device)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = batch_norm_momentum
             _initialise(module, generator)
+        for module in self.modules():
+            if for_imagenet and isinstance(module, Block | Bottleneck):
+                nn.init.zeros_((module.conv3 if isinstance(module, Bottleneck) else module.conv2).bn.weight)
+
+
+def resnet34(generator: torch.Generator, *, channels: int = 3, classes: int = 1000) -> ResNet:
+    """ResNet-34 as the authors trained it on ImageNet: 21,783,744 prunable weights."""
+    return _imagenet(generator, channels, classes, bottleneck=False)
+
+
+def resnet50(generator: torch.Generator, *, channels: int = 3, classes: int = 1000) -> ResNet:
+    """ResNet-50 as the authors trained it on ImageNet: 25,502,912 prunable weights."""
+    return _imagenet(generator, channels, classes, bottleneck=True)
+
+
+def _imagenet(generator: torch.Generator, channels: int, classes: int, *, bottleneck: bool) -> ResNet:
+    return ResNet(
+        (3, 4, 6, 3),
+        (64, 128, 256, 512),
+        generator=generator,
+        channels=channels,
+        classes=classes,
+        batch_norm_momentum=0.1,
+        for_imagenet=True,
+        bottleneck=bottleneck,
+    )
 
 
 def _layers(
-    blocks: Sequence[int], widths: Sequence[int], channels: int, classes: int, stem_stride: int
+    blocks: Sequence[int], widths: Sequence[int], classes: int, kind: type[Block] | type[Bottleneck]
 ) -> dict[str, nn.Module]:
-    layers: dict[str, nn.Module] = {"stem": ConvNorm(channels, widths[0], 3, stem_stride), "relu": nn.ReLU()}
+    """All that follows the stem."""
+    layers: dict[str, nn.Module] = {}
     inputs = widths[0]
     for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
-        first = Block(inputs, width, stride=1 if stage == 1 else 2, project=True)
-        others = [Block(width, width, stride=1, project=False) for _ in range(count - 1)]
+        outputs = width * EXPANSION if kind is Bottleneck else width
+        first = kind(inputs, width, stride=1 if stage == 1 else 2, project=True)
+        others = [kind(outputs, width, stride=1, project=False) for _ in range(count - 1)]
         named = {f"block{number}": block for number, block in enumerate([first, *others], start=1)}
         layers[f"stage{stage}"] = nn.Sequential(OrderedDict(named))
-        inputs = width
+        inputs = outputs
     return layers | {"mean": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "dense": nn.Linear(inputs, classes)}
 
 
