@@ -66,6 +66,8 @@ class Course(Choices):
             raise InputError(
                 f"preset {preset} is for the paper's networks, in rewound.prune and sweeps; give a pruner without it"
             )
+        if self.unit == "step":
+            self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
         source = self.levels[0].weights_from
         if self.adopt and isinstance(source, int):
             raise InputError(
