@@ -20,7 +20,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import METRICS
 from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.reports.figures import Drawing, draw_figures
-from rewound.reports.ranges import SAFE_ZONE
+from rewound.reports.look import SAFE_ZONE
 
 
 class Network(NamedTuple):

@@ -159,6 +159,17 @@ def level_rows(folder: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_prune_returns_the_last_level_whose_loss_is_no_higher(rewound_command: Rewound) -> None:
+    words = ("--compression", 4, "--rate", 0.5, "--retrain-epochs", 2, "--max-drop", 0, "--out", "pruned")
+    code, _, err = rewound_command("prune", "tiny:Surprised", *words)
+    assert (code, err) == (0, "")
+    summary = json.loads(Path("pruned/summary.json").read_text())
+    losses = [level["val"] for level in summary["levels"]]
+    kept = max(number for number, loss in enumerate(losses) if loss <= losses[0])
+    assert (summary["chosen"], summary["metric"], summary["direction"]) == (kept, "cross-entropy", "lower")
+    assert losses[1] < losses[0], "nothing to see if no level were better than the dense network"
+
+
 def test_prune_keeps_every_level_to_choose_from(rewound_command: Rewound) -> None:
     code, _, err = rewound_command("prune", "tiny:Tiny", "--compression", 3, "--rate", 0.5, "--out", "pruned")
     assert (code, err) == (0, "")

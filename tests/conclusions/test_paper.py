@@ -15,7 +15,7 @@ from rewound.conclusions.paper.networks import AGAINST_TIME, TRAINING_EPOCHS
 from rewound.conclusions.paper.panels import FigurePoint, Measured, Panel, measured
 from rewound.conclusions.tables import Row, Tables
 from rewound.reports.figures import paper_sheets
-from rewound.reports.ranges import panel_limits
+from rewound.reports.look import panel_limits
 from rewound.reports.sheets import legend_entries, save_sheet
 from rewound.tasks.recipes import recipe_named
 

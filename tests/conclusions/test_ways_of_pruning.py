@@ -3,18 +3,21 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 from command_line import SWEEP, Rewound, command, environment
+from rewound.commands.tables import report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.figures import FIGURES, panels
 from rewound.conclusions.paper.panels import measured
-from rewound.conclusions.tables import Row, Tables, is_structured, read_rows, write_rows
+from rewound.conclusions.tables import LayerRow, Row, Tables, is_structured, read_rows, write_rows
 from rewound.experiments.sweeps.targets import kind_of
 from rewound.method.pruning.pruner import Pruner
+from rewound.reports.figures import Drawing
 from rewound.reports.sheets import file_name
 from rewound.states.history import described
 from tiny_sweeps import sweep_of
@@ -81,6 +84,35 @@ def test_the_papers_figures_have_a_panel_of_each(reported: Path) -> None:
     shown = panels(FIGURES["figure-1-sparsity-oneshot"], found)
     assert [panel.measured.pruning for panel in shown] == ["unstructured", RANDOM]
     assert not panels(FIGURES["figure-4-usability-structured"], found), "random pruning is not structured"
+
+
+def test_a_density_of_units_is_told_from_one_of_weights() -> None:
+    pruned = Row("mine", "test:rows", False, "fine-tuning", 0.5, 4, 1, 0.9, 0.9, key="k")
+    dense = Row("mine", "", False, "", 1, None, 1, 0.9, 0.9)
+
+    def notes(*layers: LayerRow, pruning: str = "test:rows") -> list[str]:
+        tables = Tables([dense, replace(pruned, pruning=pruning)], list(layers))
+        return [note for note in Evidence(tables).weaknesses if "units" in note]
+
+    even = LayerRow("k", "one", 50, 100), LayerRow("k", "two", 100, 200)
+    assert notes(*even) == notes() == notes(LayerRow("k", "one", 20, 100), pruning="unstructured") == []
+    (note,) = notes(LayerRow("k", "one", 20, 100), LayerRow("k", "two", 100, 200))
+    assert note.startswith("mine, test:rows: density 0.5 leaves 0.4 of the weights in layers.csv, as units of unequal")
+
+
+def test_structured_tables_are_reported_as_any_other(tmp_path: Path) -> None:
+    rows = [Row("mine", "", False, "", 1, None, n, 0.9, 0.9 + n / 1000, 1000) for n in (1, 2, 3)]
+    for density, drop in ((0.87, 0.0), (0.51, 0.02)):
+        rows += [
+            Row("mine", "structured-b", False, name, density, 4, n, 0.9, 0.9 - drop + n / 1000, 700)
+            for name in ("fine-tuning", "lr-rewinding")
+            for n in (1, 2, 3)
+        ]
+    write_rows(rows, tmp_path / "structured.csv")
+    report_tables(tmp_path / "structured.csv", None, tmp_path / "report", [], Drawing(), print)
+    assert (tmp_path / "report" / "mine-structured-b-best.png").exists()
+    story = (tmp_path / "report" / "index.html").read_text()
+    assert "keeps dense accuracy to 1.15" in story
 
 
 def test_every_field_is_in_the_name() -> None:

@@ -14,8 +14,7 @@ from rewound.conclusions.tables import Row, Tables
 from rewound.foundations.errors import InputError
 from rewound.reports import figures
 from rewound.reports.look import LOOKS, looks, ratios
-from rewound.reports.page import Origin
-from rewound.reports.payload import story
+from rewound.reports.page import Origin, story
 from rewound.reports.terminal import summary_table
 from rewound.reports.writing import write_report
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rewound.conclusions.cells import Baseline, Cell, Line
-from rewound.reports.ranges import window
+from rewound.reports.look import window
 
 
 @pytest.mark.parametrize(

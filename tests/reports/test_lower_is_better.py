@@ -19,7 +19,7 @@ from rewound.conclusions.paper.panels import best, measured
 from rewound.conclusions.rivals import differences
 from rewound.conclusions.tables import Row, Tables, read_rows
 from rewound.foundations.metric import Metric
-from rewound.reports.ranges import window
+from rewound.reports.look import window
 
 SWEEP = """
 recipe = "tiny:Surprised"

@@ -21,8 +21,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.reports.charts import charts
 from rewound.reports.look import looks
-from rewound.reports.page import Origin, _library, as_json, write_page
-from rewound.reports.payload import details, story
+from rewound.reports.page import Origin, _library, as_json, details, story, write_page
 from rewound.reports.terminal import conformance_card
 from rewound.reports.writing import write_report
 

@@ -1,5 +1,6 @@
 """What a report is about: tables, another table to hold them against, and what is known of the recipes."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,7 +8,7 @@ from typing import Final
 
 from rewound.conclusions.cells import Baseline, baselines, cells
 from rewound.conclusions.comparison import Card, compare
-from rewound.conclusions.tables import Row, Tables
+from rewound.conclusions.tables import Row, Tables, is_structured
 
 LEAST_TRIALS: Final = 3
 
@@ -61,7 +62,7 @@ class Evidence:
     @property
     def weaknesses(self) -> list[str]:
         """What makes the conclusions from our table weak, one sentence each."""
-        said = weaknesses(self.rows)
+        said = [*weaknesses(self.rows), *uneven_units(self.tables)]
         if guesses := [f"{recipe}: T = {longest:g}" for recipe, longest in sorted(self.guessed.items()) if longest]:
             said.append(
                 "the table does not say how long a recipe trains, so its longest retraining time is taken for that "
@@ -93,3 +94,24 @@ def weaknesses(rows: Iterable[Row]) -> list[str]:
         if dense == 1:
             said.append(f'{recipe}: one dense run; its spread is unknown, so "no drop" tolerates nothing')
     return said
+
+
+def uneven_units(tables: Tables) -> list[str]:
+    """Where units are pruned whose sizes differ, a density that was asked for is not that of the weights."""
+    kept: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for layer in tables.layers:
+        kept[layer.key] += layer.kept
+        total[layer.key] += layer.total
+    found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, the density, that of the weights
+    for row in tables.rows:
+        if total[row.key] and is_structured(row.pruning) and not row.dense:
+            weights = kept[row.key] / total[row.key]
+            place, off = (row.recipe, row.pruning), abs(weights / row.density - 1)
+            found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.density, weights))
+    return [
+        f"{recipe}, {pruning}: density {density:g} leaves {weights:.3g} of the weights in layers.csv, as units of "
+        "unequal sizes count alike, or not all of these layers are pruned"
+        for (recipe, pruning), (_, density, weights) in sorted(found.items())
+        if density
+    ]

@@ -4,7 +4,8 @@ The first ten columns of `results.csv` are those of the paper's published result
 A dense row has an empty technique and density 1; a failed run has empty `val` and `test`. The first word of `pruning`
 is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
 "unstructured random". `density` is the fraction of the weights that is kept, also where filters or neurons are pruned
-as one: it counts weights, never units. The last three columns say what `val` and `test` are: `metric` is its name,
+as one: it counts weights, never units (a pattern of one's own that makes units of unequal sizes keeps that fraction of
+them, which `evidence.uneven_units` tells). The last three columns say what `val` and `test` are: `metric` is its name,
 `unit` a fraction, percent, BLEU, nats or any other, and `direction` whether higher or lower values are better. A table
 without these columns holds accuracies as fractions.
 

@@ -236,6 +236,7 @@ def prune(
         "network_compression": levels[best].network_compression,
         "metric": task.metric.name,
         "unit": task.metric.unit,
+        "direction": task.metric.direction,
     }
     return PrunedNetwork(model, mask, tuple(levels), best, settings, search.kept_network)
 

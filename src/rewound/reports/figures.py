@@ -28,8 +28,7 @@ from rewound.conclusions.paper.networks import NETWORKS
 from rewound.conclusions.paper.panels import Measured, Panel, best, every_time, full_time, measured, write_points
 from rewound.foundations.errors import InputError
 from rewound.foundations.owners import script_hidden
-from rewound.reports.look import looks, mode_title, pruning_title, ratios
-from rewound.reports.ranges import panel_limits
+from rewound.reports.look import looks, mode_title, panel_limits, pruning_title, ratios
 from rewound.reports.sheets import Sheet, file_name, save_sheet
 
 _WORTH_PROCESSES: Final = 10  # sheets: drawing them takes about as long as processes take to start

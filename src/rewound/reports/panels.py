@@ -12,8 +12,7 @@ from rewound.conclusions.cells import Cell, Setting, setting_of
 from rewound.conclusions.findings import Speedup, at_full_time, best_over_time, is_algorithm_1
 from rewound.conclusions.tables import LayerRow
 from rewound.reports.charts import Json
-from rewound.reports.look import looks, mode_title, ratios
-from rewound.reports.ranges import SAFE_ZONE, compression_axis, time_axis, window
+from rewound.reports.look import SAFE_ZONE, compression_axis, looks, mode_title, ratios, time_axis, window
 from rewound.reports.subjects import Subject
 from rewound.reports.words import Contrast, against, delta_label, direction_words, drop_names
 

@@ -19,8 +19,19 @@ from rewound.conclusions.paper.figures import pruning_order
 from rewound.conclusions.paper.panels import Curves, Panel
 from rewound.foundations.wholefiles import write_whole
 from rewound.reports.charts import DOT, Json, filled_in, printed
-from rewound.reports.look import Look, dash, looks, marker_path, printable, ratios
-from rewound.reports.ranges import SAFE_ZONE, Axis, compression_axis, panel_limits, time_axis
+from rewound.reports.look import (
+    SAFE_ZONE,
+    Axis,
+    Look,
+    compression_axis,
+    dash,
+    looks,
+    marker_path,
+    panel_limits,
+    printable,
+    ratios,
+    time_axis,
+)
 from rewound.reports.words import delta_label
 
 _DOTS_PER_INCH: Final = 160

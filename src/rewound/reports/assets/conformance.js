@@ -1,4 +1,4 @@
-// How near a compared table comes: the criteria, the bias of every curve, and the cells (compared.py).
+// How near a compared table comes: the criteria, the bias of every curve, and the cells (page.py).
 
 const ANSWERS = new Map([
   [true, "✓ yes"],

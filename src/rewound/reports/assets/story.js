@@ -1,4 +1,4 @@
-// The tables as the report wrote them (payload.py): from columns to objects, and the words for them.
+// The tables as the report wrote them (page.py): from columns to objects, and the words for them.
 
 const story = JSON.parse(document.getElementById("story").textContent);
 const techniques = new Map(story.techniques.map((technique, place) => [technique.name, { ...technique, place }]));
