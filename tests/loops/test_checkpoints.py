@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loops.iteration
-from rewound import Epochs, InputError
+from rewound import Epochs, InputError, Mask
 from rewound.loops.checkpoints import _LOCKS
 from sameness import assert_same
 from training_loops import AT_ONCE, STEPS, Loop, T, network, one_step, redraw
@@ -429,3 +430,31 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(epoch: int, tmp_path: Path) -> 
     by_step(second, run, start=2)
     assert first.rates + second.rates == whole.rates
     assert_same(second.model.state_dict(), whole.model.state_dict())
+
+
+def test_a_folder_that_an_earlier_version_wrote_is_read_on(tmp_path: Path) -> None:
+    """Written by the code before own loops were merged into eleven modules, in epoch 8 of 9, in the second level."""
+    with zipfile.ZipFile(Path(__file__).with_name("checkpoint-written-before.zip")) as archive:
+        archive.extractall(tmp_path)
+    written = torch.load(tmp_path / "latest.pt", weights_only=True)
+    options = {"compression": 1.5, "technique": "weight-rewinding", "retrain_epochs": 2, "checkpoint": tmp_path}
+    loop = Loop()
+    run = loop.run(**options)
+    assert run.epochs_done == 8
+    epochs = iter(run)
+    assert next(epochs) == 8
+    assert_same(loop.model.state_dict(), written["model"])
+    slots = {number: state["momentum_buffer"] for number, state in loop.optimizer.state_dict()["state"].items()}
+    assert_same(slots, {number: state["momentum_buffer"] for number, state in written["optimizer"]["state"].items()})
+    mask = written["progress"]["mask"]
+    assert_same(run.mask, Mask.unpacked(mask["bits"], mask["shapes"]))
+    assert [reached[2:4] for reached in run.levels] == [(5, 0.5), (7, 0.51)]
+    loop.train(8)
+    run.report(accuracy=0.52)
+    assert list(epochs) == []
+    assert [(reached.density, reached.value) for reached in run.levels] == [(1.0, 0.5), (0.8, 0.51), (1 / 1.5, 0.52)]
+    assert sorted(path.name for path in (tmp_path / "levels").glob("*x.safetensors")) == [
+        "1.00x.safetensors",
+        "1.25x.safetensors",
+        "1.50x.safetensors",
+    ]
