@@ -53,20 +53,13 @@ class Rewind(Callback):
             raise InputError("max_drop needs the accuracy of every level: give monitor=, a metric that validation logs")
         if mode not in ("max", "min"):
             raise InputError(f"mode is 'max' where more is better, else 'min', not {mode!r}")
-        self._make = partial(
-            epochs,
-            retrain_epochs=retrain_epochs,
-            also=also,
-            init=init,
-            adopt=adopt,
-            resume=False,
-            say=say,
-            **chosen,
+        self._new_run = partial(
+            epochs, retrain_epochs=retrain_epochs, also=also, init=init, adopt=adopt, resume=False, say=say, **chosen
         )
         self._folder, self._adopts, self._max_drop = checkpoint, adopt, chosen.get("max_drop")
         self._monitor, self._more_is_better = monitor, mode == "max"
         self._saved: dict[str, object] | None = None
-        self._validated: float | None = None  # before the fit: what an adopted module reached
+        self._validated: float | None = None  # the accuracy of an adopted module, from before the fit
         self._run: Epochs | None = None
         self._in_epoch = False
 
@@ -93,11 +86,11 @@ class Rewind(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             raise InputError("this Rewind callback was used in a fit before; make a new one, and a new Trainer")
-        training_epochs = _checked(trainer, self._max_drop)
+        training_epochs = _training_epochs(trainer, self._max_drop)
         folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
-        run = self._make(
+        run = self._new_run(
             training_epochs, pl_module, trainer.optimizers, schedulers, checkpoint=folder, steps_per_epoch=steps
         )
         if self._saved is not None:
@@ -123,7 +116,7 @@ class Rewind(Callback):
         self._in_epoch = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        if not self._in_epoch:  # Lightning starts no epoch when it resumes in the middle of one
+        if not self._in_epoch:  # Lightning calls no on_train_epoch_start when it resumes in the middle of an epoch
             self.on_train_epoch_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,7 +146,7 @@ class Rewind(Callback):
         self._epochs.close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_end(trainer, pl_module)  # which Lightning leaves out where no epoch was left to train
+        self.on_train_end(trainer, pl_module)  # Lightning does not call it where no epoch was left to train
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._run is not None:
@@ -174,7 +167,7 @@ _AVERAGES = ("WeightAveraging", "StochasticWeightAveraging")  # by name: older v
 
 
 def _scheduler_steps(trainer: Trainer, training_epochs: int) -> int:
-    """How often the trainer moves its schedule in an epoch, for a network whose dense run nobody saw."""
+    """How often the trainer steps its scheduler in an epoch, for a network that was trained before."""
     if all(config.interval == "epoch" for config in trainer.lr_scheduler_configs):
         return 1
     if not 0 < (steps := trainer.estimated_stepping_batches) < math.inf:
@@ -182,9 +175,9 @@ def _scheduler_steps(trainer: Trainer, training_epochs: int) -> int:
     return math.ceil(steps / training_epochs)
 
 
-def _checked(trainer: Trainer, max_drop: float | None) -> int:
-    """T, of a trainer that trains one network by epochs."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it unannounced
+def _training_epochs(trainer: Trainer, max_drop: float | None) -> int:
+    """T of a trainer; an error if it does not train one network for a number of epochs."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # Lightning does not declare it
     if sum(isinstance(callback, Rewind) for callback in callbacks) > 1:
         raise InputError("two Rewind callbacks would prune one module; give the trainer one")
     if trainer.early_stopping_callbacks:

@@ -69,13 +69,13 @@ def rewind(
     model, optimizer = trainer.model, trainer.create_optimizer()
     scheduler = trainer.create_scheduler(num_training_steps=training_time * steps_per_unit)
     assert model is not None
-    trainer._created_lr_scheduler = False  # as if it had been given: `train` would make one for all levels together
-    make = (
+    trainer._created_lr_scheduler = False  # else `train` would make a new one, for all levels together
+    new_run = (
         partial(steps, retrain_steps=retrain_steps)
         if by_steps
         else partial(epochs, retrain_epochs=retrain_epochs, steps_per_epoch=steps_per_unit if adopt else 1)
     )
-    run: Epochs | Steps = make(
+    run: Epochs | Steps = new_run(
         training_time,
         model,
         optimizer,
@@ -93,12 +93,12 @@ def rewind(
         args.max_steps = len(run)
     else:
         args.num_train_epochs = len(run)
-    trainer.add_callback(_Rewinding(run, _seen_saving(bare_optimizer(optimizer)), steps_per_unit))
+    trainer.add_callback(_Rewinding(run, _with_save_hooks(bare_optimizer(optimizer)), steps_per_unit))
     return run
 
 
 def _check(trainer: Trainer) -> None:
-    """Whether what the trainer has now is what it will train."""
+    """An error for settings under which the trainer would not train what it has now, or not to the end."""
     args = trainer.args
     if any(isinstance(callback, _Rewinding) for callback in trainer.callback_handler.callbacks):
         raise InputError("this trainer is being rewound already; make a new one for another run")
@@ -123,7 +123,7 @@ def _check(trainer: Trainer) -> None:
 
 
 def _check_evaluated(args: TrainingArguments, by_steps: bool) -> None:
-    """Whether every level is evaluated at its end, before the trainer saves it."""
+    """An error if a level would not be evaluated at its end, before the trainer saves it."""
     metric = args.metric_for_best_model
     evaluated, saved = (getattr(strategy, "value", strategy) for strategy in (args.eval_strategy, args.save_strategy))
     if by_steps and (metric is None or evaluated != "steps" or saved == "epoch"):
@@ -139,7 +139,7 @@ def _check_evaluated(args: TrainingArguments, by_steps: bool) -> None:
 
 
 def _check_ends(args: TrainingArguments, ends: Sequence[int], max_drop: float | None) -> None:
-    """Whether a level that ends after so many steps is evaluated there."""
+    """An error if a level would end after a step without an evaluation."""
     every = args.eval_steps
     if max_drop is not None and (missed := [end for end in ends if every is None or every < 1 or end % every]):
         raise InputError(
@@ -156,7 +156,7 @@ def _steps_per_epoch(trainer: Trainer) -> int:
     return math.ceil(batches / trainer.args.gradient_accumulation_steps)
 
 
-def _seen_saving(optimizer: Optimizer) -> Optimizer:
+def _with_save_hooks(optimizer: Optimizer) -> Optimizer:
     """The optimizer whose hooks are called when the given one is saved: for timm's Lookahead, the one inside it."""
     seen: list[Optimizer] = []
     hooks = [each.register_state_dict_post_hook(lambda each, _: seen.append(each)) for each in with_inner(optimizer)]
@@ -172,12 +172,12 @@ def _seen_saving(optimizer: Optimizer) -> Optimizer:
 
 
 class _Rewinding(TrainerCallback):
-    """Advances a run with the epochs, or the steps, of a trainer: units of so many steps each."""
+    """Advances a run with a trainer, by epochs or by steps: its units, which have so many steps each."""
 
     def __init__(self, run: Epochs | Steps, optimizer: Optimizer, steps_per_unit: int) -> None:
         self.run, self.optimizer, self.steps_per_unit = run, optimizer, steps_per_unit
         self.loaded = self.has_trained = False
-        # A trainer tells nobody where it resumes from, but it restores its optimizer before anything else happens.
+        # The trainer does not say from where it resumes, but it restores its optimizer before anything else.
         self.hook = optimizer.register_load_state_dict_pre_hook(self.load)
 
     def load(self, optimizer: Optimizer, state: StateDict) -> None:
@@ -229,7 +229,7 @@ class _Rewinding(TrainerCallback):
         if number is None:
             raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
         if number != here:
-            self.units.close()  # or its hooks would stay on every optimizer
+            self.units.close()  # which removes its hooks
             if isinstance(self.run, Steps):
                 raise InputError(
                     f"this checkpoint was saved after step {number}, but its trainer counts {here}; resume another"

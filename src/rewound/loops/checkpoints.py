@@ -39,15 +39,7 @@ from rewound.foundations.errors import InputError, few, warn
 from rewound.foundations.wholefiles import remove_unfinished, write_whole
 from rewound.loops import ranks
 from rewound.loops.progress import Progress, progress_of
-from rewound.loops.snapshot import (
-    Damaged,
-    SavedStates,
-    Subjects,
-    checked_states,
-    read_unchecked,
-    seal_of,
-    write_sealed,
-)
+from rewound.loops.snapshot import Damaged, SavedStates, Subjects, checked_states, read_unchecked, seal_of, write_sealed
 from rewound.states.storage.artifacts import digest
 
 Arguments = Mapping[str, object]

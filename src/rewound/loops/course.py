@@ -6,13 +6,13 @@ epoch; where steps are counted it is as long as it can be, from one step that a 
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise, takewhile
 from math import inf
 from pathlib import Path
-from typing import Literal, NotRequired
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -22,9 +22,9 @@ from rewound.foundations.quantities import counted
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.optimizers import members, optimizer_kind
-from rewound.loops.progress import Progress, ProgressState, check_unit, progress_of
+from rewound.loops.progress import Progress, check_unit, progress_of
 from rewound.loops.recording import Recording, with_rule
-from rewound.loops.snapshot import StateDict, Subjects
+from rewound.loops.snapshot import Subjects
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
 from rewound.method.pruning.counts import Counts, parameter_count
@@ -196,12 +196,6 @@ def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.P
     """The parameters of the model that the optimizer has, by plain name."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
-
-
-class TrainerState(ProgressState):
-    """What a trainer's own checkpoint holds of a run."""
-
-    also: NotRequired[list[StateDict]]  # missing in earlier states
 
 
 @dataclass
@@ -394,7 +388,7 @@ class LoopRun:
             progress.end_epoch(part_ended=progress.done + 1 == self.part[1])
         return {**progress.state_dict(), "also": [thing.state_dict() for thing in self.subjects.also]}
 
-    def load_state(self, state: TrainerState) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a trainer's checkpoint; the trainer restores model and optimizer."""
         if self.has_begun:
             raise InputError("this run is being iterated over; load its state before the loop")

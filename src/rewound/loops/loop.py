@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar, Unpack, cast
+from typing import TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, as_path, as_whole, check_kind, shown
-from rewound.loops.course import Course, Init, LoopRun, TrainerState, trained_weights
+from rewound.loops.course import Course, Init, LoopRun, trained_weights
 from rewound.loops.iteration import iterated
 from rewound.loops.level import averages, check_also, warn_of_unpruned
 from rewound.loops.optimizers import (
@@ -96,12 +96,7 @@ def epochs(
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
     course = Course(
-        unit="epoch",
-        training_time=training_epochs,
-        retraining_time=retrain_epochs,
-        adopt=adopt,
-        init=init,
-        **chosen,
+        unit="epoch", training_time=training_epochs, retraining_time=retrain_epochs, adopt=adopt, init=init, **chosen
     )
     subjects = _subjects(course, model, optimizer, scheduler, also)
     return Epochs(_run(course, subjects, scheduler, steps_per_epoch, checkpoint, resume, say))
@@ -148,12 +143,7 @@ def steps(
     Mask(1 tensors, 21 of 32 weights kept, density 0.6562)
     """
     course = Course(
-        unit="step",
-        training_time=training_steps,
-        retraining_time=retrain_steps,
-        adopt=adopt,
-        init=init,
-        **chosen,
+        unit="step", training_time=training_steps, retraining_time=retrain_steps, adopt=adopt, init=init, **chosen
     )
     subjects = _subjects(course, model, optimizer, scheduler, also)
     return Steps(_run(course, subjects, scheduler, 1, checkpoint, resume, say))
@@ -214,7 +204,7 @@ class _Loop:
 
     def load_state_dict(self, state: dict[str, object], /) -> None:
         """Go on from a state that `state_dict` gave; whoever saved model and optimizer restores them."""
-        self._run.load_state(cast(TrainerState, state))
+        self._run.load_state(state)
 
 
 class Epochs(_Loop):

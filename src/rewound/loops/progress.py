@@ -4,13 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict, cast
-
-from torch import Tensor
+from typing import Any, NamedTuple, TypedDict
 
 from rewound.foundations.errors import InputError, warn
 from rewound.loops import ranks
-from rewound.loops.recording import Recording, RecordingState
+from rewound.loops.recording import Recording
 from rewound.method.algorithm import has_dropped, returned
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import Facts
@@ -44,48 +42,12 @@ class Reached(NamedTuple):
         return f"{level if self.level else 'dense'}, {unit} {self.done:,} of {length:,}{value}"
 
 
-class MaskState(TypedDict):
-    """A mask as plain data, eight weights to a byte."""
-
-    bits: dict[str, Tensor]
-    shapes: dict[str, tuple[int, ...]]
-
-
 class Operations(TypedDict):
     """The operations of one forward pass of the dense network, as in `flops.Profile`, and its number of examples."""
 
     weights: dict[str, list[int]]
     fixed: int
     examples: int
-
-
-class ProgressState(TypedDict):
-    """A progress as plain data; earlier files lack what is not required."""
-
-    level: int
-    done: int
-    epoch: int
-    steps: int
-    mask: MaskState | None
-    recording: RecordingState
-    reached: list[
-        tuple[int, float, int, float | None]
-        | tuple[int, float, int, float | None, str, bool]
-        | tuple[int, float, int, float | None, str, bool, float | None]
-    ]
-    """Earlier files lack the metric's name and direction, or the compression of the whole network."""
-    densities: list[float]
-    facts: NotRequired[tuple[float, float] | None]
-    accuracy: float | None
-    higher_is_better: bool
-    metric: NotRequired[str]
-    run: NotRequired[str]
-    gradients: NotRequired[list[str] | None]
-    steps_done: NotRequired[int]
-    operations: NotRequired[Operations | None]
-    began: NotRequired[int]
-    level_steps: NotRequired[int]
-    updates: NotRequired[int]
 
 
 @dataclass
@@ -204,74 +166,58 @@ class Progress:
     def _scores(self) -> list[float | None]:
         return [reached.value for reached in self.reached]
 
-    def state_dict(self) -> ProgressState:
+    def state_dict(self) -> dict[str, Any]:
         """Plain data that torch's `weights_only` loader can read back; named tuples become plain ones."""
-        mask: MaskState | None = None
+        mask = None
         if self.mask is not None:
             mask = {"bits": self.mask.packed(), "shapes": {name: tuple(m.shape) for name, m in self.mask.items()}}
         return {
-            "level": self.level,
-            "done": self.done,
-            "epoch": self.epoch,
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in (*_ALWAYS, *_LATER)},
             "mask": mask,
             "recording": self.recording.state_dict(),
             "reached": [reached[:] for reached in self.reached],
             "densities": self.densities[:],
             "facts": self.facts and self.facts[:],
             "accuracy": self.value,
-            "higher_is_better": self.higher_is_better,
-            "metric": self.metric,
-            "run": self.run,
             "gradients": None if self.gradients is None else sorted(self.gradients),
-            "steps_done": self.steps_done,
-            "operations": self.operations,
-            "began": self.began,
-            "level_steps": self.level_steps,
-            "updates": self.updates,
         }
 
     @classmethod
-    def from_state_dict(cls, state: ProgressState) -> "Progress":
-        """The inverse of `state_dict`."""
-        mask, facts = state["mask"], state.get("facts")
-        named = state.get("metric", "accuracy"), state["higher_is_better"]
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Progress":
+        """The inverse of `state_dict`, for the files of earlier versions too."""
+        mask, facts, names = state["mask"], state.get("facts"), state.get("gradients")
+        recording = Recording.from_state_dict(state["recording"])
+        metric = (state.get("metric", "accuracy"), state["higher_is_better"])  # earlier files lack it in each level
+        found = {name: state[name] for name in _ALWAYS} | {name: state[name] for name in _LATER if name in state}
+        if "steps_done" not in found:
+            found["steps_done"] = _steps_before(state, recording)
         return cls(
-            level=state["level"],
-            done=state["done"],
-            epoch=state["epoch"],
-            steps=state["steps"],
+            **found,
             mask=None if mask is None else Mask.unpacked(mask["bits"], mask["shapes"]),
-            recording=Recording.from_state_dict(state["recording"]),
-            reached=[Reached(*reached[:4], *(reached[4:] or named)) for reached in state["reached"]],
+            recording=recording,
+            reached=[Reached(*reached[:4], *(reached[4:] or metric)) for reached in state["reached"]],
             densities=state["densities"][:],
             facts=facts and Facts(*facts),
             value=state["accuracy"],
-            gradients=None if (names := state.get("gradients")) is None else set(names),
-            metric=named[0],
-            steps_done=state["steps_done"] if "steps_done" in state else _steps_before(state),
-            higher_is_better=named[1],
-            run=state.get("run", ""),
-            operations=state.get("operations"),
-            began=state.get("began", 0),
-            level_steps=state.get("level_steps", 0),
-            updates=state.get("updates", 0),
+            gradients=None if names is None else set(names),
         )
 
 
+# The fields of a progress that a file has as they are; those of `_LATER` are missing in the files of earlier versions.
+_ALWAYS = ("level", "done", "epoch", "steps", "higher_is_better")
+_LATER = ("began", "steps_done", "level_steps", "updates", "metric", "run", "operations")
 _SHARES = frozenset({"f1", "precision", "recall", "auc", "auroc", "iou", "miou", "dice", "top1", "top5"})
 _UNITS = frozenset({"%", "percent", "percentage", "pct", "point", "points"})
 
 
-def _steps_before(state: ProgressState) -> int:
+def _steps_before(state: Mapping[str, Any], recording: Recording) -> int:
     """The optimizer steps by an earlier file, which has only those of the dense run: levels took as many an epoch."""
-    recording, reached = Recording.from_state_dict(state["recording"]), state["reached"]
-    recorded = sum(map(recording.steps, range(recording.trained_epochs)))
+    recorded, reached = sum(map(recording.steps, range(recording.trained_epochs))), state["reached"]
     if not state["level"]:
         return recorded if not reached or reached[0][2] else 0  # an adopted network has had no dense run
     dense = reached[0][2]
     per_epoch = round(recorded / recording.trained_epochs)
-    return (recorded if dense else 0) + (state["epoch"] - dense) * per_epoch + state["steps"]
+    return int((recorded if dense else 0) + (state["epoch"] - dense) * per_epoch + state["steps"])
 
 
 def check_unit(value: float, metric: str, max_drop: float) -> None:
@@ -301,7 +247,7 @@ def progress_of(state: object) -> Progress:
     if not isinstance(state, Mapping):
         raise InputError(f"how far the run had come is a {type(state).__name__}, not a dict")
     try:
-        progress = Progress.from_state_dict(cast(ProgressState, state))
+        progress = Progress.from_state_dict(state)
         _check(progress)
     except KeyError as error:
         raise InputError(f"it does not say {error}") from error

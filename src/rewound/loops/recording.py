@@ -17,7 +17,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from torch import Tensor
 from torch.optim import lr_scheduler
@@ -40,14 +40,6 @@ from rewound.method.schedule import Piece, Schedule, Segment, merged, sliced
 from rewound.method.technique import Facts, Rule, Technique, drawn_by
 
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
-
-
-class RecordingState(TypedDict):
-    """A recording as plain data."""
-
-    groups: list[dict[str, list[Runs]]]
-    epochs: int
-    declared: NotRequired[float | None]
 
 
 class Recording:
@@ -163,12 +155,12 @@ class Recording:
                     "train the dense run anew, with a number as the lr of every group"
                 )
 
-    def state_dict(self) -> RecordingState:
+    def state_dict(self) -> dict[str, Any]:
         """The recording as plain data, with what has not moved yet, since it still may."""
         return {"epochs": self.epochs, "groups": _copied(self.groups), "declared": self.declared_final}
 
     @classmethod
-    def from_state_dict(cls, state: RecordingState) -> "Recording":
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Recording":
         """The inverse of `state_dict`."""
         return cls(state["groups"], state["epochs"], state.get("declared"))
 
