@@ -96,6 +96,9 @@ def test_a_density_of_units_is_told_from_one_of_weights() -> None:
 
     even = LayerRow("k", "one", 50, 100), LayerRow("k", "two", 100, 200)
     assert notes(*even) == notes() == notes(LayerRow("k", "one", 20, 100), pruning="unstructured") == []
+    assert notes(LayerRow("k", "one", 70, 100), pruning="structured-b") == [], (
+        "the weights behind its filters count as gone"
+    )
     (note,) = notes(LayerRow("k", "one", 20, 100), LayerRow("k", "two", 100, 200))
     assert note.startswith("mine, test:rows: density 0.5 leaves 0.4 of the weights in layers.csv, as units of unequal")
 

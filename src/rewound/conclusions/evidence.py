@@ -9,6 +9,7 @@ from typing import Final
 from rewound.conclusions.cells import Baseline, baselines, cells
 from rewound.conclusions.comparison import Card, compare
 from rewound.conclusions.tables import Row, Tables, is_structured
+from rewound.method.pruning.presets import PRESETS
 
 LEAST_TRIALS: Final = 3
 
@@ -97,7 +98,10 @@ def weaknesses(rows: Iterable[Row]) -> list[str]:
 
 
 def uneven_units(tables: Tables) -> list[str]:
-    """Where units are pruned whose sizes differ, a density that was asked for is not that of the weights."""
+    """Where units are pruned whose sizes differ, a density that was asked for is not that of the weights.
+
+    A preset's density is that of the network without its filters, so that fewer weights are masked by design.
+    """
     kept: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for layer in tables.layers:
@@ -105,7 +109,7 @@ def uneven_units(tables: Tables) -> list[str]:
         total[layer.key] += layer.total
     found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, the density, that of the weights
     for row in tables.rows:
-        if total[row.key] and is_structured(row.pruning) and not row.dense:
+        if total[row.key] and is_structured(row.pruning) and row.pruning not in PRESETS and not row.dense:
             weights = kept[row.key] / total[row.key]
             place, off = (row.recipe, row.pruning), abs(weights / row.density - 1)
             found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.density, weights))

@@ -3,11 +3,16 @@
 The first ten columns of `results.csv` are those of the paper's published results, so the two can be read as one table.
 A dense row has an empty technique and density 1; a failed run has empty `val` and `test`. The first word of `pruning`
 is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
-"unstructured random". `density` is the fraction of the weights that is kept, also where filters or neurons are pruned
-as one: it counts weights, never units (a pattern of one's own that makes units of unequal sizes keeps that fraction of
-them, which `evidence.uneven_units` tells). The last three columns say what `val` and `test` are: `metric` is its name,
-`unit` a fraction, percent, BLEU, nats or any other, and `direction` whether higher or lower values are better. A table
-without these columns holds accuracies as fractions.
+"unstructured random".
+
+`density` is the fraction of the weights that is kept: it counts weights, never units, also where filters or neurons are
+pruned as one. Of a preset it is that of the network without its filters, as the authors count. Where a pattern of one's
+own makes units of unequal sizes, the table has the fraction of units that was asked for, and `evidence.uneven_units`
+says what that is of the weights.
+
+The last three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or
+any other, and `direction` whether higher or lower values are better. A table without these columns holds accuracies as
+fractions.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column.
