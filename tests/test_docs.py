@@ -1,6 +1,7 @@
 """What the documentation shows can be done: its Python runs, its commands and sweeps parse.
 
-A block under the line `<!-- no-run -->` is left alone.
+A block under the line `<!-- no-run -->` is left alone. A page that begins with `<!-- notebook -->` is run by the site's
+build, which shows its outputs (`test_site.py`).
 """
 
 import re
@@ -21,6 +22,7 @@ from rewound.experiments.sweeps.sweep import parse_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+NOTEBOOKS = {str(p.relative_to(ROOT)) for p in PAGES if p.read_text().startswith("<!-- notebook -->\n")}
 WIDTH = 120  # columns of a line of prose, as in the code
 
 
@@ -92,7 +94,7 @@ def test_the_readme_shows_python() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if b.language == "python" and b.runs}))
+@pytest.mark.parametrize("page", sorted({b.page for b in BLOCKS if b.language == "python" and b.runs} - NOTEBOOKS))
 def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)  # test processes share the cores, and threads that wait for a core spin

@@ -1,8 +1,10 @@
 """The site builds without a warning; links lead somewhere; nothing is loaded from elsewhere; numbers are right."""
 
+import re
 import runpy
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -63,6 +65,17 @@ def test_every_example_is_on_the_site_and_no_default_is_an_object_in_memory(page
     assert not [path.name for path in pages if "&lt;function" in path.read_text()]
 
 
+def test_the_notebook_shows_what_its_code_gives(pages: dict[Path, Page]) -> None:
+    (path,) = (path for path in pages if path.name == "notebook.html")
+    page, text = pages[path], path.read_text()
+    assert text.count('class="notebook-output"') == 3, "a plan, the results of a run, and a report"
+    for output in ("plan of sweep", "results of sweep: 9 rows", ">lr-rewinding</td>", "InputError", "trials is a list"):
+        assert output in text
+    assert re.search(r"sweep: 0 of \d+ steps", text)
+    assert "(9, 11, 36.0)" in unescape(re.sub(r"<[^>]*>", "", text)), "the value of a cell"
+    assert sum(loaded.startswith("data:image/png;base64,") for loaded in page.loads) == 2
+
+
 def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
     assert len(pages) > 10
     for path, page in pages.items():
@@ -88,9 +101,10 @@ def test_what_is_broken_breaks_the_build(tmp_path: Path) -> None:
         "# Title\n\n[page](nowhere.md) and [heading](#nothing)\n\n"
         "```{literalinclude} ../examples/none.py\n```\n\n```{eval-rst}\n:py:func:`rewound.fly`\n```\n"
     )
+    (tmp_path / "cells.md").write_text("<!-- notebook -->\n# Cells\n\n```python\nprint(1)\n1 / 0\n```\n")
     built = build(tmp_path, tmp_path / "out")
     assert built.returncode != 0
-    for fault in ("nowhere.md", "nothing", "none.py", "rewound.fly"):
+    for fault in ("nowhere.md", "nothing", "none.py", "rewound.fly", "the notebook stops: ZeroDivisionError"):
         assert fault in built.stderr, built.stderr
 
 

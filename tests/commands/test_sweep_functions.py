@@ -204,14 +204,14 @@ def test_a_script_needs_no_guard_and_what_workers_cannot_import_is_refused(folde
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "a number": (lambda: rewound.plan(3), "a sweep is the path of a TOML file, the name of a shipped one, a dict or"),  # type: ignore[arg-type]
     "no sweep": (lambda: rewound.plan("digit"), "unknown sweep 'digit'; did you mean 'digits'"),
-    "no recipe": (lambda: rewound.plan({"trials": [1]}), "sweep sweep: the key recipe is missing"),
+    "no recipe": (lambda: rewound.plan({"trials": [1]}), "sweep: the key recipe is missing"),
     "a class": (
         lambda: rewound.plan(sweep(recipe=Tiny)),
-        "sweep sweep: recipe must be of type Recipe, not the class Tiny; give one, as Digits()",
+        "sweep: recipe must be of type Recipe, not the class Tiny; give one, as Digits()",
     ),
     "fields of a recipe that has them": (
         lambda: rewound.plan({**sweep(recipe=Tiny()), "recipe-fields": {"epochs": 1}}),
-        "sweep sweep: recipe-fields go with the name of a recipe; give epochs to Tiny itself",
+        "sweep: recipe-fields go with the name of a recipe; give epochs to Tiny itself",
     ),
     "an underscore": (
         lambda: rewound.plan(sweep(experiment=[{"retrain_epochs": 1}])),

@@ -279,7 +279,7 @@ def as_sweep(given: AnySweep, root: Path) -> tuple[Sweep, str]:
     if isinstance(given, Sweep):
         return given, again
     if isinstance(given, Mapping):
-        return parse_sweep(as_table(given), "sweep"), again
+        return parse_sweep(as_table(given)), again
     raise InputError(
         f"a sweep is the path of a TOML file, the name of a shipped one, a dict or a Sweep, not {shown(given)}"
     )

@@ -16,15 +16,15 @@ _CELL: Final = "padding:0.1em 0.7em"
 
 
 def html_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), title: str = "") -> str:
-    """A table of texts; the first column is aligned to the left, the others to the right.
+    """A table of texts; below a header, all columns but the first are of numbers, and aligned to the right.
 
     >>> html_table([["<a>", "1"]])
     '<table><tbody><tr><td style="padding:0.1em 0.7em;text-align:left">&lt;a&gt;</td>\
-<td style="padding:0.1em 0.7em;text-align:right">1</td></tr></tbody></table>'
+<td style="padding:0.1em 0.7em;text-align:left">1</td></tr></tbody></table>'
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
-        sides = ["left", *["right"] * len(cells)]
+        sides = ["left", *["right" if header else "left"] * len(cells)]
         texts = zip(cells, sides, strict=False)
         return "".join(f'<{tag} style="{_CELL};text-align:{side}">{escape(text)}</{tag}>' for text, side in texts)
 
@@ -43,14 +43,14 @@ def html_link(path: Path, text: str) -> str:
     """A link to a file, by its path from the current folder where it lies below that."""
     below = path.resolve().is_relative_to(here := Path.cwd().resolve())
     place = quote(path.resolve().relative_to(here).as_posix()) if below else path.resolve().as_uri()
-    return f'<a href="{escape(place)}" target="_blank">{escape(text)}</a>'
+    return f'<a href="{escape(place)}" target="_blank" style="color:inherit">{escape(text)}</a>'
 
 
 def html_picture(path: Path) -> str:
     """The picture in a file, as a part of the document; it has a white ground on a dark page, too."""
     data = b64encode(path.read_bytes()).decode()
     source = f"data:{PICTURES[path.suffix]};base64,{data}"
-    return f'<img src="{source}" alt="{escape(path.stem)}" style="max-width:100%;background:#fff">'
+    return f'<img src="{source}" alt="{escape(path.stem)}" style="max-width:min(100%,40em);background:#fff">'
 
 
 def text_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:

@@ -155,12 +155,12 @@ def load_sweep(name: str | Path) -> Sweep:
     return parse_sweep(found.table, found.name)
 
 
-def parse_sweep(table: Table, name: str) -> Sweep:
+def parse_sweep(table: Table, name: str = "sweep") -> Sweep:
     """The sweep that a TOML table declares; an error names the sweep."""
     try:
         return _parsed(table, name)
     except InputError as error:
-        raise InputError(f"sweep {name}: {error}") from error
+        raise InputError(f"{name if name == 'sweep' else f'sweep {name}'}: {error}") from error
 
 
 def _parsed(table: Table, name: str) -> Sweep:
