@@ -37,7 +37,7 @@ import rewound.experiments.plans.execution
 import rewound.loops.iteration
 from rewound import InputError, Sweep
 from rewound.experiments.executors.local import run
-from rewound.experiments.executors.watch import Headway
+from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan

@@ -8,7 +8,7 @@ import pytest
 
 import rewound.experiments.plans.execution
 from rewound.experiments.executors import local
-from rewound.experiments.executors.watch import Headway, Watch
+from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Paused
 from rewound.experiments.plans.options import Options

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 import rewound.experiments.executors.walking
-import rewound.experiments.executors.watch
 import rewound.experiments.plans.execution
 from rewound import Scores
 from rewound.experiments.executors import local
-from rewound.experiments.executors.watch import Watch
+from rewound.experiments.executors.walking import Watch
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, plan
@@ -102,7 +101,7 @@ def test_what_failed_leaves_no_draft_and_no_tensors_for_what_is_skipped(
 
 def test_a_leaf_that_is_published_while_a_worker_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = sweep_of(FINE_TUNING)
-    work, looked = plan(sweep.targets), rewound.experiments.executors.watch.todo
+    work, looked = plan(sweep.targets), rewound.experiments.executors.walking.todo
 
     def todo_and_then_all_is_done(*given: object) -> list[Node]:
         monkeypatch.undo()
@@ -110,7 +109,7 @@ def test_a_leaf_that_is_published_while_a_worker_opens(store: Store, monkeypatch
         run(sweep, store)
         return found
 
-    monkeypatch.setattr(rewound.experiments.executors.watch, "todo", todo_and_then_all_is_done)
+    monkeypatch.setattr(rewound.experiments.executors.walking, "todo", todo_and_then_all_is_done)
     watch = Watch(work, store)
     watch.look()
     assert watch.status == dict.fromkeys(work.by_key, True)

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from rewound.experiments.executors import local
-from rewound.experiments.executors.watch import Headway
+from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan

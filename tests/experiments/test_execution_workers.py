@@ -12,18 +12,22 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+import rewound.experiments.executors.walking
 import rewound.experiments.plans.execution
 import rewound.states.storage.claims
 from rewound.experiments.executors import local
-from rewound.experiments.executors.watch import Headway
+from rewound.experiments.executors.walking import Headway, Watch, _take
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
+from rewound.experiments.sweeps.targets import dense
 from rewound.foundations.errors import InputError
+from rewound.states.storage.backend import Listed
+from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Batch
 from tiny import Tiny, logged
-from tiny_sweeps import EVERYTHING, assert_same_tensors, run, states, sweep_of, timeless
+from tiny_sweeps import EVERYTHING, FINE_TUNING, assert_same_tensors, run, states, sweep_of, timeless
 
 
 def test_fewer_than_one_job_are_refused() -> None:
@@ -148,3 +152,48 @@ def test_an_owner_that_was_taken_for_dead_publishes_nothing(store: Store, monkey
     assert [line for line in said if "damaged" in line], "what the other left was there when the lease had ended"
     assert published == [key], "the second time, when it was this process's again"
     assert store.claims() == {}
+
+
+class Counting(Folder):
+    """A folder that counts how often all results are listed, and each is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.listings, self.reads = 0, Counter[str]()
+
+    def list(self, prefix: str) -> dict[str, Listed]:
+        self.listings += prefix == "results/"
+        return super().list(prefix)
+
+    def read(self, path: str, most: int) -> bytes | None:
+        found = super().read(path, most)
+        self.reads[path] += path.startswith("results/") and found is not None
+        return found
+
+
+def test_a_look_costs_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many nodes there are, all results are listed as often, and each is read once or twice."""
+    monkeypatch.setattr(rewound.experiments.executors.walking, "_SHARE", 1e-9)  # no listing for the progress bar
+    listings = set[int]()
+    for number, epochs in enumerate(([1], [1, 2, 3, 4, 5, 6])):
+        backend = Counting(tmp_path / str(number))
+        run(sweep_of({**FINE_TUNING, "retrain-epochs": epochs}), Store(backend))
+        listings.add(backend.listings)
+        assert max(backend.reads.values()) <= 2
+        assert len(Store(backend).finished()) == 1 + len(epochs)
+    assert len(listings) == 1
+
+
+def test_workers_that_are_after_the_same_node_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was not the first to claim a node chooses among the next ones, as the others do."""
+    work = plan([dense(Tiny(), trial) for trial in range(1, 21)])
+    assert store.claim(work.nodes[0].key)
+    monkeypatch.setattr(store, "claims", dict)  # as seen just before that
+    chosen = set[str]()
+    for _ in range(20):
+        node = _take(Watch(work, store), store, None)
+        assert node is not None
+        assert node.key != work.nodes[0].key
+        chosen.add(node.key)
+        store.release(node.key)
+    assert len(chosen) > 1

@@ -11,7 +11,7 @@ from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.plans.realisation import Realised, realised
 from rewound.experiments.plans.remaining import pack_store, release
 from rewound.states.history import Pruned, Start
-from rewound.states.storage.artifacts import CurvePoint, Result
+from rewound.states.storage.artifacts import CurvePoint, Outcome, Result, outcome_of
 from rewound.states.storage.store import Store
 from stored import RESULT, a_state
 from tiny import Tiny
@@ -40,6 +40,9 @@ class Finished:
 
     def result(self, key: str) -> Result | None:
         return self.results.get(key)
+
+    def outcome(self, key: str) -> Outcome | None:
+        return outcome_of(self.results[key]) if key in self.results else None
 
     def has_state(self, key: str, *, to_train: bool) -> bool:
         return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rewound.experiments.executors.processes import WorkersDied, run_processes
+from rewound.experiments.executors.local import WorkersDied, run_processes
 from rewound.foundations.errors import Failed, Fault, InputError
 from rewound.states.storage.store import Say
 

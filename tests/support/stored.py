@@ -12,7 +12,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.states.storage.artifacts import CurvePoint, Result, artifact_at, digest
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.statefile import tensor_digest
-from rewound.states.storage.store import Outcome, Store
+from rewound.states.storage.store import Fate, Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
@@ -64,7 +64,7 @@ def flip(path: Path, index: int, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-def merged(store: Store, name: str, content: bytes) -> Outcome:
+def merged(store: Store, name: str, content: bytes) -> Fate:
     """What becomes of an artifact that arrives."""
     with TemporaryDirectory() as folder:
         file = Path(folder, name)

@@ -41,7 +41,12 @@ class Owner(NamedTuple):
 
 def this_process() -> Owner:
     """The process that asks."""
-    return Owner(this_host(), pid := os.getpid(), _birth(pid))
+    return _owner(os.getpid())
+
+
+@cache
+def _owner(pid: int) -> Owner:
+    return Owner(this_host(), pid, _birth(pid))
 
 
 def owner_from(word: str) -> Owner | None:

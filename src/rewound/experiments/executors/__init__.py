@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rewound.experiments.executors import local
-from rewound.experiments.executors.watch import Headway
+from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.foundations.names import check_function, lookup

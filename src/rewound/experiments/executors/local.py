@@ -1,32 +1,42 @@
 """Workers on this machine: one process or several, sharing nothing but the store."""
 
+import json
+import multiprocessing
+import os
 import re
+import signal
+import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
-from rewound.experiments.executors.processes import WorkersDied, run_processes
-from rewound.experiments.executors.walking import walk
-from rewound.experiments.executors.watch import Headway, Watch
+from rewound.experiments.executors.walking import POLL, Headway, Watch, walk
 from rewound.experiments.plans.execution import Paused, Worker
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy, todo
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import Failed, Fault, InputError, fault_of
 from rewound.foundations.names import path_of
+from rewound.foundations.owners import script_hidden
 from rewound.states.history import own_functions
+from rewound.states.storage.artifacts import Outcome
 from rewound.states.storage.backend import Backend, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
 
 _TELL = 0.5  # seconds between updates of the progress bar
+_CHUNK = 1 << 16  # bytes that are read at a time, as many as a pipe holds
 
 
 def run(
@@ -36,6 +46,7 @@ def run(
     device_named(options.device)
     with where_writable():
         store.sweep_up()  # what killed workers left may be what fills the disk
+    store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
     watch, told = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)
@@ -50,7 +61,7 @@ def run(
             told[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
-    work, warn = partial(_work, plan, store.backend, options), _first_of_each(say)
+    work, warn = partial(_work, plan, store.backend, options, store.known), _first_of_each(say)
     if options.jobs == 1:
         work(say, warn, alive)
     else:
@@ -60,7 +71,7 @@ def run(
             if todo(plan, store):
                 raise
             say(f"note: {death}; the others have done the work")
-    tick(watch.headway())
+    tick(watch.headway(exact=True))
     tidy(plan, store, keep_all=options.keep_all)
 
 
@@ -90,9 +101,17 @@ def _check_importable(nodes: Iterable[Node], jobs: int) -> None:
                 )
 
 
-def _work(plan: Plan, place: Backend, options: Options, say: Say, warn: Say, alive: Callable[[], None]) -> None:
+def _work(
+    plan: Plan,
+    place: Backend,
+    options: Options,
+    known: dict[str, Outcome],
+    say: Say,
+    warn: Say,
+    alive: Callable[[], None],
+) -> None:
     """Be one worker, here or in a process of its own."""
-    store = Store(place, say)
+    store = Store(place, say, known)
     worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
     with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)
@@ -129,3 +148,110 @@ def _first_of_each(say: Say) -> Say:
             say(text)
 
     return first
+
+
+# Processes that do the same work: started together, listened to, and ended together
+
+Work: TypeAlias = Callable[[Say, Say, Callable[[], None]], None]
+"""Takes what to say things with, what to warn with, and what to call now and then to learn that it has to end."""
+
+
+class WorkersDied(Failed):
+    """Some processes were killed; the others have gone on to the end."""
+
+
+def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[], None]) -> None:
+    """Let as many processes do the work, and return when all of them have.
+
+    The first error ends them all; so does the end of the process that started them. Each has a pipe of its own and
+    writes lines of JSON into it: one that is killed in the middle of a line holds nothing that the others wait for.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers, pipes = list[BaseProcess](), dict[Connection, bytes]()
+    errors: list[Exception] = []
+    heard: dict[str, Callable[..., object]] = {"say": say, "warning": warn}
+    kinds: dict[str, Callable[..., Exception]] = {"error": InputError, "failed": Failed, "fault": Fault}
+
+    def listen(seconds: float = 0.0) -> None:
+        for pipe in wait(list(pipes), seconds):
+            assert isinstance(pipe, Connection)
+            if not (read := os.read(pipe.fileno(), _CHUNK)):
+                del pipes[pipe]  # its worker has ended; a message that it was killed in is no line and is left out
+                continue
+            *lines, pipes[pipe] = (pipes[pipe] + read).split(b"\n")
+            for kind, *what in map(json.loads, lines):
+                if kind in heard:
+                    heard[kind](*what)
+                else:
+                    errors.append(kinds[kind](*what))
+
+    try:
+        with _interrupts_held(), script_hidden():
+            for _ in range(jobs):
+                reading, writing = context.Pipe(duplex=False)
+                pipes[reading] = b""
+                workers.append(context.Process(target=_process, args=(work, writing, os.getpid()), daemon=True))
+                workers[-1].start()
+                writing.close()  # only the worker has it now, so that its end is seen
+        while any(worker.is_alive() for worker in workers) and not errors:
+            listen(POLL)
+            tick()
+            if not pipes:
+                time.sleep(POLL)
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+        for worker in workers:
+            worker.join()
+    while pipes:
+        listen()
+    if errors:
+        raise errors[0]
+    if crashed := [worker for worker in workers if worker.exitcode]:
+        raise WorkersDied(f"{len(crashed)} of {len(workers)} workers died (exit code {crashed[0].exitcode})")
+
+
+def _process(work: Work, pipe: Connection, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: _stop())
+    one_at_a_time = threading.Lock()
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            _stop()
+
+    def send(kind: str, *what: str) -> None:
+        line = json.dumps((kind, *what)).encode() + b"\n"
+        with one_at_a_time:
+            try:
+                while line:
+                    line = line[os.write(pipe.fileno(), line) :]
+            except BrokenPipeError:  # nobody listens any more
+                _stop()
+
+    try:
+        work(partial(send, "say"), partial(send, "warning"), alive)
+    except InputError as error:
+        send("error", str(error))
+    except Failed as error:
+        send("failed", str(error))
+    except Exception as error:
+        fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
+        send("fault", str(fault), fault.where)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself now; what runs at exit would be interrupted
+
+
+def _stop() -> None:
+    raise SystemExit(0)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,20 +1,136 @@
 """How a worker walks the plan: it takes the first node that is ready and unclaimed, and does it.
 
-Any number of workers, started by one command or by several at once, share the work; no node is done twice.
+Any number of workers, started by one command or by several at once, share the work; no node is done twice. They see of
+each other what the store says. A look costs what has changed: what was measured stays, so that a result is read once;
+and a node can only end that is ready, so that the others need not be looked for.
 """
 
+import heapq
+import random
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
+from typing import NamedTuple
 
-from rewound.experiments.executors.watch import Watch
 from rewound.experiments.plans.execution import Paused, Worker, execute, made_by
 from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.remaining import answer, steps_to_do, to_recompute, todo
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
 
 POLL = 0.1  # seconds between looks at what others do
+_CROWD = 16  # nodes among which a worker chooses that was not the first to claim one
+_SHARE = 0.005  # of the time that a process may spend on listing everything
+
+
+class Headway(NamedTuple):
+    """How far a plan is, in steps and in nodes."""
+
+    steps: float
+    nodes: int
+    failed: int
+
+
+class Watch:
+    """What of a plan is done, as the store has it; `status` says of each node that ended whether it succeeded."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.open = todo(plan, store)
+        # A leaf is not done again for its tensors: one that has a result was published since `todo` looked.
+        self.again = {node.key for node in to_recompute(self.open, store) if node.key in plan.readers}
+        drafts = store.drafts()
+        self.drafted = {n.key: n.steps - steps_to_do(n, store) for n in self.open if n.key in drafts}
+        self.status: dict[str, bool] = {}
+        self._steps = 0
+        self._places = {node.key: place for place, node in enumerate(plan.nodes)}
+        recipes = {recipe: number for number, recipe in enumerate(dict.fromkeys(node.recipe for node in plan.nodes))}
+        self._recipes = [recipes[node.recipe] for node in plan.nodes]
+        self._ready: list[list[int]] = [[] for _ in recipes]
+        """For each recipe the places of the nodes that have not ended, and whose parents have; in order."""
+        self._awaits = {node.key: len(node.needs) for node in plan.nodes}
+        self._unfinished = {node.key for node in self.open}
+        self._claimed: set[str] = set()
+        self._listed, self._took = 0.0, 0.0  # when all was listed, and how long that took
+        for place, node in enumerate(plan.nodes):
+            if not node.needs:
+                self._ready[self._recipes[place]].append(place)
+        self.look()
+
+    def look(self) -> None:
+        """See whatever has ended, wherever it was done."""
+        began = time.monotonic()
+        finished = self.store.finished() & (self._places.keys() - self.status.keys())
+        # Children first: nobody awaits what was done again for them.
+        for key in sorted(finished, key=lambda key: -self._places[key]):
+            self.has_ended(self.plan.by_key[key])
+        self._listed = time.monotonic()
+        self._took = self._listed - began
+
+    def has_ended(self, node: Node) -> bool:
+        """Whether a node has ended, by its result alone."""
+        key = node.key
+        if key in self.status:
+            return True
+        if (outcome := answer(node, self.store)) is None:
+            return False
+        if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
+            return False
+        self._settle(key, outcome != "failed")
+        return True
+
+    def free(self, recipe: Recipe | None, taken: Collection[str], most: int) -> list[Node]:
+        """The first nodes that are ready to be done, as far as is known here, and not taken."""
+        nodes = self.plan.nodes
+        chosen = [ready for ready in self._ready if ready and recipe in (None, nodes[ready[0]].recipe)]
+        places = (place for place in heapq.merge(*chosen) if nodes[place].key not in taken)
+        return [nodes[place] for place in islice(places, most)]
+
+    def _settle(self, key: str, succeeded: bool) -> None:
+        """Note that a node has ended; what builds on one that failed fails with it."""
+        waiting = [key]
+        while waiting:
+            key = waiting.pop()
+            if key in self.status:
+                continue
+            self.status[key] = succeeded
+            self._unfinished.discard(key)
+            node, place = self.plan.by_key[key], self._places[key]
+            self._steps += node.steps
+            ready = self._ready[self._recipes[place]]
+            if (at := bisect_left(ready, place)) < len(ready) and ready[at] == place:
+                del ready[at]
+            for reader in self.plan.readers.get(key, ()):
+                if reader not in self._places or reader in self.status:
+                    continue
+                self._awaits[reader] -= 1
+                if not succeeded:
+                    waiting.append(reader)
+                elif not self._awaits[reader]:
+                    insort(self._ready[self._recipes[self._places[reader]]], self._places[reader])
+            if succeeded:  # nobody awaits what would be done again for this one alone
+                waiting += [need for need in node.needs if need in self.again and not self._is_awaited(need)]
+
+    def _is_awaited(self, key: str) -> bool:
+        """Whether a node that is to be done, again or for the first time, reads these tensors."""
+        return not self._unfinished.isdisjoint(self.plan.readers[key])
+
+    def headway(self, *, exact: bool = False) -> Headway:
+        """How far the plan is; unless that is to be `exact`, nodes that others did in a moment count a little later."""
+        claimed = {key: claim.steps for key, claim in self.store.claims().items()}
+        if exact or time.monotonic() - self._listed > self._took / _SHARE:
+            self.look()
+        else:
+            for key in (self._claimed - claimed.keys()) & self._places.keys():
+                self.has_ended(self.plan.by_key[key])
+        self._claimed = {*claimed}
+        begun = (claimed.keys() | self.drafted.keys()) & (self._places.keys() - self.status.keys())
+        # Before its first heartbeat a claim says nothing of the draft that it goes on from.
+        under_way = sum(max(claimed.get(key, 0), self.drafted.get(key, 0)) for key in begun)
+        return Headway(self._steps + under_way, len(self.status), list(self.status.values()).count(False))
 
 
 def walk(plan: Plan, worker: Worker) -> None:
@@ -22,13 +138,13 @@ def walk(plan: Plan, worker: Worker) -> None:
     watch = Watch(plan, worker.store)
     for opened in watch.open:
         made_by(opened, worker.options)  # looks at the sources now: they may be edited while their code runs
-    watch.look()
     fleet: Fleet | None = None
     while len(watch.status) < len(plan.nodes):
         if time.monotonic() > worker.until:
             raise Paused
         if (node := _take(watch, worker.store, None)) is None:
-            time.sleep(POLL)
+            if len(watch.status) < len(plan.nodes):
+                time.sleep(POLL)
         else:
             with _handing_out(node, watch, worker.store) as take:
                 if fleet is None or fleet.recipe != node.recipe:
@@ -36,7 +152,6 @@ def walk(plan: Plan, worker: Worker) -> None:
                     fleet = Fleet(node.recipe, worker.device, plain=worker.options.plain)
                 execute(take, plan, worker, fleet)
         worker.alive()
-        watch.look()
 
 
 @contextmanager
@@ -51,18 +166,21 @@ def _handing_out(first: Node, watch: Watch, store: Store) -> Iterator[Callable[[
 
 
 def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
-    """Claim the first node that is open and ready."""
-    watch.look()
-    for node in watch.plan.nodes:
-        if node.key in watch.status or recipe not in (None, node.recipe):
+    """Claim the first node that is ready and nobody's; one of the first where several workers are after the same."""
+    taken, is_crowded = {*store.claims()}, False
+    while free := watch.free(recipe, taken, _CROWD if is_crowded else 1):
+        node = random.choice(free)
+        taken.add(node.key)
+        if watch.has_ended(node):  # somebody has done it
             continue
-        if all(watch.status.get(key) for key in node.needs) and store.claim(node.key):
-            try:
-                watch.look()
-            except BaseException:
-                store.release(node.key)
-                raise
-            if node.key not in watch.status:
+        if not store.claim(node.key):
+            is_crowded = True
+            continue
+        try:
+            if not watch.has_ended(node):
                 return node
-            store.release(node.key)  # somebody finished it just before the claim
+        except BaseException:
+            store.release(node.key)
+            raise
+        store.release(node.key)  # somebody finished it just before the claim
     return None

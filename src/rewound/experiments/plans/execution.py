@@ -15,7 +15,7 @@ import torch
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import Realised, pruned, rates, realised, stored_state
-from rewound.experiments.plans.remaining import answers, release
+from rewound.experiments.plans.remaining import answer, release
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.method.pruning.counts import parameter_count
@@ -238,7 +238,7 @@ class Job:
         if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
             store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
         # Looked at again: to save takes a while. What has its result was done again for its tensors alone.
-        if not self._is_owner() or not (answers(node, store.result(node.key)) or store.publish(node.key, result)):
+        if not self._is_owner() or not (answer(node, store) or store.publish(node.key, result)):
             return
         store.drop(node.key, draft=True)
         if not self.worker.options.keep_all:

@@ -4,15 +4,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.states.storage.artifacts import Artifact, Result
+from rewound.states.storage.artifacts import Artifact, Outcome
 from rewound.states.storage.backend import where_writable
 from rewound.states.storage.packs import NewPack
-from rewound.states.storage.store import Store, has_outcome
+from rewound.states.storage.store import Store
 
 
-def answers(node: Node, result: Result | None) -> bool:
-    """Whether a result says all that is asked: another sweep may have passed the state without evaluating it."""
-    return result is not None and (has_outcome(result) or not node.asked)
+def answer(node: Node, store: Store) -> Outcome | None:
+    """The outcome of a node, if it says all that is asked; it is read once."""
+    known = store.known.get(node.key)
+    outcome = known if is_answered(node, known) else store.outcome(node.key)
+    return outcome if is_answered(node, outcome) else None
+
+
+def is_answered(node: Node, outcome: Outcome | None) -> bool:
+    """Whether an outcome says all that is asked of a node: what another sweep has passed may have to be measured."""
+    return outcome is not None and (outcome != "passed" or not node.asked)
+
+
+def outcomes_of(plan: Plan, store: Store) -> dict[str, Outcome]:
+    """The outcomes of a plan's nodes that have one."""
+    finished = store.finished()
+    found = ((node.key, store.outcome(node.key)) for node in plan.nodes if node.key in finished)
+    return {key: outcome for key, outcome in found if outcome is not None}
 
 
 def todo(plan: Plan, store: Store) -> list[Node]:
@@ -20,10 +34,9 @@ def todo(plan: Plan, store: Store) -> list[Node]:
 
     What failed, and what builds on it, is not to be done.
     """
-    finished, missing = store.finished(), set[str]()
-    results = {node.key: store.result(node.key) for node in plan.nodes if node.key in finished}
-    done = {node.key for node in plan.nodes if answers(node, results.get(node.key))}
-    lost = plan.lost([key for key, result in results.items() if result and "failed" in result], done)
+    outcomes, missing = outcomes_of(plan, store), set[str]()
+    done = {node.key for node in plan.nodes if is_answered(node, outcomes.get(node.key))}
+    lost = plan.lost([key for key, outcome in outcomes.items() if outcome == "failed"], done)
     for node in reversed(plan.nodes):  # children before parents
         if node.key in lost:
             continue
@@ -35,7 +48,7 @@ def todo(plan: Plan, store: Store) -> list[Node]:
 
 def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
     """Among nodes to do, those that have a result: they are done again for their tensors alone."""
-    return [node for node in open_nodes if answers(node, store.result(node.key))]
+    return [node for node in open_nodes if answer(node, store)]
 
 
 def steps_to_do(node: Node, store: Store) -> int:
@@ -64,7 +77,7 @@ def _is_needed(key: str, plan: Plan, store: Store) -> bool:
     while waiting:
         for reader in reversed(plan.readers.get(waiting.pop(), ())):  # what is done last is most often still to do
             # A part of a plan keeps what the rest will read.
-            if reader not in plan.by_key or not answers(plan.by_key[reader], store.result(reader)):
+            if reader not in plan.by_key or answer(plan.by_key[reader], store) is None:
                 return True
             if reader not in seen and not store.has_state(reader, to_train=True):
                 seen.add(reader)

@@ -143,6 +143,15 @@ class Notes(TypedDict):
     """As in a result."""
 
 
+Outcome: TypeAlias = Literal["measured", "failed", "passed"]
+"""What a result says: it was measured, it failed, or another sweep passed it without an evaluation."""
+
+
+def outcome_of(result: Result) -> Outcome:
+    """What a result says, in a word."""
+    return "measured" if "val" in result else "failed" if "failed" in result else "passed"
+
+
 # A result as a file
 
 
@@ -157,7 +166,7 @@ def encoded(key: str, result: Result) -> bytes:
     content = {"key": key, **result}
     if wrong := _wrong(content, _RESULT):
         raise ValueError(f"no result of {key}: {wrong}")
-    return json.dumps({**content, "checksum": digest(content)}, indent=1).encode()
+    return json.dumps({**content, "checksum": digest(content)}).encode()
 
 
 def decoded(content: bytes, key: str) -> Result:

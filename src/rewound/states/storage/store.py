@@ -22,6 +22,7 @@ from rewound.states.storage.artifacts import (
     Damaged,
     Kind,
     Notes,
+    Outcome,
     Result,
     artifact_at,
     checked,
@@ -29,6 +30,7 @@ from rewound.states.storage.artifacts import (
     digest,
     encoded,
     keys_in,
+    outcome_of,
 )
 from rewound.states.storage.backend import Backend, Gone, Source, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
@@ -38,7 +40,7 @@ from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
 Say = Callable[[str], None]
-Outcome: TypeAlias = Literal["added", "present", "damaged"]
+Fate: TypeAlias = Literal["added", "present", "damaged"]
 """What becomes of an artifact that arrives from another store."""
 VERSION = 2
 _TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
@@ -48,10 +50,12 @@ _HEADER = 1 << 16  # bytes that most headers fit into
 class Store:
     """The artifacts and claims in one place: a folder, by its path, or any other backend; made on first use."""
 
-    def __init__(self, place: Path | Backend, say: Say = print) -> None:
+    def __init__(self, place: Path | Backend, say: Say = print, known: dict[str, Outcome] | None = None) -> None:
         self.backend: Backend = Folder(place) if isinstance(place, Path) else place
         self.say = say
         """Takes a line where a file is damaged."""
+        self.known: dict[str, Outcome] = {} if known is None else known
+        """Outcomes that were read or published before, by key: they stay as they are, and are not read again."""
         self._said: set[str] = set()
         self._leases = Leases(self.backend)
         self._check_version()
@@ -84,28 +88,37 @@ class Store:
     def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
         path = Artifact("result", key).path
+        self.known.pop(key, None)
         if (content := self.backend.read(path, LONGEST_RESULT + 1)) is None:
             return None
         try:
             if len(content) > LONGEST_RESULT:
                 raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
-            return decoded(content, key)
+            result = decoded(content, key)
         except Damaged as damage:
             self._set_aside(path, damage.reason)
             return None
+        self.known[key] = outcome_of(result)
+        return result
+
+    def outcome(self, key: str) -> Outcome | None:
+        """What the result of `key` says, in a word; None without one. It is read once."""
+        if self.known.get(key, "passed") == "passed":  # which may have been measured since
+            return None if (result := self.result(key)) is None else outcome_of(result)
+        return self.known[key]
 
     def publish(self, key: str, result: Result, *, replace: bool = False) -> bool:
         """Keep what was measured at `key`; False: there is a result that says as much, and stays unless `replace`."""
         path, content = Artifact("result", key).path, encoded(key, result)
-        if not replace:
-            if self.backend.create(path, content):
-                return True
-            present = self.result(key)
-            if present is None:  # damaged, and set aside by now
-                return self.backend.create(path, content)
-            if has_outcome(present) or "val" not in result:
+        if replace:
+            self.backend.write(path, content)
+        elif not self.backend.create(path, content):
+            if (present := self.result(key)) is None:  # damaged, and set aside by now
+                return self.publish(key, result)
+            if outcome_of(present) != "passed" or "val" not in result:
                 return False
-        self.backend.write(path, content)
+            self.backend.write(path, content)
+        self.known[key] = outcome_of(result)
         return True
 
     def finished(self) -> set[str]:
@@ -114,6 +127,7 @@ class Store:
 
     def forget(self, key: str) -> None:
         """Drop a result, so that it is computed again."""
+        self.known.pop(key, None)
         self.backend.remove(Artifact("result", key).path)
 
     # States and drafts
@@ -248,7 +262,7 @@ class Store:
 
     # Artifacts of another store
 
-    def merge(self, path: str, source: Backend, size: int) -> Outcome:
+    def merge(self, path: str, source: Backend, size: int) -> Fate:
         """Take an artifact of another store, if it is intact and better than what is here.
 
         Tensors are where training goes on from: a draft gives way to one of more steps, a state without the optimizer's
@@ -314,11 +328,6 @@ class Store:
         if (line := f"damaged: {name.name} {reason}; {what_became}, {then}") not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def has_outcome(result: Result) -> bool:
-    """Whether a result says what was measured, or that it failed: another sweep may have passed it unevaluated."""
-    return "val" in result or "failed" in result
 
 
 def copied(file: Path) -> Source:
