@@ -276,10 +276,10 @@ def neighbours(densities: Iterable[float], density: float) -> list[float]:
     return grid[max(0, place - 1) : place + 2]
 
 
-def spreads(made: Iterable[Cell]) -> dict[tuple[Line, float], Pooled | None]:
+def spreads(cells: Iterable[Cell]) -> dict[tuple[Line, float], Pooled | None]:
     """The variance of test values between trials, by line and density, pooled over times and neighbouring densities."""
     tests: dict[Line, dict[float, list[Sequence[float]]]] = defaultdict(lambda: defaultdict(list))
-    for cell in made:
+    for cell in cells:
         tests[cell.line][cell.density].append(cell.tests)
     return {
         (line, density): pooled(sample for near in neighbours(grid, density) for sample in grid[near])

@@ -173,7 +173,7 @@ LEADS: Final = (
 LEADS_TO: Final = 0.25  # the largest density: 4x and beyond
 COLUMNS: Final = (
     *("recipe", "pruning", "iterative", "technique", "density", "retrain_epochs"),
-    *("ours", "n", "theirs", "theirs_min", "theirs_max", "m", "sigma", "difference", "margin", "inside"),
+    *("ours", "n", "theirs", "theirs_min", "theirs_max", "m", "sigma", "difference", "margin", "inside", "unit"),
 )
 
 _Values: TypeAlias = Callable[[Cell], list[float]]
@@ -198,10 +198,10 @@ def compare(
     ours, theirs = list(ours), list(theirs)
     pairs, metrics, cards = matched(ours, theirs), metrics_of(ours), []
     for recipe in sorted(metrics.keys() & metrics_of(theirs).keys()):
-        mine, yours = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
-        own = [pair for pair in pairs if pair[0].line.recipe == recipe]
+        our_rows, their_rows = ([row for row in rows if row.recipe == recipe] for rows in (ours, theirs))
+        own_pairs = [pair for pair in pairs if pair[0].line.recipe == recipe]
         share = test_shares.get(recipe.split(" ")[0], 1.0)  # "digits batch-size=64" is a variant of "digits"
-        card = _card(recipe, metrics[recipe], mine, yours, own, training_epochs.get(recipe), share)
+        card = _card(recipe, metrics[recipe], our_rows, their_rows, own_pairs, training_epochs.get(recipe), share)
         if card.dense or card.curves:
             cards.append(card)
     if not cards:
@@ -215,9 +215,11 @@ def compare(
 def matched(ours: Iterable[Row], theirs: Iterable[Row]) -> list[tuple[Cell, Cell]]:
     """The cells that both tables have, ours and theirs; a recipe whose metrics differ is an error."""
     ours, theirs = list(ours), list(theirs)
-    mine, yours = metrics_of(ours), metrics_of(theirs)
-    if wrong := sorted(recipe for recipe in mine.keys() & yours.keys() if mine[recipe] != yours[recipe]):
-        one, other = mine[wrong[0]].described(), yours[wrong[0]].described()
+    our_metrics, their_metrics = metrics_of(ours), metrics_of(theirs)
+    if wrong := sorted(
+        recipe for recipe in our_metrics.keys() & their_metrics.keys() if our_metrics[recipe] != their_metrics[recipe]
+    ):
+        one, other = our_metrics[wrong[0]].described(), their_metrics[wrong[0]].described()
         raise InputError(f"cannot compare {wrong[0]}: one table has {one}, the other {other}; use one metric")
     there: dict[tuple[Line, float], list[Cell]] = defaultdict(list)
     for cell in cells(theirs):
@@ -255,7 +257,7 @@ def write_comparison(cards: Iterable[Card], path: Path) -> None:
             place = (*cell.line, cell.density, cell.retrain_epochs or None)
             values = (cell.ours, cell.n, cell.theirs, cell.low, cell.high, cell.m, cell.sigma)
             judged = (cell.difference, cell.margin, cell.inside)
-            lines.append((*place, *map(_rounded, (*values, *judged))))
+            lines.append((*place, *map(_rounded, (*values, *judged)), card.unit))
     write_table(COLUMNS, lines, path)
 
 
@@ -289,9 +291,9 @@ def _card(
     def values(cell: Cell) -> list[float]:
         return [scale * (share * test + (1 - share) * val) for test, val in zip(cell.tests, cell.vals, strict=True)]
 
-    mine, yours = cells(ours), cells(theirs)
-    compared = _compared(pairs, mine, yours, values)
-    epochs = epochs or max((cell.retrain_epochs for cell in mine + yours), default=0)
+    our_cells, their_cells = cells(ours), cells(theirs)
+    compared = _compared(pairs, our_cells, their_cells, values)
+    epochs = epochs or max((cell.retrain_epochs for cell in our_cells + their_cells), default=0)
     return Card(
         recipe,
         unit=unit,
@@ -299,7 +301,7 @@ def _card(
         dense=next(iter(_compared(list(zip(*dense, strict=False)), *dense, values)), None),
         curves=tuple(Curve(line, tuple(group)) for line, group in groupby(compared, key=lambda cell: cell.line)),
         leads=tuple(_leads(compared, at_full_time([cell for cell, _ in pairs], epochs))),
-        alone=(len(mine) - len(pairs), len(yours) - len(pairs)),
+        alone=(len(our_cells) - len(pairs), len(their_cells) - len(pairs)),
         failed=(sum(row.test is None for row in ours), sum(row.test is None for row in theirs)),
     )
 
@@ -322,9 +324,9 @@ def _dense_value(recipe: str, metric: Metric, dense: Sequence[Cell]) -> float:
 
 
 def _compared(
-    pairs: Iterable[tuple[Cell, Cell]], mine: Iterable[Cell], yours: Iterable[Cell], values: _Values
+    pairs: Iterable[tuple[Cell, Cell]], our_cells: Iterable[Cell], their_cells: Iterable[Cell], values: _Values
 ) -> list[Compared]:
-    our_spread, their_spread = _spreads(mine, values), _spreads(yours, values)
+    our_spread, their_spread = _spreads(our_cells, values), _spreads(their_cells, values)
     found = []
     for one, other in pairs:
         spread = their_spread[other.line, other.density] or our_spread[one.line, one.density]
@@ -335,12 +337,12 @@ def _compared(
     return found
 
 
-def _spreads(made: Iterable[Cell], values: _Values) -> dict[tuple[Line, float], Pooled | None]:
+def _spreads(cells: Iterable[Cell], values: _Values) -> dict[tuple[Line, float], Pooled | None]:
     """The variance between trials, pooled over the retraining times of a line and density."""
     samples: dict[tuple[Line, float], list[list[float]]] = defaultdict(list)
-    for cell in made:
+    for cell in cells:
         samples[cell.line, cell.density].append(values(cell))
-    return {place: pooled(mine) for place, mine in samples.items()}
+    return {place: pooled(values_of_place) for place, values_of_place in samples.items()}
 
 
 def _leads(compared: Iterable[Compared], full: Iterable[Cell]) -> Iterator[Lead]:

@@ -63,13 +63,13 @@ class Evidence:
     @property
     def weaknesses(self) -> list[str]:
         """What makes the conclusions from our table weak, one sentence each."""
-        said = [*weaknesses(self.rows), *uneven_units(self.tables)]
+        sentences = [*weaknesses(self.rows), *uneven_units(self.tables)]
         if guesses := [f"{recipe}: T = {longest:g}" for recipe, longest in sorted(self.guessed.items()) if longest]:
-            said.append(
+            sentences.append(
                 "the table does not say how long a recipe trains, so its longest retraining time is taken for that "
                 f"({', '.join(guesses)})"
             )
-        return said
+        return sentences
 
     @cached_property
     def cards(self) -> list[Card]:
@@ -80,21 +80,23 @@ class Evidence:
 def weaknesses(rows: Iterable[Row]) -> list[str]:
     """What makes the conclusions from a table weak, one sentence each."""
     rows = [row for row in rows if row.test is not None]
-    said = []
+    sentences = []
     for recipe in sorted({row.recipe for row in rows if not row.dense}):
-        mine = [row for row in rows if row.recipe == recipe]
-        made, dense = cells(mine), sum(row.dense for row in mine)
-        few = [cell for cell in made if len(cell.tests) < LEAST_TRIALS]
+        own_rows = [row for row in rows if row.recipe == recipe]
+        own_cells, dense = cells(own_rows), sum(row.dense for row in own_rows)
+        few = [cell for cell in own_cells if len(cell.tests) < LEAST_TRIALS]
         if few:
-            said.append(
-                f"{recipe}: {len(few)} of {len(made)} cells have fewer than {LEAST_TRIALS} trials; "
+            sentences.append(
+                f"{recipe}: {len(few)} of {len(own_cells)} cells have fewer than {LEAST_TRIALS} trials; "
                 "their medians may be luck"
             )
-        if all(row.val is None or row.val == row.test for row in mine if not row.dense):
-            said.append(f"{recipe}: no validation split; retraining times are chosen on the test set and look too good")
+        if all(row.val is None or row.val == row.test for row in own_rows if not row.dense):
+            sentences.append(
+                f"{recipe}: no validation split; retraining times are chosen on the test set and look too good"
+            )
         if dense == 1:
-            said.append(f'{recipe}: one dense run; its spread is unknown, so "no drop" tolerates nothing')
-    return said
+            sentences.append(f"{recipe}: one dense run; its spread is unknown, and taken as 0")
+    return sentences
 
 
 def uneven_units(tables: Tables) -> list[str]:

@@ -151,10 +151,10 @@ class Reaches:
 
 def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, Reaches]:
     """How far every line compresses, at its best retraining times; the costs are those of the cells (`priced`)."""
-    made = [cell for cell in cells if cell.density < 1]  # a retrained dense network (the control) compresses nothing
-    spread = spreads(made)
+    pruned = [cell for cell in cells if cell.density < 1]  # a retrained dense network (the control) compresses nothing
+    spread = spreads(pruned)
     curves: dict[Line, list[Cell]] = defaultdict(list)
-    for cell in best_over_time(made):
+    for cell in best_over_time(pruned):
         curves[cell.line].append(cell)
 
     def reach(line: Line, tolerance: float) -> Reach:

@@ -52,9 +52,9 @@ def differences(rows: Iterable[Row], first: str, second: str, retrain_epochs: fl
     """
     rows = list(rows)
     metrics, runs, origins = metrics_of(rows), _runs(rows), _origins(rows)
-    made = [cell for cell in cells(rows) if cell.density < 1]
-    asked = [cell for cell in made if retrain_epochs in (None, cell.retrain_epochs)]
-    best, spread = {(cell.line, cell.density): cell for cell in best_over_time(asked)}, spreads(made)
+    pruned = [cell for cell in cells(rows) if cell.density < 1]
+    asked = [cell for cell in pruned if retrain_epochs in (None, cell.retrain_epochs)]
+    best, spread = {(cell.line, cell.density): cell for cell in best_over_time(asked)}, spreads(pruned)
     found = []
     for (line, density), cell in best.items():
         minus = best.get((line._replace(technique=second), density))
@@ -104,8 +104,8 @@ def _nearby(cell: Cell, minus: Cell, runs: _Runs, origins: _Origins) -> list[Seq
     grid = {d for line, d, _ in runs if line == cell.line and d < 1} & {d for line, d, _ in runs if line == minus.line}
     near, asked = neighbours(grid, cell.density), (cell.density, cell.retrain_epochs, minus.retrain_epochs)
     found = [
-        _pairs(mine, runs[minus.line, density, t], origins)
-        for (line, density, t), mine in runs.items()
+        _pairs(rows, runs[minus.line, density, t], origins)
+        for (line, density, t), rows in runs.items()
         if line == cell.line and density in near and (minus.line, density, t) in runs and (density, t, t) != asked
     ]
     return [pairs for pairs in found if pairs]
@@ -119,11 +119,13 @@ def _pairs(ours: Sequence[Row], others: Sequence[Row], origins: _Origins) -> Seq
             return len(origins.get((one.recipe, one.trial), ())) == 1
         return not one.key and not other.key and not one.iterative
 
-    mine, theirs = {row.trial: row for row in ours}, {row.trial: row for row in others}
-    common = sorted(trial for trial in mine.keys() & theirs.keys() if related(mine[trial], theirs[trial]))
-    if (len(mine), len(theirs)) != (len(ours), len(others)) or len(common) < min(len(ours), len(others)):
+    our_trials, other_trials = {row.trial: row for row in ours}, {row.trial: row for row in others}
+    common = sorted(
+        trial for trial in our_trials.keys() & other_trials.keys() if related(our_trials[trial], other_trials[trial])
+    )
+    if (len(our_trials), len(other_trials)) != (len(ours), len(others)) or len(common) < min(len(ours), len(others)):
         return []
-    return [(mine[trial].test or 0.0) - (theirs[trial].test or 0.0) for trial in common]
+    return [(our_trials[trial].test or 0.0) - (other_trials[trial].test or 0.0) for trial in common]
 
 
 def _runs(rows: Iterable[Row]) -> _Runs:
