@@ -4,6 +4,7 @@ import errno
 import gzip
 import tarfile
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -11,12 +12,13 @@ from typing import IO
 import pytest
 import torch
 
+import rewound.experiments.plans.execution
 from command_line import Rewound
 from rewound.experiments.executors.local import run
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
-from rewound.experiments.plans.remaining import pack_store
+from rewound.experiments.plans.remaining import pack_store, to_recompute, todo
 from rewound.experiments.sweeps.targets import dense, retrained
 from rewound.foundations.errors import InputError
 from rewound.states.storage import packs
@@ -27,6 +29,7 @@ from rewound.tasks.recipe import Position
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.training import State, begin
 from stored import merged
+from tiny_sweeps import EVERYTHING, sweep_of
 
 RECIPE = Digits(epochs=1.0, widths=(4, 8))
 
@@ -290,3 +293,23 @@ def test_only_artifacts_are_merged(tmp_path: Path, name: str) -> None:
 
 def test_artifacts_are_known_by_their_names() -> None:
     assert [artifact_at(name) for name in NAMES.values()] == [(kind, KEY) for kind in NAMES]
+
+
+@pytest.mark.slow
+def test_a_pack_that_is_made_while_the_sweep_runs_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever moment it is made at: nothing in it is damaged, and nothing has to be made again elsewhere."""
+    monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)  # drafts come and go at every epoch
+    work, home = plan(sweep_of(*EVERYTHING).targets), Store(tmp_path / "home")
+    with ThreadPoolExecutor(1) as pool:
+        sweep = pool.submit(run, work, home, Options(), say=lambda text: None)
+        packs, is_last = 0, False
+        while not is_last:
+            is_last = sweep.done()
+            away = Store(tmp_path / f"away-{packs}")
+            outcome = unpack_store(read_packs(pack_store(work, home, tmp_path / "pack")), away)
+            assert (outcome.present, outcome.damaged) == (0, 0)
+            assert to_recompute(todo(work, away), away) == []
+            packs += 1
+    assert sweep.exception() is None
+    assert packs > 3
+    assert todo(work, away) == []

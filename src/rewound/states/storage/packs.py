@@ -74,7 +74,6 @@ class NewPack:
 
     def add(self, path: str, source: Backend) -> None:
         """Copy a file of a store; what is removed meanwhile is left out."""
-        self.paths.add(path)
         try:
             if (file := source.fetch(path)) is None:
                 return
@@ -83,6 +82,7 @@ class NewPack:
                 self._archive.addfile(self._archive.gettarinfo(arcname=path, fileobj=content), content)
         except FileNotFoundError:
             return
+        self.paths.add(path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._whole:
