@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import rewound
-from rewound import InputError, Recipe
+from rewound import InputError, Metric, Recipe
 from rewound.states.history import Start
-from rewound.tasks.recipe import Scores
+from rewound.tasks.recipe import Scores, check_recipe
 from rewound.tasks.recipes import recipe_named
 from rewound.tasks.recipes.cifar10 import ResNet20
 from rewound.tasks.recipes.digits import Digits
@@ -154,6 +154,15 @@ class Untyped(Digits):
 @dataclass(frozen=True)
 class Below(Undecorated):
     known: ClassVar[int] = 1
+
+
+@pytest.mark.parametrize("metric", [Metric("perplexity", ""), ("loss", "nats", False), "accuracy"])
+def test_a_metric_without_a_unit_is_refused(metric: object) -> None:
+    task = dataclass(frozen=True)(type("Unclear", (Digits,), {"metric": metric}))
+    with pytest.raises(
+        InputError, match=r"metric .* must be a Metric with a name and a unit, as Metric\('cross-entropy'"
+    ):
+        check_recipe(task())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """What is said about results, the same in the terminal and on the page.
 
 `headlines`: what a report says first, one sentence per subject. Each technique is given with the largest compression at
-which it keeps dense accuracy (`findings.reaches`) and the search cost of the network found there; where their order
-could be chance, the sentence says so. The ablations, low-LR weight rewinding and reinitialization, stay out of it.
-`drop_names`, `tolerance_words`, `direction_words`: what counts as a drop, and which way is better. `reach_words`: how
-far a technique compresses. `contrast`: the first technique of an experiment against its rivals.
+which it is as good as the dense network (`findings.reaches`) and the search cost of the network found there; where
+their order could be chance, the sentence says so. The ablations, low-LR weight rewinding and reinitialization, stay out
+of it. `drop_names`, `tolerance_words`, `direction_words`: what counts as a drop, and which way is better.
+`reach_words`: how far a technique compresses. `contrast`: the first technique of an experiment against its rivals.
 `criteria`: the lines of a conformance card.
 """
 
@@ -28,8 +28,7 @@ def headlines(
 ) -> dict[tuple[str, str], str]:
     """The sentence of every subject: of its iterative runs, where it has any.
 
-    >>> from rewound.conclusions.findings import priced
-    >>> from rewound.conclusions.findings import reaches
+    >>> from rewound.conclusions.findings import priced, reaches
     >>> line, dense = Line("digits", "unstructured", True, "lr-rewinding"), {"digits": Baseline(0.9, 0.0, 1)}
     >>> tests = {0.5: 0.91, 0.25: 0.9, 0.125: 0.8}
     >>> cells = priced((Cell(line, d, 16, (test,), (test,)) for d, test in tests.items()), {"digits": 16})

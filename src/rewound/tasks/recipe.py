@@ -235,6 +235,11 @@ def check_class(task: type[Recipe]) -> None:
     """An error for a class that lacks a part, or with a value that looks like a field and is none."""
     if task.__abstractmethods__:
         raise InputError(f"recipe {task.label()} has no {', '.join(sorted(task.__abstractmethods__))}; define each")
+    if not (isinstance(task.metric, Metric) and task.metric.name and task.metric.unit):
+        raise InputError(
+            f"metric {task.metric!r} of recipe {task.label()} must be a Metric with a name and a unit, "
+            "as Metric('cross-entropy', 'nats', higher_is_better=False)"
+        )
     defaults = {f.name: f.default for f in fields(task)}
     stray = [name for name, default in defaults.items() if getattr(task, name, default) is not default]
     for part in task.__mro__:
