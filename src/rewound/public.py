@@ -5,7 +5,7 @@ from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
 from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
-from rewound.foundations.errors import Diverged, InputError
+from rewound.foundations.errors import Diverged, Failed, InputError
 from rewound.foundations.metric import Metric
 from rewound.loops.loop import Epochs, Steps, epochs, steps
 from rewound.loops.optimizers import Scheduler
@@ -30,6 +30,7 @@ __all__ = [
     "Diverged",
     "Epochs",
     "Facts",
+    "Failed",
     "Gradual",
     "InputError",
     "Level",

@@ -1,5 +1,6 @@
 """Mistakes in a user's recipe, rule or score: told once, with the user's lines, or in one sentence."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_an_error_in_a_recipe_is_told_once_with_the_users_lines(rewound_command:
     assert line == "    return batch[0] @ torch.zeros(3, 3)"
     assert sentence.startswith("failed: RuntimeError: ")
     assert len(err.splitlines()) < 6
+
+
+def test_in_python_a_traceback_has_the_users_lines_though_a_worker_has_failed() -> None:
+    fault = errors.Fault("ValueError: bad", '  File "mine.py", line 3, in loss')
+    assert "".join(traceback.format_exception_only(fault)).endswith(
+        'ValueError: bad\n  File "mine.py", line 3, in loss\n'
+    )
 
 
 def test_an_error_in_a_score(rewound_command: Rewound) -> None:

@@ -134,6 +134,7 @@ class Fault(Failed):
     def __init__(self, what: str, where: str) -> None:
         super().__init__(what)
         self.where = where
+        self.add_note(where)  # for a traceback in Python, which has only our own lines where a worker has failed
 
 
 def fault_of(error: Exception) -> Fault | None:
