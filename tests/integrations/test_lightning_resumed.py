@@ -11,7 +11,7 @@ from rewound import InputError
 pytestmark = MARKS
 
 
-@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding", "gradual"])
 @pytest.mark.parametrize("when", ["epoch's end", "validation's end", "batch's end"])
 def test_a_resumed_run_ends_as_if_it_had_never_stopped(technique: str, when: str, tmp_path: Path) -> None:
     options = {"technique": technique, "retrain_epochs": 2}
@@ -22,8 +22,8 @@ def test_a_resumed_run_ends_as_if_it_had_never_stopped(technique: str, when: str
     }
     module, callback, rates = Module(), rewinding(**options), Rates()
     fit(trainer(tmp_path, callback, rates, every_epoch(tmp_path, **saving[when])), module)
-    # In the dense run and at its end, in the first level and at its end, and when all is over.
-    for epochs in (1, T, T + 1, T + 2, T + 4):
+    # In the dense run and at its end, in each level and at its end.
+    for epochs in (1, *range(T, len(callback.run) + 1)):
         again, other, seen = Module(), rewinding(**options), Rates()
         mine = trainer(tmp_path, other, seen)
         fit(mine, again, tmp_path / f"step={epochs * BATCHES}.ckpt")

@@ -26,7 +26,7 @@ except ImportError as error:
 
 
 class Rewind(Callback):
-    """Prunes the module that is fitted to `compression`: the paper's Algorithm 1 unless told otherwise.
+    """Prunes the module that is fitted to `compression`: by default the paper's Algorithm 1.
 
     The arguments are those of `rewound.epochs`, with T = `max_epochs`. `checkpoint` is the folder of what the run goes
     back to, by default `rewound` below the trainer's `default_root_dir`. A level's accuracy is the metric `monitor` as
@@ -108,7 +108,8 @@ class Rewind(Callback):
         self._run, self._epochs = run, iter(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._saved is not None and trainer.is_last_batch and self.run.is_in_last_epoch:
+        level_is_done = self.run.epochs_done == self.run.ends[self.run.level]
+        if self._saved is not None and level_is_done and self.run.is_in_last_epoch:
             trainer.should_stop = True  # a run that max_drop had ended
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,9 +137,10 @@ class Rewind(Callback):
         run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._in_epoch = False
-        if trainer.is_last_batch and self.run.is_in_last_epoch:
+        # When Lightning resumes from a checkpoint that validation saved, it ends that epoch again before the next.
+        if self._in_epoch and trainer.is_last_batch and self.run.is_in_last_epoch:
             trainer.should_stop = True
+        self._in_epoch = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch and self.run.is_in_last_epoch:

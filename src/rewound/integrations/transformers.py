@@ -47,7 +47,7 @@ def rewind(
     say: Callable[[str], None] = print,
     **chosen: Unpack[Chosen],
 ) -> Epochs | Steps:
-    """Make `trainer.train()` prune its model to `compression`: the paper's Algorithm 1 unless told otherwise.
+    """Make `trainer.train()` prune its model to `compression`: by default the paper's Algorithm 1.
 
     The arguments are those of `rewound.epochs`, with T = `num_train_epochs`; if the trainer has `max_steps`, those of
     `rewound.steps`, with T = `max_steps`. `checkpoint` is the folder of what the run goes back to, by default `rewound`

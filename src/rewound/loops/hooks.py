@@ -10,7 +10,6 @@ parent's step, too, the values that it finds are the ones used. One part of the 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Protocol
 
 from torch import nn
 from torch.optim import LBFGS
@@ -105,14 +104,6 @@ def replayed(
         )
 
 
-class _Follower(Protocol):
-    """What is called at each step: a recording, or the replay of one."""
-
-    def before_step(self, optimizer: Optimizer) -> Values: ...
-    def inside_step(self, optimizer: Optimizer, before: Values) -> None: ...
-    def after_step(self, optimizer: Optimizer) -> None: ...
-
-
 class _Replay:
     """Sets the recorded values before each step, and those of the next step when the loop steps its scheduler."""
 
@@ -159,7 +150,7 @@ class StepHooks:
     """Counts the steps that an optimizer's members take in a part of the run, and passes each to a follower."""
 
     def __init__(
-        self, optimizer: Optimizer, progress: Progress, follower: _Follower, unseen: Named, unit: Unit
+        self, optimizer: Optimizer, progress: Progress, follower: Recording | _Replay, unseen: Named, unit: Unit
     ) -> None:
         self.optimizer, self.progress, self.follower, self.unit = optimizer, progress, follower, unit
         self.unseen = dict(unseen)

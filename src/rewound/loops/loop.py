@@ -60,11 +60,12 @@ def epochs(
     say: Callable[[str], None] = print,
     **chosen: Unpack[Chosen],
 ) -> "Epochs":
-    """The epochs of training `model` and pruning it to `compression`: the paper's Algorithm 1 unless told otherwise.
+    """The epochs of training `model` and pruning it to `compression`: by default the paper's Algorithm 1.
 
     It yields 0, 1, 2, ... through the dense run and all levels, no number twice; `run.schedule_epoch` is the epoch of
-    the original schedule. Each level prunes `rate` of the remaining weights; `one_shot` prunes all at once. A level
-    takes `retrain_epochs`, by default `training_epochs`, and 0.9 of them where weights are rewound.
+    the original schedule. Each level prunes `rate` of the remaining weights; `one_shot` prunes all at once, and
+    `technique="gradual"` in many small steps while it trains. A level takes `retrain_epochs`, by default
+    `training_epochs`, and 0.9 of them where weights are rewound.
 
     `optimizer` may be a list (Muon for matrices, AdamW for the rest), if the loop steps them always in the same order.
     `also` takes objects with a `state_dict` that belong to the weights (an EMA, a GradScaler, a critic that is trained
@@ -73,14 +74,15 @@ def epochs(
     row were reported worse than the dense network by more than that. `final` is the learning rate that holds after the
     end of the schedule.
 
-    `checkpoint` is a folder: the same script run again continues there, after `kill -9` too. A larger `compression`
-    goes on, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another kind of optimizer
-    or other shapes of weights are an error. Its folder `levels/` holds every level as a ticket, with a table.
+    `checkpoint` is a folder: when the same script is run again, it continues there, also after `kill -9`. A larger
+    `compression` continues, too; other arguments (from `training_epochs` to `pruner`, `final` and `adopt`), another
+    kind of optimizer or other shapes of weights are an error. Its folder `levels/` holds every level as a ticket, with
+    a table.
 
     `adopt` takes a network that was trained elsewhere: there is no dense run. The schedule is then a `Schedule`, or
-    what a new `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default; without
-    such a scheduler that number is an error. With `resume=False` somebody else (a Trainer) restores model and
-    optimizer, and calls `load_state_dict`.
+    what a new `scheduler` does when it is stepped `steps_per_epoch` times an epoch, once by default; without such a
+    scheduler that number is an error. With `resume=False` the caller (a Trainer) restores model and optimizer, and
+    calls `load_state_dict`.
 
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
