@@ -35,7 +35,7 @@ def test_a_baseline_knows_its_spread_and_unit() -> None:
     assert (points.mean, points.n, points.metric, points.unit) == (pytest.approx(0.91), 2, Metric(), "points")
     assert points.spread == pytest.approx(2**0.5)
     assert points.delta(0.90) == pytest.approx(-1)
-    assert (points.one, points.digits) == (1, 2)
+    assert (points.named_drop, points.digits) == (1, 2)
     assert baselines(dense(0.9))["digits"] == Baseline(0.9, 0.0, 1)
 
 
@@ -52,7 +52,7 @@ def test_the_unit_is_that_of_the_table_whatever_the_recipe_is_called() -> None:
     )
     perplexity = of("perplexity", "perplexity", "lower")
     assert (perplexity.delta(26.0), perplexity.delta(27.0), perplexity.unit) == (0.5, -0.5, "perplexity")
-    assert (perplexity.one, perplexity.digits) == (0.265, 2), "one percent of the dense value"
+    assert (perplexity.named_drop, perplexity.digits) == (0.265, 2), "one percent of the dense value"
     with pytest.raises(InputError, match=r"wmt16-gnmt has accuracy 26, which is no fraction; state its unit"):
         baselines([replace(row, recipe="wmt16-gnmt") for row in dense(26.0)])
 

@@ -188,20 +188,21 @@ class Baseline:
         return self.sd * self.scale
 
     @property
-    def one(self) -> float:
+    def named_drop(self) -> float:
         """The size of a "1% drop", as shown: one point, or one BLEU; in any other unit, one percent of the mean.
 
-        >>> Baseline(0.93, 0.002, 3).one, Baseline(2.5, 0.1, 3, Metric("loss", "nats", higher_is_better=False)).one
+        >>> loss = Metric("loss", "nats", higher_is_better=False)
+        >>> Baseline(0.93, 0.002, 3).named_drop, Baseline(2.5, 0.1, 3, loss).named_drop
         (1.0, 0.025)
         """
         return 1.0 if self.metric.ends_at_hundred else abs(self.mean) / 100
 
     @property
     def digits(self) -> int:
-        """How many digits behind the point a shown value has: two, or as many as show a tenth of `one`."""
-        if self.metric.ends_at_hundred or not self.one:
+        """How many digits behind the point a shown value has: two, or as many as show a tenth of `named_drop`."""
+        if self.metric.ends_at_hundred or not self.named_drop:
             return 2
-        return min(9, max(2, 1 - math.floor(math.log10(self.one))))
+        return min(9, max(2, 1 - math.floor(math.log10(self.named_drop))))
 
     def delta(self, test: float) -> float:
         """How much better than the mean dense network, as shown; a negative one is worse.

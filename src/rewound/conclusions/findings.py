@@ -4,7 +4,8 @@ The rules are the paper's. The best retraining time has the best median VALIDATI
 reported on test. Ours is "no drop", which the paper says of all techniques together: the largest compression of one
 technique up to which a non-increasing (isotonic) fit of the deltas stays above minus one standard deviation of the
 dense runs; "1% drop" likewise at minus one point, at minus one BLEU, or in any other unit at minus one percent of the
-dense mean (`Baseline.one`). A delta is negative where a network is worse, so the rules hold where lower is better, too.
+dense mean (`Baseline.named_drop`). A delta is negative where a network is worse, so the rules hold where lower is
+better, too.
 
 The range of "no drop up to 5x" is what the rule says with all deltas one standard error lower, and higher. A delta is a
 median of n trials minus the mean of the dense runs: its variance is sigma^2 pi / (2n + pi - 2), that of a normal
@@ -180,7 +181,7 @@ def reaches(cells: Iterable[Cell], dense: Mapping[str, Baseline]) -> dict[Line, 
     return {
         line: Reaches(
             reach(line, dense[line.recipe].spread),
-            reach(line, dense[line.recipe].one),
+            reach(line, dense[line.recipe].named_drop),
             max(cell.compression for cell in curve),
         )
         for line, curve in curves.items()

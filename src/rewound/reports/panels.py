@@ -226,7 +226,7 @@ def _across(shown: Iterable[Cell | Speedup]) -> Json:
 
 def _deltas(subject: Subject, limits: tuple[float, float]) -> Json:
     dense = subject.baseline
-    sizes = {"window": list(map(_rounded, limits)), "sd": _rounded(dense.spread), "one": _rounded(dense.one)}
+    sizes = {"window": list(map(_rounded, limits)), "sd": _rounded(dense.spread), "one": _rounded(dense.named_drop)}
     return {**sizes, "drops": drop_names(dense.metric), "unit": delta_label(dense.metric)}
 
 

@@ -115,7 +115,7 @@ class ReachWords(NamedTuple):
 
 
 def drop_names(metric: Metric) -> tuple[str, str]:
-    """What the two limits are called: that of no drop, and that of `Baseline.one`; where lower is better, a rise.
+    """What the two limits are called: no drop, and that of `Baseline.named_drop`; where lower is better, a rise.
 
     >>> drop_names(Metric()), drop_names(Metric("BLEU", "BLEU")), drop_names(Metric("loss", "nats", False))
     (('no drop', '1% drop'), ('no drop', '1 BLEU drop'), ('no rise', '1% rise'))
@@ -139,7 +139,7 @@ def tolerance_words(dense: Baseline) -> str:
     runs = f"one standard deviation of its {dense.n} runs, {dense.spread:.{dense.digits}f}"
     one = f"one {dense.unit.removesuffix('s')}"
     if not dense.metric.ends_at_hundred:
-        one = f"one percent of its {dense.metric.name}, {dense.one:.{dense.digits}f} {dense.unit}"
+        one = f"one percent of its {dense.metric.name}, {dense.named_drop:.{dense.digits}f} {dense.unit}"
     none = "nothing, as there is one run and its spread is unknown"
     return f"“{no_drop}” tolerates {runs if dense.n > 1 else none}; “{one_drop}” {one}"
 

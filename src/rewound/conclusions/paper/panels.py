@@ -191,7 +191,7 @@ def drops(measured: Measured) -> Iterator[Panel]:
 
     Each is the largest compression at which any technique, after any retraining time, loses no more in the median.
     """
-    deepest = {_deepest(measured, drop) for drop in (0, measured.baseline.one)}
+    deepest = {_deepest(measured, drop) for drop in (0, measured.baseline.named_drop)}
     for density in measured.densities:
         if density in deepest:
             yield from _against_time(measured, density)
