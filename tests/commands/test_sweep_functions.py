@@ -141,7 +141,7 @@ def test_what_is_missing_and_what_failed(folder: Path, monkeypatch: pytest.Monke
     assert (more.missing, len(more)) == (5, 5)
     stopped = rewound.run({**given, "trials": [3]}, jobs=1, minutes=1e-9, say=said.append)
     assert (len(stopped), stopped.missing) == (0, 5)
-    assert said[-1] == "6 of 6 nodes are still to do; the same again continues"
+    assert said[-1] == "6 of 6 nodes are still to do; run it again to continue"
     monkeypatch.delitem(POISON, (1, 1))
     assert rewound.run(given, jobs=1, retry_failed=True, say=said.append).failed == []
 
@@ -167,6 +167,7 @@ def test_ctrl_c_leaves_what_the_command_leaves(folder: Path, monkeypatch: pytest
 SCRIPT = """
 from dataclasses import dataclass
 import rewound
+from rewound.reports import figures
 from tiny import Tiny
 
 @dataclass(frozen=True)
@@ -180,7 +181,11 @@ try:
 except rewound.InputError as error:
     print(error)
 print(len(rewound.run(sweep, jobs=1, say=lambda line: None)))
-print(len(rewound.run({**sweep, "recipe": "tiny:Tiny"}, jobs=2, say=lambda line: None)))
+experiment = {"technique": ["fine-tuning", "lr-rewinding"], "retrain-epochs": [1, 2], "density": 0.5}
+sweep = {**sweep, "recipe": "tiny:Tiny", "experiment": [experiment]}
+print(len(rewound.run(sweep, jobs=2, say=lambda line: None)))
+figures._WORTH_PROCESSES = 1
+print(rewound.report(sweep))
 """
 
 
@@ -189,13 +194,15 @@ def test_a_script_needs_no_guard_and_what_workers_cannot_import_is_refused(folde
     Path("script.py").write_text(SCRIPT)
     ran = subprocess.run([sys.executable, "script.py"], env=environment(), capture_output=True, text=True)
     assert ran.stderr == ""
-    assert ran.stdout.splitlines() == [
+    assert ran.stdout.splitlines()[:5] == [
         "begins",
         "Mine is defined in the notebook or script itself, and 2 worker processes cannot import it from there; move it "
         "into a module, or give jobs=1",
         "1",
-        "1",
+        "5",
+        "tiny:Tiny, unstructured pruning, one-shot",
     ]
+    assert ran.stdout.count("begins") == 1, "neither workers nor what draws figures runs the script again"
 
 
 # What is refused
@@ -307,6 +314,9 @@ def test_a_notebook_shows_results() -> None:
     assert seen.texts[1:7] == ["recipe", "technique", "density", "retrain epochs", "val", "test"]
     assert seen.texts[7:12] == ["#1", "dense", "1", "0.9600", "0.9500"]
     assert seen.texts[12:18] == [NAME, "lr-rewinding", "0.1", "16", "failed", "failed"]
+    worse = replace(row, metric="loss", unit="nats", direction="lower", val=2.5, test=2.25)
+    (named,) = (text for text in Seen(shown_results(worse)._repr_html_()).texts if "loss" in text)
+    assert named == "loss (nats, lower is better)", "a lower value is not taken for a worse one"
     many = Seen(shown_results(*[row] * 50)._repr_html_())
     assert many.texts[-1] == "and 30 more rows; rows and to_pandas() have all"
     assert many.texts.count("lr-rewinding") == 20

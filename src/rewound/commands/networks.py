@@ -61,13 +61,13 @@ def _folder(recipe: str, out: Path | None, asked: Mapping[str, object]) -> Path:
 def _difference(folder: Path, asked: Mapping[str, object]) -> str:
     """What the network in a folder was asked for that this one is not; nothing where there is none."""
     try:
-        made = searched(json.loads((folder / "summary.json").read_text()))
+        present = searched(json.loads((folder / "summary.json").read_text()))
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, AttributeError):
         return "a summary.json that cannot be read"
-    names = [name for name in asked if made.get(name) != asked[name]]
-    return f"{names[0]} {shown(made.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""
+    names = [name for name in asked if present.get(name) != asked[name]]
+    return f"{names[0]} {shown(present.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""
 
 
 def _selected(network: PrunedNetwork) -> str:

@@ -57,9 +57,9 @@ def _overview(store: Store) -> Group:
     results = [result for key in sorted(store.finished()) if (result := store.result(key))]
     table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.root}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
-        mine = [result for result in results if result["recipe"] == recipe]
-        took = spoken(sum(result["seconds"] for result in mine))
-        counts = (len(mine), sum("test" in r for r in mine), sum("failed" in r for r in mine))
+        of_recipe = [result for result in results if result["recipe"] == recipe]
+        took = spoken(sum(result["seconds"] for result in of_recipe))
+        counts = (len(of_recipe), sum("test" in r for r in of_recipe), sum("failed" in r for r in of_recipe))
         table.add_row(recipe, *map(str, counts), took)
     under_way = ", ".join(f"{key[:12]} by {c.host_name}:{c.pid}" for key, c in store.claims().items()) or "nothing"
     interrupted = len(store.drafts() - store.claims().keys())

@@ -27,6 +27,7 @@ from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.errors import InputError, as_path, as_whole, shown
+from rewound.foundations.metric import Metric
 from rewound.foundations.notebook import html_line, html_table, text_table
 from rewound.foundations.quantities import counted
 from rewound.reports.figures import DEFAULT, Drawing, Say
@@ -116,15 +117,19 @@ class SweepResults:
             "density": [f"{row.density:.4g}" for row in self.rows],
             "retrain epochs": ["" if row.retrain_epochs is None else f"{row.retrain_epochs:g}" for row in self.rows],
             "trial": [str(row.trial) for row in self.rows],
+            "metric": [_metric(row) for row in self.rows],
             "val": [_value(row.val) for row in self.rows],
             "test": [_value(row.test) for row in self.rows],
         }
-        shown = {
-            name: texts
-            for name, texts in columns.items()
-            if name not in ("recipe", "pruning", "levels", "trial") or len(set(texts) - {""}) > 1
-        }
+        same = {name for name in ("recipe", "pruning", "levels", "trial") if len(set(columns[name]) - {""}) < 2}
+        if set(columns["metric"]) == {"accuracy"}:
+            same.add("metric")
+        shown = {name: texts for name, texts in columns.items() if name not in same}
         return [list(row) for row in zip(*shown.values(), strict=True)][:_SHOWN], list(shown)
+
+
+def _metric(row: Row) -> str:
+    return row.metric if row.measured_by == Metric() else f"{row.metric} ({row.unit}, {row.direction} is better)"
 
 
 def _value(value: float | None) -> str:
@@ -198,7 +203,7 @@ def run(
         stop.add_note("nothing finished is lost; the same call continues")
         raise
     if left := todo(planned, opened):
-        say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; the same again continues")
+        say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
     return SweepResults(found, root, collected(found.targets, opened), again)
 
 
