@@ -2,19 +2,47 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from rewound.experiments.plans.collection import collected
+from rewound.experiments.plans.planning import plan
+from rewound.experiments.plans.remaining import pack_store
+from rewound.states.storage.backend import Backend
 from rewound.states.storage.conformance import CHECKS, Opener
 from rewound.states.storage.folder import Folder
+from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.store import Store
+from table_backend import Table
+from tiny_sweeps import EVERYTHING, run, sweep_of, timeless
+
+BACKENDS: dict[str, Callable[[Path], Backend]] = {"folder": Folder, "table": Table}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_folder_conforms(check: Callable[[Opener], None], tmp_path: Path) -> None:
-    check(lambda: Folder(tmp_path / "store"))
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_backend_conforms(
+    kind: str, check: Callable[[Opener], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path]))
+    check(lambda: BACKENDS[kind](tmp_path / "store"))
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_in_any_backend(tmp_path: Path, whole: Store) -> None:
+    """And is packed, and goes on in another."""
+    sweep, store = sweep_of(*EVERYTHING), Store(Table(tmp_path / "table"))
+    run(sweep, store, keep_all=True)
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, whole))
+    assert store.claims() == {}
+    away = Store(Table(tmp_path / "away"))
+    outcome = unpack_store(read_packs(pack_store(plan(sweep.targets), store, tmp_path / "pack")), away)
+    assert (outcome.added, outcome.damaged) == (len(store.finished()), 0)
+    assert timeless(collected(sweep.targets, away)) == timeless(collected(sweep.targets, whole))
 
 
 def test_a_file_system_without_hard_links_creates_once_all_the_same(
