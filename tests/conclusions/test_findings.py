@@ -1,5 +1,6 @@
 """Conclusions: the paper's rules on small tables, and the paper's own numbers from the authors' tables."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound.conclusions.cells import Baseline, Cell, Line, baselines, cells
-from rewound.conclusions.findings import at_full_time, best_over_time, isotonic, largest_compression, reaches
+from rewound.conclusions.findings import (
+    Speedup,
+    at_full_time,
+    best_over_time,
+    isotonic,
+    largest_compression,
+    over_dense,
+    over_fine_tuning,
+    reaches,
+)
 from rewound.conclusions.tables import Row
 
 LINE = Line("digits", "unstructured", False, "fine-tuning")
@@ -92,6 +102,62 @@ def test_algorithm_1_retrains_in_full_and_rewinds_weights_to_at_most_ninety_perc
     chosen = {cell.line.technique: cell.retrain_epochs for cell in at_full_time(made, epochs=16)}
     assert chosen == {"lr-rewinding": 16, "fine-tuning": 16, "weight-rewinding": 14.4, "mine": 16}
     assert [cell.retrain_epochs for cell in at_full_time(at("weight-rewinding", 16), epochs=16)] == [16]
+
+
+# Theoretical speed-up
+
+
+DENSE_FLOPS = [Row("digits", "", False, "", 1, None, trial, 0.9, 0.9, flops=1200) for trial in (1, 2)]
+
+
+def with_flops(technique: str, t: float, val: float, *flops: int | None) -> list[Row]:
+    setting = ("digits", "unstructured", True, technique, 0.1, t)
+    return [Row(*setting, trial, val, val, count) for trial, count in enumerate(flops)]
+
+
+COUNTED = [
+    *DENSE_FLOPS,
+    *with_flops("fine-tuning", 4, 0.8, 500, 600, 800),
+    *with_flops("lr-rewinding", 4, 0.8, 400, 300, 200),
+]
+
+
+def numbers(found: list[Speedup]) -> dict[str, tuple[float, float, float]]:
+    return {each.line.technique: (each.median, each.low, each.high) for each in found}
+
+
+def test_over_dense_is_the_ratio_to_the_median_with_the_slowest_and_the_fastest_trial() -> None:
+    found = over_dense(COUNTED)
+    assert numbers(found) == {"fine-tuning": (2, 1.5, 2.4), "lr-rewinding": (4, 3, 6)}
+    assert {(each.density, each.retrain_epochs, each.trials) for each in found} == {(0.1, 4, 3)}
+
+
+def test_over_fine_tuning_is_the_ratio_of_medians_at_one_density() -> None:
+    assert numbers(over_fine_tuning(COUNTED)) == {
+        "fine-tuning": (1, 500 / 800, 800 / 500),
+        "lr-rewinding": (2, 1.25, 4),
+    }
+    alone = [row for row in COUNTED if row.technique != "fine-tuning"]
+    assert over_fine_tuning(alone) == []
+
+
+def test_the_time_that_validates_best_is_chosen_among_runs_with_known_flops() -> None:
+    rows = [*COUNTED, *with_flops("lr-rewinding", 8, 0.85, 240), *with_flops("lr-rewinding", 16, 0.9, None)]
+    (found,) = (each for each in over_dense(rows) if each.line.technique == "lr-rewinding")
+    assert (found.retrain_epochs, found.median, found.trials) == (8, 5, 1)
+
+
+def test_what_has_no_flops_or_failed_is_left_out() -> None:
+    assert over_dense([replace(row, flops=None) for row in COUNTED]) == []
+    assert over_dense([replace(row, flops=None) if row.dense else row for row in COUNTED]) == []
+    failed = replace(COUNTED[-1], val=None, test=None, flops=1)
+    assert numbers(over_dense([*COUNTED[:-1], failed]))["lr-rewinding"] == (pytest.approx(1200 / 350), 3, 4)
+    assert over_dense([*DENSE_FLOPS, *with_flops("fine-tuning", 4, 0.8, 0)]) == [], (
+        "a count of nothing is unknown, not endless"
+    )
+
+
+# The paper's own numbers
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from paper_panels import in_bleu
+from rewound.conclusions.cells import Baseline, Cell, Line
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.tables import Row, Tables
 from rewound.foundations.errors import InputError
 from rewound.reports import figures
-from rewound.reports.look import LOOKS, looks, ratios
+from rewound.reports.look import LOOKS, looks, ratios, window
 from rewound.reports.page import Origin, story
 from rewound.reports.terminal import summary_table
 from rewound.reports.writing import write_report
@@ -194,6 +195,17 @@ def test_nothing_to_show_is_an_error_that_says_so(tmp_path: Path) -> None:
 def test_ratios_that_would_read_the_same_get_more_digits() -> None:
     assert list(ratios([0.8, 0.1074]).values()) == ["1.25×", "9.31×"]
     assert list(ratios([0.960211, 0.957369]).values()) == ["1.041×", "1.045×"]
+
+
+@pytest.mark.parametrize(
+    ("lowest", "bottom"),
+    [(-2.0, -2.0), (-3.0, -3.0), (-3.3, -3.3), (-3.5, -3.5), (-3.7, -3.0), (-9.0, -3.0)],
+)
+def test_what_ends_a_little_below_the_floor_is_shown_whole(lowest: float, bottom: float) -> None:
+    line = Line("task", "unstructured", iterative=True, technique="fine-tuning")
+    trials = (0.9, 0.9, 0.9 + lowest / 100)
+    low, high = window([Cell(line, 0.1, 8, trials, trials)], lambda cell: cell.density, Baseline(0.9, 0.001, 3))
+    assert (low, high) == pytest.approx((bottom - 0.06 * (0.1 - bottom), 0.1 + 0.06 * (0.1 - bottom)), abs=1e-6)
 
 
 def printed(rows: list[Row], test_examples: int | None = None) -> str:
