@@ -20,8 +20,7 @@ from unittest.mock import patch
 import rewound.experiments.executors.walking
 from global_pruning import machine
 from rewound.experiments.executors import local
-from rewound.experiments.plans.execution import Worker
-from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.execution import Options, Worker
 from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.plans.remaining import release
 from rewound.experiments.sweeps.targets import dense, retrained

@@ -11,7 +11,7 @@ import torch
 from rewound.experiments.executors import local
 from rewound.experiments.plans import execution
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import todo

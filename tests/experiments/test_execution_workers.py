@@ -18,7 +18,7 @@ import rewound.states.storage.claims
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway, Watch, _take
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import dense
 from rewound.foundations.errors import InputError

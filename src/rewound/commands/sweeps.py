@@ -21,7 +21,7 @@ from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import executor_named, local
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
-from rewound.experiments.plans.options import Options, keeps_all
+from rewound.experiments.plans.execution import Options, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared

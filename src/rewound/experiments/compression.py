@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.experiments.executors.local import opened, run
-from rewound.experiments.plans.options import Options, keeps_all
+from rewound.experiments.plans.execution import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.realisation import recomputing, stored_state

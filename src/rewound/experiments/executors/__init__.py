@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
-from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.foundations.names import check_function, lookup
 from rewound.states.storage.store import Say, Store

@@ -20,8 +20,7 @@ from typing import TypeAlias
 import torch
 
 from rewound.experiments.executors.walking import POLL, Headway, Watch, walk
-from rewound.experiments.plans.execution import Paused, Worker
-from rewound.experiments.plans.options import Options
+from rewound.experiments.plans.execution import Options, Paused, Worker
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy, todo

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import Realised, pruned, rates, realised, stored_state
 from rewound.experiments.plans.remaining import answer, release
@@ -37,6 +36,37 @@ SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a plan."""
+
+    jobs: int = 1
+    device: str = "cpu"
+    keep_all: bool = False
+    """Whether all tensors are kept, or only those that planned work needs."""
+    minutes: float | None = None
+    """Stop after this time, with a draft of everything under way; None: run to the end."""
+    plain: bool = False
+    """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise InputError(f"jobs must be at least 1, not {self.jobs}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
+
+    def until(self) -> float:
+        """The end of that time from now, on the clock of `time.monotonic`."""
+        return math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
+
+
+def keeps_all(keep: str) -> bool:
+    """What `keep_all` is for a word of the command line."""
+    if keep not in ("needed", "all"):
+        raise InputError(f"keep must be 'needed' or 'all', not {keep!r}")
+    return keep == "all"
 
 
 @dataclass(frozen=True, kw_only=True)
