@@ -37,6 +37,7 @@ class Finished:
 
     def __init__(self, work: Plan) -> None:
         self.results, self.dropped = {node.key: result_of(node) for node in work.nodes}, list[str]()
+        self.known = dict[str, Outcome]()
 
     def result(self, key: str) -> Result | None:
         return self.results.get(key)
