@@ -1,0 +1,154 @@
+"""Which indices of a network's tensors live or die together: atoms, and operations that tie them.
+
+Every index of every dimension of a parameter or buffer is an atom. An operation ties atoms: what a convolution puts out
+is what the next one reads. Atoms that are tied to what cannot go (the network's inputs and outputs, a dimension that is
+normalised over) are pinned, with a reason.
+
+A tensor on the way through the network carries atoms as factors: a factor says, for each index of some of its
+dimensions, which atom it goes with; 0 is the atom of what stays. Most factors have one dimension. A view that splits
+one dimension into two makes a factor of two; it stays so until an operation decides which of them can shrink (heads,
+not their size), or until the end (`Atoms.settle`), when the choice that leaves most units is taken.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+STAYS = 0
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Atoms over some dimensions of a tensor: `atoms` has these dimensions, in their order."""
+
+    dims: tuple[int, ...]
+    atoms: Tensor
+
+    def over(self, rank: int, shape: Sequence[int]) -> Tensor:
+        """The atoms over all dimensions of a tensor of that shape."""
+        spread = [self.atoms.shape[self.dims.index(d)] if d in self.dims else 1 for d in range(rank)]
+        return self.atoms.reshape(spread).expand(tuple(shape))
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The factors of a tensor, and whether it is a parameter or a rearrangement of one."""
+
+    shape: tuple[int, ...]
+    factors: tuple[Factor, ...] = ()
+    is_weight: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def along(self, dim: int) -> list[Factor]:
+        """The factors that involve a dimension."""
+        return [factor for factor in self.factors if dim % self.rank in factor.dims]
+
+
+@dataclass
+class Atoms:
+    """A union-find over atoms, vectorised: all pairs of an operation are tied at once."""
+
+    parents: list[int] = field(default_factory=lambda: [STAYS])
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why an atom is pinned, by the atom that the pinning began with."""
+    joint: list[Factor] = field(default_factory=list)
+    """Factors of several dimensions, all of which must be boxes once units are gone."""
+
+    def fresh(self, count: int) -> Tensor:
+        """New atoms, tied to nothing."""
+        first = len(self.parents)
+        self.parents.extend(range(first, first + count))
+        return torch.arange(first, first + count)
+
+    def root(self, atom: int) -> int:
+        parents, start = self.parents, atom
+        while parents[atom] != atom:
+            atom = parents[atom]
+        while parents[start] != atom:
+            parents[start], start = atom, parents[start]
+        return atom
+
+    def roots(self, atoms: Tensor) -> Tensor:
+        """The component of each."""
+        flat = [self.root(atom) for atom in atoms.reshape(-1).tolist()]
+        return torch.tensor(flat, dtype=torch.int64).reshape(atoms.shape)
+
+    def tie(self, one: Tensor, other: Tensor) -> None:
+        """What goes with one goes with the other; tensors of one shape, or that expand to one."""
+        shape = torch.add(one, other).shape
+        pairs = torch.stack([each.expand(shape).reshape(-1) for each in (one, other)], 1)
+        for a, b in set(map(tuple, pairs.tolist())):
+            first, second = sorted((self.root(a), self.root(b)))
+            self.parents[second] = first  # the smaller: what is tied to STAYS stays
+
+    def pin(self, atoms: Tensor, reason: str) -> None:
+        """What must stay."""
+        for atom in set(self.roots(atoms).reshape(-1).tolist()):
+            if atom != STAYS:
+                self.reasons[atom] = reason
+                self.parents[atom] = STAYS
+
+    def pin_all(self, labels: Iterable[Labels], reason: str) -> None:
+        for each in labels:
+            for factor in each.factors:
+                self.pin(factor.atoms, reason)
+
+    def only(self, factor: Factor, dim: int) -> Tensor:
+        """The atoms along one dimension of a factor, which the others may not change: they are tied over those."""
+        place = factor.dims.index(dim)
+        rows = factor.atoms.movedim(place, 0).reshape(factor.atoms.shape[place], -1)
+        if rows.shape[1] > 1:
+            self.tie(rows, rows[:, :1].contiguous())
+        return rows[:, 0].contiguous()
+
+    def labels(self, shape: Sequence[int], factors: Iterable[Factor], *, is_weight: bool = False) -> Labels:
+        """Labels with factors as small as they can be; those of several dimensions are remembered."""
+        found = []
+        for factor in factors:
+            small = _reduced(factor)
+            if small is not None:
+                found.append(small)
+                if len(small.dims) > 1:
+                    self.joint.append(small)
+        return Labels(tuple(shape), tuple(found), is_weight)
+
+    def settle(self) -> None:
+        """Tie what is left of factors with several dimensions, each so that most units remain."""
+        waiting = list(self.joint)
+        while waiting:
+            factor = waiting.pop(0)
+            atoms = self.roots(factor.atoms)
+            free = [d for d in factor.dims if not _constant_along(atoms, factor.dims.index(d))]
+            if len(free) < 2:
+                continue
+
+            def units_left(dim: int, atoms: Tensor = atoms, factor: Factor = factor) -> int:
+                rows = atoms.movedim(factor.dims.index(dim), 0).flatten(1)
+                return len({tuple(sorted(set(row))) for row in rows.tolist() if STAYS not in row})
+
+            best = max(free, key=units_left)
+            self.only(Factor(factor.dims, factor.atoms), best)
+
+
+def _constant_along(atoms: Tensor, place: int) -> bool:
+    return bool((atoms == atoms.narrow(place, 0, 1)).all())
+
+
+def _reduced(factor: Factor) -> Factor | None:
+    """The factor without dimensions along which nothing changes; None if nothing is labelled."""
+    if not bool(factor.atoms.any()):
+        return None
+    dims, atoms = list(factor.dims), factor.atoms
+    for dim in factor.dims:
+        place = dims.index(dim)
+        if atoms.shape[place] == 1 or (len(dims) > 1 and _constant_along(atoms, place)):
+            if len(dims) == 1:
+                break
+            atoms = atoms.select(place, 0)
+            dims.pop(place)
+    return Factor(tuple(dims), atoms.contiguous())

@@ -1,0 +1,220 @@
+"""`rewound.units`: the channels, heads and hidden units of any network, found from the graph of `torch.export`.
+
+A unit is what must go together for the network to become smaller: a filter, its normalisation, and what reads it. Units
+of one kind form a group: the channels of a layer, or of all layers that a residual connection ties.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from rewound.foundations.errors import InputError, few
+from rewound.foundations.quantities import counted
+from rewound.method.pruning.mask import Mask
+from rewound.method.structure.atoms import STAYS, Atoms, Factor, Labels
+from rewound.method.structure.rules import applied
+
+Place = tuple[str, int]
+"""A dimension of a parameter or buffer, by its name."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What goes together: for each dimension of a tensor, which of its indices."""
+
+    indices: Mapping[Place, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """Units of one kind."""
+
+    members: tuple[Place, ...]
+    units: tuple[Unit, ...]
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @property
+    def name(self) -> str:
+        """The tensor that it is known by: the first that puts it out."""
+        return next((name for name, dim in self.members if dim == 0), self.members[0][0])
+
+    def __repr__(self) -> str:
+        places = few([f"{name}[{dim}]" for name, dim in self.members])
+        return f"UnitGroup({counted(len(self), 'unit')} of {places})"
+
+
+@dataclass(frozen=True)
+class Units:
+    """The groups of a network, and what cannot go with the reason."""
+
+    groups: tuple[UnitGroup, ...]
+    pinned: Mapping[Place, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the network's parameters."""
+
+    def mask_without(self, gone: Iterable[Unit]) -> Mask:
+        """The mask that removes units: all weights that belong to them, those of biases and normalisation included."""
+        masks: dict[str, Tensor] = {}
+        for unit in gone:
+            for (name, dim), indices in unit.indices.items():
+                if name in self.shapes:
+                    kept = masks.setdefault(name, torch.ones(self.shapes[name], dtype=torch.bool))
+                    kept.index_fill_(dim, torch.tensor(indices), False)
+        return Mask(masks)
+
+    def __iter__(self) -> Iterator[UnitGroup]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __repr__(self) -> str:
+        return f"Units({counted(len(self.groups), 'group')}, {sum(map(len, self.groups))} units)"
+
+
+def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Units:
+    """What lives or dies together in a network, as it runs on an example; `groups.pinned` says what cannot go, and why.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> groups = units(model, (torch.zeros(1, 3, 8, 8),))
+    >>> groups, len(groups.groups[0])
+    (Units(1 group, 8 units), 8)
+    >>> groups.mask_without(groups.groups[0].units[:2])
+    Mask(5 tensors, 396 of 528 weights kept, density 0.75)
+    """
+    program = exported(model, example_inputs, example_keywords)
+    atoms, tensors = Atoms(), _tensors(model)
+    roots: dict[str, Labels] = {}
+    values: dict[str, Any] = {}
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    shared: dict[int, str] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            name = names.get(node.name)
+            values[node.name] = _plain(node.meta.get("val"))
+            if name is None or name not in tensors:
+                continue
+            first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
+            if first not in roots:
+                roots[first] = _labelled(atoms, tensors[first])
+            roots[name] = values[node.name] = roots[first]
+        elif node.op == "call_function":
+            args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
+            if "getitem" in str(node.target):
+                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else _plain(node.meta.get("val"))
+            else:
+                values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
+        elif node.op == "output":
+            atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
+    for module_name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
+            atoms.pin_all(inside, "nn.MultiheadAttention computes the size of its heads from its width")
+    atoms.settle()
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return _gathered(atoms, roots, shapes)
+
+
+def exported(
+    model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
+) -> ExportedProgram:
+    """The graph of a network in evaluation mode; the model is left as it was."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
+    except Exception as error:  # whatever the model's own code raises while it is traced
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"this network cannot be traced ({type(error).__name__}: {reason}), so that its units are not known; "
+            "unstructured pruning works all the same"
+        ) from error
+    finally:
+        for module in training:
+            module.training = True
+
+
+def as_arguments(example_inputs: object) -> tuple[Any, ...]:
+    """The positional arguments of an example; one tensor is one argument."""
+    return tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What may shrink: parameters, and the statistics of normalisation; other buffers are constants."""
+    statistics = {
+        f"{prefix}{'.' if prefix else ''}{name}": buffer
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+    return {**dict(model.named_parameters(remove_duplicate=False)), **statistics}
+
+
+def _labelled(atoms: Atoms, tensor: Tensor) -> Labels:
+    factors = [Factor((d,), atoms.fresh(size)) for d, size in enumerate(tensor.shape) if size > 1]
+    return Labels(tuple(tensor.shape), tuple(factors), is_weight=True)
+
+
+def _plain(value: Any) -> Any:
+    return Labels(tuple(value.shape)) if isinstance(value, Tensor) else value
+
+
+def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(thing, torch.fx.Node):
+        return values[thing.name]
+    if isinstance(thing, dict):
+        return {key: _resolved(each, values) for key, each in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [_resolved(each, values) for each in thing]
+    return thing
+
+
+def _leaves(thing: Any) -> Iterator[Labels]:
+    if isinstance(thing, Labels):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for each in thing:
+            yield from _leaves(each)
+    elif isinstance(thing, dict):
+        yield from _leaves(list(thing.values()))
+
+
+def _gathered(atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]]) -> Units:
+    found: dict[int, dict[Place, list[int]]] = {}
+    pinned: dict[Place, str] = {}
+    for name, labels in roots.items():
+        for factor in labels.factors:
+            (dim,) = factor.dims
+            components = atoms.roots(factor.atoms)
+            for index, component in enumerate(components.tolist()):
+                if component == STAYS:
+                    pinned.setdefault((name, dim), _reason(atoms, int(factor.atoms[index])))
+                else:
+                    found.setdefault(component, {}).setdefault((name, dim), []).append(index)
+    grouped: dict[tuple[Place, ...], list[Unit]] = {}
+    for places in found.values():
+        if not any(name in shapes for name, _ in places):
+            continue
+        unit = Unit({place: tuple(indices) for place, indices in places.items()})
+        grouped.setdefault(tuple(places), []).append(unit)
+    groups = tuple(UnitGroup(members, tuple(them)) for members, them in grouped.items())
+    return Units(groups, pinned, shapes)
+
+
+def _reason(atoms: Atoms, atom: int) -> str:
+    """Why an atom stays: the reason that the pinning of its component began with."""
+    while atom != STAYS:
+        if atom in atoms.reasons:
+            return atoms.reasons[atom]
+        atom = atoms.parents[atom]
+    return "it is tied to what cannot shrink"

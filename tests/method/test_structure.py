@@ -1,0 +1,171 @@
+"""Law 8: a slim network equals the masked one, in its outputs, gradients and training steps."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import ARCHITECTURES, IMAGES
+from rewound import InputError, Mask
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import Unit, Units, units
+
+
+def drawn(model: nn.Module) -> nn.Module:
+    """The model in float64, with other weights and statistics than those that it was made with; dropout is off."""
+    generator = torch.Generator().manual_seed(7)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.6 - 0.3)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.add_(1)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.double()
+
+
+def mask_of(found: Units) -> Mask:
+    """Without another part of each group: a rule that is wrong about a place shows."""
+    draws = random.Random(3)
+    gone: list[Unit] = []
+    for group in found:
+        gone += draws.sample(group.units, draws.randint(1, len(group) - 1)) if len(group) > 1 else []
+    return found.mask_without(gone)
+
+
+def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    given = model(*args, **kwargs)
+    return given if isinstance(given, Tensor) else next(iter(given.values()))
+
+
+def case(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], Mask, Slim]:
+    model, args, kwargs = ARCHITECTURES[name]()
+    model = drawn(model)
+    args = tuple(each.double() if each.is_floating_point() else each for each in args)
+    mask = mask_of(units(model, args, kwargs))
+    return model, args, kwargs, mask, slim(model, mask, args, kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_slim_equals_masked(name: str) -> None:
+    model, args, kwargs, mask, made = case(name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    masked = copy.deepcopy(model)
+    mask.apply(masked)
+    assert sum(p.numel() for p in made.model.parameters()) < sum(p.numel() for p in model.parameters())
+    dense = outputs(copy.deepcopy(model).eval(), args, kwargs)
+    assert (outputs(masked.eval(), args, kwargs) - dense).abs().max() > 1e-6, "the mask is seen in the output"
+    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})):
+        large = copy.deepcopy(masked).train()
+        optimizer = kind(large.parameters(), lr=1e-3, weight_decay=0.01, **options)
+        with mask.attached(large, optimizer):
+            trained([(large, optimizer)], 2, args, kwargs)
+            small = slim(large, mask, args, kwargs)
+            small.model.train()
+            both = [(large, optimizer), (small.model, small.optimizer(optimizer, large))]
+            for steps in (1, 9):
+                trained(both, steps, args, kwargs)
+                gradients = {key: p.grad for key, p in large.named_parameters() if p.grad is not None}
+                assert_near(small.state(gradients), {k: p.grad for k, p in small.model.named_parameters()})
+                assert_near(small.state(large.state_dict()), small.model.state_dict())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items()), "the given one stays"
+
+
+def trained(both: list[Any], steps: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for _ in range(steps):
+        for model, optimizer in both:
+            optimizer.zero_grad()
+            outputs(model, args, kwargs).square().mean().backward()
+            optimizer.step()
+
+
+def assert_near(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """In float64, to what ten steps of rounding can make of numbers around 1."""
+    for key, tensor in found.items():
+        if tensor is not None:
+            assert torch.allclose(tensor.double(), expected[key].double(), rtol=0, atol=1e-10), key
+
+
+# Derived by hand: channels that are read by one layer, tied by a sum, a concatenation, a split; heads; hidden units
+COUNTS = {
+    "residual": [4, 4, 4, 4, 6, 6],  # stem; stage 1 (two blocks) and its two inner ones; stage 2 and its inner one
+    "plain": [8, 6, 10],
+    "concatenated": [4, 3, 3, 3],
+    "depthwise": [4, 8, 3],  # the residual stream, the expanded channels with their gate, the squeezed ones
+    "shuffled": [4, 6],  # places in a group
+    "u-net": [4, 6, 5],
+    "pixel-shuffle": [5, 3],
+    "gated": [4, 5],  # groups; a value with its gate
+    "bert": [4, 20, 4, 20],
+    "gpt2": [3, 48],
+    "llama": [2, 20],  # two query heads with the key and value head they share
+    "vit": [3, 10],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COUNTS)
+def test_units_are_those_that_a_person_counts(name: str) -> None:
+    model, args, kwargs = ARCHITECTURES[name]()
+    assert sorted(map(len, units(model, args, kwargs))) == sorted(COUNTS[name])
+
+
+def test_what_is_not_known_pins_what_it_touches() -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.cumsum(self.first(x), 1))
+
+    found = units(Sorted(), (IMAGES,))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "the operation cumsum is not known"
+    assert found.pinned["last.weight", 0] == "it is an output of the network"
+
+
+def test_what_cannot_be_slimmed_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    found = units(model, (IMAGES,))
+    (group,) = found
+    part = torch.ones(4, 3, 1, 1, dtype=torch.bool)
+    part[0, 0] = False
+    with pytest.raises(InputError, match=r"the mask of 0\.weight is not of whole units"):
+        slim(model, Mask({"0.weight": part}), (IMAGES,))
+    with pytest.raises(InputError, match="the mask removes all 4 units of"):
+        slim(model, found.mask_without(group.units), (IMAGES,))
+
+
+def test_a_network_that_cannot_be_traced_says_so() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else x
+
+    with pytest.raises(InputError, match=r"this network cannot be traced .* unstructured pruning works all the same"):
+        units(Branching(), (torch.ones(2, 3),))
+
+
+def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(x)).view(-1, 2, 3).flatten(1))
+
+    model = Fixed()
+    found = units(model, (torch.ones(4, 3),))
+    (group,) = found
+    with pytest.raises(InputError, match="no smaller network was found that equals the masked one"):
+        slim(model, found.mask_without(group.units[:1]), (torch.ones(4, 3),))

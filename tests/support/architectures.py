@@ -1,0 +1,178 @@
+"""Small networks of many kinds, each with an example: what units and slim networks are tried on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rewound.tasks.recipes.resnet import ResNet
+
+Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8).sin()
+IDS = torch.arange(14).reshape(2, 7) % 11
+
+
+def residual() -> Case:
+    return ResNet((2, 1), (4, 6), generator=torch.Generator().manual_seed(0)), (IMAGES,), {}
+
+
+def plain() -> Case:
+    features = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3)]
+    return (
+        nn.Sequential(*features, nn.ReLU(), nn.Flatten(), nn.Linear(24, 10), nn.GELU(), nn.Linear(10, 4)),
+        (IMAGES,),
+        {},
+    )
+
+
+class Dense(nn.Module):
+    """Concatenation, as in DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(13, 5, 1)
+        self.grow = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(4 + 3 * i), nn.ReLU(), nn.Conv2d(4 + 3 * i, 3, 3, padding=1)) for i in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.grow:
+            x = torch.cat([x, layer(x)], 1)
+        return self.head(x)
+
+
+class Inverted(nn.Module):
+    """Depthwise convolutions with squeeze and excitation, as in MobileNetV3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.expand, self.depth = (
+            nn.Conv2d(3, 4, 1),
+            nn.Conv2d(4, 8, 1),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        )
+        self.norm, self.down, self.up = nn.BatchNorm2d(8), nn.Conv2d(8, 3, 1), nn.Conv2d(3, 8, 1)
+        self.project, self.head = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = F.hardswish(self.norm(self.depth(F.hardswish(self.expand(x)))))
+        y = y * torch.sigmoid(self.up(F.relu(self.down(F.adaptive_avg_pool2d(y, 1)))))
+        return self.head(x + self.project(y))
+
+
+class Shuffled(nn.Module):
+    """Grouped convolutions and a channel shuffle, as in ShuffleNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.grouped, self.last = (
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 12, 3, padding=1, groups=2),
+            nn.Conv2d(12, 5, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.grouped(self.first(x)))
+        n, c, h, w = x.shape
+        return self.last(x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w))
+
+
+class UNet(nn.Module):
+    """Down, up by a transposed convolution, and a connection across."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down, self.up, self.last = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Conv2d(4, 6, 3, 2, 1),
+            nn.ConvTranspose2d(6, 5, 2, 2),
+            nn.Conv2d(9, 2, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return self.last(torch.cat([x, self.up(F.relu(self.down(x)))], 1))
+
+
+class SuperResolution(nn.Module):
+    """A pixel shuffle: four channels become one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.last = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 12, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(F.pixel_shuffle(self.wide(F.relu(self.first(x))), 2)))
+
+
+class Gated(nn.Module):
+    """A gated linear unit behind group normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.gate, self.last = (
+            nn.Conv2d(3, 8, 1),
+            nn.GroupNorm(4, 8),
+            nn.Conv2d(8, 10, 1),
+            nn.Conv2d(5, 2, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.gate(F.relu(self.norm(self.first(x)))).chunk(2, 1)
+        return self.last(a * torch.sigmoid(b))
+
+
+def of(module: Callable[[], nn.Module]) -> Callable[[], Case]:
+    return lambda: (module(), (IMAGES,), {})
+
+
+def bert() -> Case:
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
+    return BertModel(BertConfig(**sizes, vocab_size=11), add_pooling_layer=False), (IDS,), {}
+
+
+def gpt2() -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=12, n_layer=1, n_head=3, n_positions=8, vocab_size=11, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config), (), {"input_ids": IDS, "use_cache": False}
+
+
+def llama() -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return (
+        LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=20, vocab_size=11)),
+        (),
+        {"input_ids": IDS, "use_cache": False},
+    )
+
+
+def vit() -> Case:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 10}
+    return ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4)), (IMAGES,), {}
+
+
+ARCHITECTURES: dict[str, Callable[[], Case]] = {
+    "residual": residual,
+    "plain": plain,
+    "concatenated": of(Dense),
+    "depthwise": of(Inverted),
+    "shuffled": of(Shuffled),
+    "u-net": of(UNet),
+    "pixel-shuffle": of(SuperResolution),
+    "gated": of(Gated),
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "vit": vit,
+}
