@@ -17,6 +17,8 @@ from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import Unit, UnitGroup, Units, units
 from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
 from rewound.reports.writing import Report
 from rewound.states.tickets.ticket import Ticket, load, save
@@ -51,6 +53,7 @@ __all__ = [
     "Scheduler",
     "Scores",
     "Segment",
+    "Slim",
     "State",
     "Stateful",
     "Steps",
@@ -59,6 +62,9 @@ __all__ = [
     "SweepResults",
     "Technique",
     "Ticket",
+    "Unit",
+    "UnitGroup",
+    "Units",
     "begin",
     "densities",
     "epochs",
@@ -75,6 +81,8 @@ __all__ = [
     "results",
     "run",
     "save",
+    "slim",
     "steps",
     "train",
+    "units",
 ]
