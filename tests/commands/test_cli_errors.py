@@ -106,7 +106,7 @@ BAD = {
     "no data to prune with": bad(["prune", "cifar10-resnet20"], "cache: get cifar-10-python.tar.gz from"),
     "no data for a figure": bad(
         ["report", "--results", "x.csv", "--figures", "figure-2-sparsity-iterative"],
-        "nothing to draw: none of the 2 rows belongs to figure-2-sparsity-iterative; try --figures default",
+        "nothing to draw: none of the 2 rows belongs to figure-2-sparsity-iterative; try the default figures",
         x_csv=f"{row()}a,unstructured,0,,1,,1,0.95,0.95,\n",
     ),
     "no dense runs": bad(

@@ -167,7 +167,7 @@ def test_a_rule_that_was_edited_is_told_with_the_remedy(
     monkeypatch.delitem(sys.modules, "own_rule")  # another process loads what the file has now
     assert (
         "note: stored results were made with another own_rule:warm (2 of them); they are used as they are, "
-        "to compute them anew give another --store or rename own_rule:warm\n"
+        "to compute them anew give another store or rename own_rule:warm\n"
     ) in rewound_command(*run).out
     for path in Path("rewound-store/results").rglob("*.json"):  # as earlier versions wrote them
         result = json.loads(path.read_text())

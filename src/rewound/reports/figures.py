@@ -65,7 +65,7 @@ class Drawing:
         if asked and not any(panels(figure, found) for figure in asked.values()):
             which = "the paper's figures" if len(asked) > 1 else self.figures
             raise InputError(
-                f"nothing to draw: none of the {len(evidence.rows)} rows belongs to {which}; try --figures default"
+                f"nothing to draw: none of the {len(evidence.rows)} rows belongs to {which}; try the default figures"
             )
 
 

@@ -193,7 +193,7 @@ def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[s
     if not differing:
         return []
     said = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())
-    remedies = ["give another --store", *(["raise the recipe's version"] if "source" in differing else [])]
+    remedies = ["give another store", *(["raise the recipe's version"] if "source" in differing else [])]
     remedies += [f"rename {name}" for name in differing if ":" in name]
     return [
         f"note: stored results were made with another {said}; they are used as they are, "

@@ -95,7 +95,7 @@ def _seed(past: Trained) -> int:
 
 def recomputing(key: str) -> str:
     """What is said of a state that is made again."""
-    return f"recomputing {key[:12]}: its tensors are no longer in the store (--keep all keeps them)"
+    return f"recomputing {key[:12]}: its tensors are no longer in the store (keep 'all' keeps them)"
 
 
 def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
