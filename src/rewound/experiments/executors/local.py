@@ -46,7 +46,7 @@ def run(
     with where_writable():
         store.sweep_up()  # what killed workers left may be what fills the disk
     store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
-    watch, told = Watch(plan, store), [0.0]
+    watch, last_tick = Watch(plan, store), [0.0]
     for recipe in {node.recipe for node in watch.open}:
         _check(recipe)
     if options.jobs > 1:
@@ -55,9 +55,9 @@ def run(
         say(recomputing(key))
 
     def alive() -> None:
-        if time.monotonic() - told[0] > _TELL:  # looking costs as much as a small network's epoch
+        if time.monotonic() - last_tick[0] > _TELL:  # looking costs as much as a small network's epoch
             tick(watch.headway())
-            told[0] = time.monotonic()
+            last_tick[0] = time.monotonic()
 
     alive()  # an epoch may take minutes
     work, warn = partial(_work, plan, store.backend, options, store.known), _first_of_each(say)
