@@ -140,7 +140,7 @@ def _settings(recipe: Recipe, choices: Choices, epochs: float, seed: int) -> dic
         "technique": technique_label(choices.technique),
         "retrain_epochs": epochs,
         "asked": {**asked, **final, "seed": seed},
-        "pruner": vars(choices.the_pruner),
+        "pruner": choices.the_pruner.settings,
     }
 
 

@@ -7,7 +7,7 @@ epoch; where steps are counted it is as long as it can be, from one step that a 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, takewhile
 from math import inf
@@ -142,7 +142,7 @@ class Course(Choices):
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
         """The arguments that must be the same when a run is continued, as plain data."""
         plain = ("compression", "technique", "rate", "one_shot", "final", "adopt")
-        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.the_pruner).items()}
+        pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in self.the_pruner.settings.items()}
         return {
             **{name: getattr(self, field) for name, field in self._times.items()},
             **{name: getattr(self, name) for name in plain},

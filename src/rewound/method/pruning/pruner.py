@@ -100,6 +100,12 @@ class Pruner:
             raise InputError(f"preset {self.preset} says all of a pruner but k; leave out {few(others)}")
 
     @property
+    def settings(self) -> dict[str, object]:
+        """Its fields by name; those of a preset only where there is one, as files of before presets have none."""
+        unset = () if self.preset else ("preset", "k")
+        return {name: value for name, value in vars(self).items() if name not in unset}
+
+    @property
     def words(self) -> dict[str, str]:
         """What is not as in the paper, a word for each field.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.errors import InputError, few
+from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.tracing import Place, Unit, Units, as_arguments, units
 
@@ -72,6 +72,7 @@ def slim(
     >>> slim(model, groups.mask_without(groups.groups[0].units[:5]), (torch.zeros(1, 4),)).model[0]
     Linear(in_features=4, out_features=3, bias=True)
     """
+    check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
     found = units(model, example_inputs, example_keywords)
     gone = removed_units(found, mask)
     kept = _kept(model, gone)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from rewound.foundations.errors import InputError, few
+from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.atoms import STAYS, Atoms, Factor, Labels
@@ -89,6 +89,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     >>> groups.mask_without(groups.groups[0].units[:2])
     Mask(5 tensors, 396 of 528 weights kept, density 0.75)
     """
+    check_kind("model", model, nn.Module, "give the model itself")
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
     roots: dict[str, Labels] = {}
