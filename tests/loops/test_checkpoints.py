@@ -380,7 +380,7 @@ def test_an_average_travels_through_a_trainers_checkpoint_too(tmp_path: Path) ->
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m cuda tests/test_checkpoints.py")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m cuda tests/loops/test_checkpoints.py")
 @pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=["default", "fused", "foreach"])
 def test_a_run_on_a_gpu_resumes_there(technique: str, options: dict[str, bool], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from training_loops import Loop, network, redraw
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/test_loop_cuda.py` there"
+        not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/loops/test_loop_cuda.py` there"
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Kill a sweep at random moments, continue it each time, and compare with a run that nobody disturbed.
 
-    python tests/kill_and_continue.py                      # `digits`, 20 kills
-    python tests/kill_and_continue.py --sweep my.toml --kills 100 --jobs 4 --seed 7
+    python tests/support/kill_and_continue.py                      # `digits`, 20 kills
+    python tests/support/kill_and_continue.py --sweep my.toml --kills 100 --jobs 4 --seed 7
 
 The sweep runs once from beginning to end. Then it runs again into another store: at `--kills` random moments its whole
 process group gets SIGKILL, which nothing can catch, and the same command is given again. One kill in five strikes while

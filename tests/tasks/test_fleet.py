@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 needs_cuda = [
     pytest.mark.cuda,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/test_fleet.py` there"
+        not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/tasks/test_fleet.py` there"
     ),
     pytest.mark.filterwarnings("ignore"),  # compilation warns of what is not ours
 ]

@@ -5,10 +5,10 @@ A dense row has an empty technique and density 1; a failed run has empty `val` a
 is what is pruned as one, "unstructured" for single weights; then follows how, where that is not as in the paper, as
 "unstructured random".
 
-`density` is the fraction of the weights that is kept: it counts weights, never units, also where filters or neurons are
-pruned as one. Of a preset it is that of the network without its filters, as the authors count. Where a pattern of one's
-own makes units of unequal sizes, the table has the fraction of units that was asked for, and `evidence.uneven_units`
-says what that is of the weights.
+`density` is the fraction of the weights that is kept: it counts weights, not units, also where filters or neurons are
+pruned as one. For a preset it is the density of the network without its filters, as the authors count it. There is one
+exception: if a user's pattern makes units of unequal sizes, the table has the fraction of units that was asked for, and
+`evidence.uneven_units` says what fraction of the weights that is.
 
 The last three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or
 any other, and `direction` whether higher or lower values are better. A table without these columns holds accuracies as
