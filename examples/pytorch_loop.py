@@ -13,9 +13,9 @@ import rewound
 EPOCHS = 10
 
 torch.manual_seed(0)
-pixels, labels = load_digits(return_X_y=True)
-images, answers = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
-loader = DataLoader(TensorDataset(images[:1200], answers[:1200]), batch_size=64, shuffle=True)
+pixels, digits = load_digits(return_X_y=True)
+images, labels = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits)
+loader = DataLoader(TensorDataset(images[:1200], labels[:1200]), batch_size=64, shuffle=True)
 
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
@@ -24,7 +24,7 @@ scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[6, 8])
 
 def accuracy() -> float:
     with torch.no_grad():
-        return (model(images[1200:]).argmax(1) == answers[1200:]).double().mean().item()
+        return (model(images[1200:]).argmax(1) == labels[1200:]).double().mean().item()
 
 
 run = rewound.epochs(EPOCHS, model, optimizer, scheduler, compression=5, checkpoint="digits-run")  # new

@@ -49,7 +49,7 @@ def run_command(
     store: StorePath = DEFAULT_STORE,
     jobs: Jobs = 0,
     device: Device = "cpu",
-    on: Annotated[str, typer.Option(help="where to run: local")] = "local",
+    on: Annotated[str, typer.Option(help="where to run: local, or package.module:name")] = "local",
     keep: Keep = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
@@ -146,17 +146,17 @@ def prune_command(
     one_shot: Annotated[bool, typer.Option("--one-shot", help=HELP["one_shot"])] = Choices.one_shot,
     score: Annotated[str, typer.Option(help="what to rank weights by")] = "magnitude",
     scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
-    pattern: Annotated[str, typer.Option(help="what goes as one: weight, or package.module:name")] = "weight",
+    pattern: Annotated[str, typer.Option(help="what is pruned as one: weight, or package.module:name")] = "weight",
     only: Annotated[
         list[str] | None, typer.Option(help="prune only these weights, e.g. 'encoder.*'; repeatable")
     ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
     floor: Annotated[float, typer.Option(help="minimum fraction kept in each tensor")] = 0.0,
-    preset: Annotated[str, typer.Option(help="the paper's filters instead: structured-a or structured-b")] = "",
-    k: Annotated[int, typer.Option(help="of the preset: 1 to 5, how much it prunes")] = 0,
+    preset: Annotated[str, typer.Option(help="prune the paper's filters instead: structured-a or structured-b")] = "",
+    k: Annotated[int, typer.Option(help="how much the preset prunes, 1 to 5")] = 0,
     max_drop: Annotated[float | None, typer.Option(help=HELP["max_drop"])] = Choices.max_drop,
     final: Annotated[float | None, typer.Option(help=HELP["final"])] = Choices.final,
-    seed: Annotated[int, typer.Option(help="the trial")] = 1,
+    seed: Annotated[int, typer.Option(help="the seed of the trial")] = 1,
     device: Device = "cpu",
     store: StorePath = DEFAULT_STORE,
     keep: Annotated[
@@ -254,7 +254,7 @@ def pack_command(
 def unpack_command(
     files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")], store: StorePath = DEFAULT_STORE
 ) -> None:
-    """Merge packs into the store; nothing measured that is there is overwritten."""
+    """Merge packs into the store; no measured result in it is overwritten."""
     from rewound.commands.stores import unpack_files
 
     unpack_files(files, store)

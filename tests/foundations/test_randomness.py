@@ -1,4 +1,4 @@
-"""Draws as a function of where they are used: pinned answers, a plain splitmix64, and how even they are."""
+"""Draws as a function of where they are used: pinned values, a plain splitmix64, and how even they are."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Claims: one owner at a time, succeeded once it is dead or its heart has stopped."""
+"""Claims: one owner at a time; another takes over when it is dead or gives no sign of life."""
 
 import json
 import os

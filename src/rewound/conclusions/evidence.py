@@ -1,4 +1,4 @@
-"""What a report is about: tables, another table to hold them against, and what is known of the recipes."""
+"""What a report is about: tables, a table to compare them with, and what is known of the recipes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Evidence:
 
     @cached_property
     def guessed(self) -> dict[str, float]:
-        """T of the recipes of which it is not known, taken to be their longest retraining time."""
+        """T of the recipes for which it is not known: their longest retraining time is taken for it."""
         longest: dict[str, float] = {}
         for row in self.rows:
             if row.recipe not in self.training_epochs:

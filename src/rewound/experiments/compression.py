@@ -125,7 +125,7 @@ class PrunedNetwork:
 def search_of(
     recipe: Recipe, *, retrain_epochs: float | None = None, seed: int = 1, **chosen: Unpack[Chosen]
 ) -> dict[str, object]:
-    """What tells one search from another: all that `prune` is asked for, but how far to go."""
+    """What distinguishes one search from another: all arguments of `prune` except how far to go."""
     choices = Choices(**chosen)
     return searched(_settings(recipe, choices, _epochs(recipe, choices, retrain_epochs), seed))
 
@@ -156,7 +156,7 @@ def searched(settings: Mapping[str, object]) -> dict[str, object]:
 
 def _epochs(recipe: Recipe, choices: Choices, retrain_epochs: float | None) -> float:
     """How long a level is retrained."""
-    longest = longest_time(choices.how, recipe.training_epochs)
+    longest = longest_time(choices.the_technique, recipe.training_epochs)
     return longest if retrain_epochs is None else as_number("retrain_epochs", retrain_epochs)
 
 

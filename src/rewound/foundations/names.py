@@ -76,7 +76,7 @@ def _import_remedy(module: str, error: Exception) -> str:
 
 
 def check_function(kind: str, name: str, found: object, parameters: Sequence[str]) -> None:
-    """An error for what was imported as a function of these parameters and is none; `_` before a name does no harm.
+    """An error unless what was imported is a function with parameters of these names; `_` may precede a name.
 
     >>> check_function("scope", "os:walk", sorted, ["names"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
 """Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written.
 
-`script_hidden` is for starting processes.
+`script_hidden` lets a process start others that do not run the user's script again.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _name_target(error: OSError, temporary: Path, path: Path) -> None:
-    """Let an error about the temporary file have the name that a person knows."""
+    """Make an error about the temporary file name the file that the user knows."""
     if str(error.filename) == str(temporary):
         error.filename, error.filename2 = str(path), None
 

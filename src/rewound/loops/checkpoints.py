@@ -5,7 +5,7 @@
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
     lock                held by the process that trains here; the system releases it when that process ends
-    levels/             every level as a ticket, to choose from afterwards, with a table (`level`)
+    levels/             every level as a ticket, with a table to choose from (`tickets/kept_levels`)
     damaged/            damaged snapshots, set aside when the run went on from another
 
 Files are written under a temporary name and renamed, so that a killed process leaves the old file or the new one. Each

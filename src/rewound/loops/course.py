@@ -49,7 +49,7 @@ class Course(Choices):
     init: Init | None
 
     def __post_init__(self) -> None:
-        longest = longest_time(self.how, as_whole(f"training_{self.unit}s", self.training_time, self.order))
+        longest = longest_time(self.the_technique, as_whole(f"training_{self.unit}s", self.training_time, self.order))
         if self.retraining_time is None:
             object.__setattr__(self, "retraining_time", max(1, int(longest)))
         for name, field in self._times.items():
@@ -91,7 +91,9 @@ class Course(Choices):
     def levels(self) -> tuple[Level, ...]:
         """What each level prunes to, starts from and trains."""
         assert self.retraining_time is not None
-        return tuple(levels(self.how, self.retraining_time, self.training_time, self.densities, unit=self.unit))
+        return tuple(
+            levels(self.the_technique, self.retraining_time, self.training_time, self.densities, unit=self.unit)
+        )
 
     @property
     def dense(self) -> Level:
@@ -253,11 +255,11 @@ class LoopRun:
             return self.progress.recording
         if level.schedule_from is not None:
             return self.recording
-        assert callable(course.how.lr)
+        assert callable(course.the_technique.lr)
         assert facts is not None  # of the pruning before the level
         parts = [1] * level.length if course.unit == "epoch" else [level.length]
         optimizers = len(members(self.subjects.optimizer))
-        return with_rule(course.how.lr, self.recording, facts, course.training_time, parts, optimizers)
+        return with_rule(course.the_technique.lr, self.recording, facts, course.training_time, parts, optimizers)
 
     def updates_of(self, level: Level) -> list[MaskUpdate]:
         """The prunings on the way through a level: after steps of the loop, or of the optimizer if it counts epochs.

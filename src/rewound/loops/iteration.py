@@ -135,7 +135,7 @@ class _Iteration:
     def _check_final(self) -> None:
         """An error if the dense run ends at a rate too low to fine-tune at; a kept dense run is not trained again."""
         try:
-            check_final(self.course.how, self.run.recording.schedule())
+            check_final(self.course.the_technique, self.run.recording.schedule())
         except InputError as error:
             if self.course.adopt or not self.run.resumes:
                 raise
@@ -232,7 +232,9 @@ class _Iteration:
         subjects.check()
         self.run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
         if course.final is None:
-            check_final_ahead(course.how, subjects.optimizer, subjects.schedulers, course.training_time, first)
+            check_final_ahead(
+                course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time, first
+            )
 
     def _end_level(self) -> None:
         run, progress, max_drop = self.run, self.run.progress, self.course.max_drop
@@ -292,7 +294,7 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
     elif newest is None and not course.adopt:
         check_new(subjects.schedulers)
         if run.resumes and course.final is None:
-            check_final_ahead(course.how, subjects.optimizer, subjects.schedulers, course.training_time)
+            check_final_ahead(course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time)
     progress = run.progress if newest is None else newest.progress
     if not progress.run:
         goes_on = newest is not None or run.was_loaded  # then it was begun by a version that gave runs no names

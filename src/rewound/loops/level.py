@@ -98,7 +98,7 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
     trained, candidates = _trained(run), _candidates(run)
     mask = course.the_pruner.prune(candidates, density, before, seed=torch.initial_seed(), model=model)
     mask = ranks.agreed(mask, model)
-    if not callable(course.how.lr):
+    if not callable(course.the_technique.lr):
         return mask, None
     return mask, ranks.from_first(facts_of({**trained, **candidates}, before, mask))
 

@@ -1,8 +1,8 @@
 """What a user chooses of the method, stated once: its names, defaults, help and checks.
 
 `rewound.epochs`, `rewound.steps`, `rewound.prune`, the trainers' `rewind` and `Rewind`, and the command `rewound prune`
-all take these, by these names: in Python as `**chosen: Unpack[Chosen]`, of which `takes_choices` makes a signature that
-names each of them.
+all take these, by these names. Functions declare them as `**chosen: Unpack[Chosen]`, and `takes_choices` gives such a
+function a signature that names each of them.
 """
 
 import inspect
@@ -71,14 +71,14 @@ class Choices:
         return as_pruner(self.pruner)
 
     @property
-    def how(self) -> Technique:
-        """The technique that is named."""
+    def the_technique(self) -> Technique:
+        """The technique itself, found by its name."""
         return technique_named(self.technique)
 
     @property
     def iterative(self) -> bool:
         """Whether it prunes in several levels; gradual pruning and a preset have one."""
-        return not self.one_shot and self.how.gradual is None and not self.the_pruner.preset
+        return not self.one_shot and self.the_technique.gradual is None and not self.the_pruner.preset
 
     @property
     def densities(self) -> list[float]:
@@ -93,7 +93,7 @@ class Choices:
                 f"level prunes, {RATE:g} by default"
             )
         if not self.iterative and self.rate != RATE:
-            kind = "gradual" if self.how.gradual else "one-shot"
+            kind = "gradual" if self.the_technique.gradual else "one-shot"
             raise InputError(
                 f"rate {self.rate:g} is how much each level prunes, and {kind} pruning has one level, which prunes all "
                 "that compression asks for; leave out one of the two"

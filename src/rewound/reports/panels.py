@@ -112,7 +112,7 @@ def _difference_panel(subject: Subject, mode: bool, contrasted: Contrast) -> Jso
     return {
         "kind": "difference",
         "title": f"{mode_title(mode)}: {first[:1].lower()}{first[1:]} {against(metric)}",
-        "note": contrasted.how,
+        "note": contrasted.method_note,
         "brackets": contrasted.brackets,
         "technique": contrasted.first,
         "over": list(contrasted.over),

@@ -143,7 +143,7 @@ def _difference_table(contrasted: Contrast, labels: Mapping[float, str], dense: 
         table.add_row(
             labels[density], *(_difference(column.get(density), dense) for column in contrasted.over.values())
         )
-    return Group(table, Text(f"{contrasted.how} {contrasted.brackets}"))
+    return Group(table, Text(f"{contrasted.method_note} {contrasted.brackets}"))
 
 
 def _difference(difference: Difference | None, dense: Baseline) -> Text:

@@ -205,13 +205,13 @@ class Contrast:
         return sorted({difference.cell.density for difference in self.all}, reverse=True)
 
     @property
-    def how(self) -> str:
+    def method_note(self) -> str:
         """How the differences were taken."""
         paired = {True: "paired by dense run", False: "not paired"}
-        how = [paired[flag] for flag in sorted({difference.paired for difference in self.all})]
+        notes = [paired[flag] for flag in sorted({difference.paired for difference in self.all})]
         if any(difference.df is None for difference in self.all):
-            how.append(f"an interval needs {LEAST_PAIRS} pairs")
-        return f"Mean test values, {', '.join(how)}."
+            notes.append(f"an interval needs {LEAST_PAIRS} pairs")
+        return f"Mean test values, {', '.join(notes)}."
 
     @property
     def brackets(self) -> str:

@@ -14,7 +14,7 @@ A pruning begins a level: the data order starts anew. One that `runs_on` is an u
 gradual pruning has them; a level is then a chain of stages, each trained under a mask of its own.
 
 Learning rates are given by a schedule, or drawn by a rule once the mask is known. Both kinds say how many steps they
-span, which of them are known before anything runs, what an address has of them, and how to describe them.
+span, which rates are known before anything runs, what of them is hashed into an address, and how to describe them.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""The value of a recipe's field: given in a file or in a word, of the type that its default has, and told in a word."""
+"""The values of a recipe's fields: read from a file or from words such as `epochs=8`, and written as such words.
+
+A value has the type of the field's default.
+"""
 
 import math
 import tomllib

@@ -1,8 +1,8 @@
 """How a worker walks the plan: it takes the first node that is ready and unclaimed, and does it.
 
-Any number of workers, started by one command or by several at once, share the work; no node is done twice. They see of
-each other what the store says. A look costs what has changed: what was measured stays, so that a result is read once;
-and a node can only end that is ready, so that the others need not be looked for.
+Any number of workers, started by one command or by several at once, share the work; no node is done twice. A worker
+knows of the others only what the store says. Looking at the store costs what has changed since the last look: a result
+stays, so it is read once; and only a node that is ready can end, so the others are not looked for.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rewound.experiments.plans.execution import Paused, Worker, execute, made_by
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.remaining import answer, steps_to_do, to_recompute, todo
+from rewound.experiments.plans.remaining import steps_to_do, sufficient_outcome, to_recompute, todo
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
@@ -75,7 +75,7 @@ class Watch:
         key = node.key
         if key in self.status:
             return True
-        if (outcome := answer(node, self.store)) is None:
+        if (outcome := sufficient_outcome(node, self.store)) is None:
             return False
         if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
             return False
@@ -119,7 +119,7 @@ class Watch:
         return not self._unfinished.isdisjoint(self.plan.readers[key])
 
     def headway(self, *, exact: bool = False) -> Headway:
-        """How far the plan is; unless that is to be `exact`, nodes that others did in a moment count a little later."""
+        """How far the plan is; unless `exact`, nodes that others did in a moment may be counted a little later."""
         claimed = {key: claim.steps for key, claim in self.store.claims().items()}
         if exact or time.monotonic() - self._listed > self._took / _SHARE:
             self.look()

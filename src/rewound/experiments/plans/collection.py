@@ -39,7 +39,7 @@ def is_measured(result: Result | None) -> bool:
 
 
 def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
-    """The keys of what failed, or builds on what did."""
+    """The keys of the nodes that failed, and of those that build on them."""
     plan = planning.plan(targets)
     results = {node.key: result for node in plan.nodes if (result := reader.result(node.key)) is not None}
     return plan.lost([key for key, result in results.items() if "failed" in result], results)

@@ -14,7 +14,7 @@ import torch
 
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import Realised, pruned, rates, realised, stored_state
-from rewound.experiments.plans.remaining import answer, release
+from rewound.experiments.plans.remaining import release, sufficient_outcome
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.method.pruning.counts import parameter_count
@@ -190,7 +190,7 @@ class Job:
             )
 
     def is_due(self) -> bool:
-        """Whether the run is to be looked at now, wherever it is: an epoch may take an hour."""
+        """Whether to look at the run now, in the middle of an epoch too: an epoch may take an hour."""
         return time.perf_counter() - self.looked > LOOK or time.monotonic() > self.worker.until
 
     def look_at(self, state: State) -> None:
@@ -268,7 +268,7 @@ class Job:
         if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
             store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
         # Looked at again: to save takes a while. What has its result was done again for its tensors alone.
-        if not self._is_owner() or not (answer(node, store) or store.publish(node.key, result)):
+        if not self._is_owner() or not (sufficient_outcome(node, store) or store.publish(node.key, result)):
             return
         store.drop(node.key, draft=True)
         if not self.worker.options.keep_all:
@@ -307,7 +307,7 @@ def epoch_steps(recipe: Recipe) -> int:
 
 
 def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
-    """Where to look up from training: the ends of epochs, in steps from `start`."""
+    """Where training is interrupted for a look: the ends of epochs, in steps from `start`."""
     per_epoch = epoch_steps(recipe)
     return [step - start for step in range((start // per_epoch + 1) * per_epoch, end, per_epoch)]
 
@@ -324,7 +324,7 @@ def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
 
 
 def made_by(node: Node, options: Options) -> dict[str, str]:
-    """What a result depends on beside its address; told when a stored one differs from today's."""
+    """What a result depends on beside its address; a run says where a stored result has other values than today's."""
     device = device_named(options.device)
     on_cpu = device.type == "cpu"
     return {

@@ -192,10 +192,10 @@ def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[s
             differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []
-    said = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())
+    counts = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())
     remedies = ["give another store", *(["raise the recipe's version"] if "source" in differing else [])]
     remedies += [f"rename {name}" for name in differing if ":" in name]
     return [
-        f"note: stored results were made with another {said}; they are used as they are, "
+        f"note: stored results were made with another {counts}; they are used as they are, "
         f"to compute them anew {' or '.join(remedies)}"
     ]

@@ -166,11 +166,11 @@ def _course(state: Trained) -> tuple[Segment, ...]:
 def _common(one: Trained, other: Trained) -> int:
     """How many steps two states under one root share."""
     steps = 0
-    for mine, yours in zip(_course(one), _course(other), strict=False):
-        if mine.rate != yours.rate:
+    for first, second in zip(_course(one), _course(other), strict=False):
+        if first.rate != second.rate:
             break
-        steps += 0 if isinstance(mine, _Update) else min(mine.steps, yours.steps)
-        if mine.steps != yours.steps:
+        steps += 0 if isinstance(first, _Update) else min(first.steps, second.steps)
+        if first.steps != second.steps:
             break
     return steps
 

@@ -66,7 +66,7 @@ def stored_state(past: Trained, store: Store, *, draft: bool = False, to_train: 
 
 
 def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
-    """What tells that tensors are not those of a history, in words that follow the name of their file."""
+    """Why tensors cannot be those of a history, in words that follow the name of their file; None if they can."""
     seed, (prunings, steps), recipe = _seed(past), kept.state.position, start_of(past).recipe
     if kept.state.seed != seed:
         return f"holds a state of seed {kept.state.seed}, not of seed {seed}"
@@ -94,7 +94,7 @@ def _seed(past: Trained) -> int:
 
 
 def recomputing(key: str) -> str:
-    """What is said of a state that is made again."""
+    """The line that is printed when a state is computed again."""
     return f"recomputing {key[:12]}: its tensors are no longer in the store (keep 'all' keeps them)"
 
 

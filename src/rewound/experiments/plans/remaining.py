@@ -10,15 +10,15 @@ from rewound.states.storage.packs import NewPack
 from rewound.states.storage.store import Store
 
 
-def answer(node: Node, store: Store) -> Outcome | None:
-    """The outcome of a node, if it says all that is asked; it is read once."""
+def sufficient_outcome(node: Node, store: Store) -> Outcome | None:
+    """The outcome of a node, if it is sufficient; it is read once."""
     known = store.known.get(node.key)
-    outcome = known if is_answered(node, known) else store.outcome(node.key)
-    return outcome if is_answered(node, outcome) else None
+    outcome = known if is_sufficient(node, known) else store.outcome(node.key)
+    return outcome if is_sufficient(node, outcome) else None
 
 
-def is_answered(node: Node, outcome: Outcome | None) -> bool:
-    """Whether an outcome says all that is asked of a node: what another sweep has passed may have to be measured."""
+def is_sufficient(node: Node, outcome: Outcome | None) -> bool:
+    """Whether an outcome says all that is asked of a node: one that another sweep only passed is not measured yet."""
     return outcome is not None and (outcome != "passed" or not node.asked)
 
 
@@ -35,7 +35,7 @@ def todo(plan: Plan, store: Store) -> list[Node]:
     What failed, and what builds on it, is not to be done.
     """
     outcomes, missing = outcomes_of(plan, store), set[str]()
-    done = {node.key for node in plan.nodes if is_answered(node, outcomes.get(node.key))}
+    done = {node.key for node in plan.nodes if is_sufficient(node, outcomes.get(node.key))}
     lost = plan.lost([key for key, outcome in outcomes.items() if outcome == "failed"], done)
     for node in reversed(plan.nodes):  # children before parents
         if node.key in lost:
@@ -48,7 +48,7 @@ def todo(plan: Plan, store: Store) -> list[Node]:
 
 def to_recompute(open_nodes: Iterable[Node], store: Store) -> list[Node]:
     """Among nodes to do, those that have a result: they are done again for their tensors alone."""
-    return [node for node in open_nodes if answer(node, store)]
+    return [node for node in open_nodes if sufficient_outcome(node, store)]
 
 
 def steps_to_do(node: Node, store: Store) -> int:
@@ -72,12 +72,12 @@ def _others_work(plan: Plan, store: Store) -> bool:
 
 
 def _is_needed(key: str, plan: Plan, store: Store) -> bool:
-    """Whether the tensors are read by a node without an answer, or by one that is done again since its own are."""
+    """Whether the tensors are read by an unfinished node, or by one that is done again because its own are read."""
     waiting, seen = [key], {key}
     while waiting:
         for reader in reversed(plan.readers.get(waiting.pop(), ())):  # what is done last is most often still to do
             # A part of a plan keeps what the rest will read.
-            if reader not in plan.by_key or answer(plan.by_key[reader], store) is None:
+            if reader not in plan.by_key or sufficient_outcome(plan.by_key[reader], store) is None:
                 return True
             if reader not in seen and not store.has_state(reader, to_train=True):
                 seen.add(reader)
@@ -86,7 +86,7 @@ def _is_needed(key: str, plan: Plan, store: Store) -> bool:
 
 
 def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
-    """Drop what nobody needs: drafts of what is finished or lost, tensors that nothing planned reads any more."""
+    """Drop what nobody needs: drafts of finished or failed nodes, and tensors that no planned node reads any more."""
     over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
     with where_writable():
         store.sweep_up()
@@ -121,7 +121,7 @@ def _needed_elsewhere(plan: Plan, store: Store) -> Iterator[str]:
 
 
 def _continued(plan: Plan, store: Store) -> set[str]:
-    """The results that those of the plan go on from, but which another plan has cut there: their time and curves."""
+    """The paths of results at which another plan has divided a run of this one; they have its time and curve so far."""
     found = dict[str, str]()
     for node in plan.nodes:
         result = store.result(node.key)

@@ -44,7 +44,7 @@ class Target:
 
 @lru_cache
 def kind_of(pruner: Pruner) -> str:
-    """What the `pruning` column says of a pruner: what goes as one, and all that is not as in the paper.
+    """What the `pruning` column says of a pruner: what is pruned as one, and all that differs from the paper.
 
     >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
     ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')

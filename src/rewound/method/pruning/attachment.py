@@ -282,7 +282,7 @@ def zero(tensor: Tensor, mask: Tensor) -> None:
 
 
 def _at_the_end_of_backward(function: Callable[[], None]) -> None:
-    # Twice, one inside the other, comes after DistributedDataParallel has put the averaged gradients in place.
+    # A callback queued by a callback runs after DistributedDataParallel has put the averaged gradients in place.
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 

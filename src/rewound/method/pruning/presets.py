@@ -15,7 +15,7 @@ and for all, from Python's generator with seed 0, so that every run removes as m
 
 What goes is the filter alone: the batch normalisation behind it and the weights that read it stay, so that a dead
 channel still feeds ReLU(beta) to the next layer, as in the authors' code. The density that they report counts those
-weights as gone, too, and weights of the projections beside; `masks_density` counts what is masked.
+weights as gone, too, and also some weights of projections (`reported_density`); `masks_density` counts what is masked.
 """
 
 import random

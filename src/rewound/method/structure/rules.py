@@ -268,16 +268,16 @@ def _batched(atoms: Atoms, value: Any, left: list[Factor], right: list[Factor], 
     """Along the batch dimensions of a product both sides go together."""
     rank = len(value.shape)
     for d in range(rank - 2):
-        mine = [f for f in left if d in f.dims]
-        yours = [f for f in right if d in f.dims]
-        there = [side.shape[d - rank + side.rank] if d - rank + side.rank >= 0 else 1 for side in (x, y)]
-        for one in mine:
-            if not yours and there[1] > 1:
+        on_left = [f for f in left if d in f.dims]
+        on_right = [f for f in right if d in f.dims]
+        sizes = [side.shape[d - rank + side.rank] if d - rank + side.rank >= 0 else 1 for side in (x, y)]
+        for one in on_left:
+            if not on_right and sizes[1] > 1:
                 atoms.pin(one.atoms, "it is a batch of a product with what cannot shrink")
-            for other in yours:
+            for other in on_right:
                 atoms.tie(atoms.only(one, d), atoms.only(other, d))
-        for other in yours:
-            if not mine and there[0] > 1:
+        for other in on_right:
+            if not on_left and sizes[0] > 1:
                 atoms.pin(other.atoms, "it is a batch of a product with what cannot shrink")
     merged: dict[tuple[int, ...], Tensor] = {}
     for factor in [*left, *right]:
@@ -290,11 +290,11 @@ def _shift(dims: Sequence[int], by: int) -> tuple[int, ...]:
 
 
 def _tie_summed(atoms: Atoms, x: Labels, dx: int, y: Labels, dy: int) -> None:
-    mine, yours = x.along(dx), y.along(dy)
-    for one in mine:
-        for other in yours:
+    of_x, of_y = x.along(dx), y.along(dy)
+    for one in of_x:
+        for other in of_y:
             atoms.tie(atoms.only(one, dx), atoms.only(other, dy))
-    for side, others in ((mine, yours), (yours, mine)):
+    for side, others in ((of_x, of_y), (of_y, of_x)):
         if not others:
             for factor in side:
                 atoms.pin(factor.atoms, "it reads what cannot shrink")

@@ -48,13 +48,13 @@ class Slim:
             order += group["params"]
             groups.append({**group, "params": [here[names[parameter]] for parameter in group["params"]]})
         known = inspect.signature(type(optimizer)).parameters
-        made = type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in known})
+        smaller = type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in known})
         for old in order:
             slots, name = optimizer.state.get(old, {}), names[old]
             cut = {key: self._slot(name, old, value) for key, value in slots.items()}
             if cut:
-                made.state[here[name]] = cut
-        return made
+                smaller.state[here[name]] = cut
+        return smaller
 
     def _slot(self, name: str, parameter: Tensor, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape != parameter.shape:
@@ -79,9 +79,9 @@ def slim(
     small = copy.deepcopy(model)
     _shrink(small, kept)
     _rewrite_counts(model, small)
-    made = Slim(small, kept)
-    _fit(model, mask, made, example_inputs, example_keywords)
-    return made
+    result = Slim(small, kept)
+    _fit(model, mask, result, example_inputs, example_keywords)
+    return result
 
 
 def removed_units(found: Units, mask: Mask) -> list[Unit]:
@@ -254,7 +254,7 @@ def _is_size_of_head(name: str) -> bool:
 
 @torch.no_grad()
 def _fit(
-    model: nn.Module, mask: Mask, made: Slim, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None
+    model: nn.Module, mask: Mask, result: Slim, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None
 ) -> None:
     """Write anew the numbers of the modules' own classes, until the small network equals the masked one."""
     masked = copy.deepcopy(model)
@@ -262,13 +262,13 @@ def _fit(
     inputs = as_arguments(example_inputs)
     arguments = [_doubled(each) for each in inputs], {k: _doubled(each) for k, each in (keywords or {}).items()}
     expected = _tensors_of(masked.double().eval()(*arguments[0], **arguments[1]))
-    numbers, failure = _own_numbers(model, made.model, made.kept), ""
+    numbers, failure = _own_numbers(model, result.model, result.kept), ""
     for choice in itertools.islice(_choices(numbers), _TRIES):
         for option, each in zip(choice, numbers.values(), strict=True):
             for number in each:
                 setattr(number.module, number.name, number.options[min(option, len(number.options) - 1)])
         try:
-            given = _tensors_of(copy.deepcopy(made.model).double().eval()(*arguments[0], **arguments[1]))
+            given = _tensors_of(copy.deepcopy(result.model).double().eval()(*arguments[0], **arguments[1]))
         except Exception as error:  # whatever a module's own code raises where a count is wrong
             failure = failure or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             continue

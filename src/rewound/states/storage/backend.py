@@ -1,4 +1,4 @@
-"""What a store is kept in: six primitives over paths such as `results/ab/abcd.json`, and what is said where one fails.
+"""What a store is kept in: six primitives over paths such as `results/ab/abcd.json`, and the errors where one fails.
 
 Nothing else is assumed of the place: no rename, no lock, no clock, no folders. A folder is the first of them
 (`folder`); `conformance` checks any other. A file is there as a whole or not at all, and a path never changes its
@@ -102,5 +102,5 @@ def refusals_explained(name: str) -> Iterator[None]:
 
 
 def where_writable() -> suppress:
-    """Inside is what need not be done in a store that can only be read."""
+    """Inside, a write that a read-only store refuses is left out."""
     return suppress(ReadOnly)

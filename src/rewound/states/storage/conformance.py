@@ -141,9 +141,9 @@ def check_one_of_many_threads_creates(opened: Opener) -> None:
         return [backend.create(path, str(name).encode(), durable=False) for path in paths]
 
     with ThreadPoolExecutor(threads) as pool:
-        made = list(pool.map(create, range(threads)))
+        created = list(pool.map(create, range(threads)))
     for number, path in enumerate(paths):
-        winners = [name for name in range(threads) if made[name][number]]
+        winners = [name for name in range(threads) if created[name][number]]
         assert len(winners) == 1, f"{len(winners)} have created {path}"
         assert opened().read(path, 100) == str(winners[0]).encode()
 
@@ -155,8 +155,8 @@ def check_one_of_several_processes_creates(opened: Opener) -> None:
             assert pipe.recv() == "ready"
         for pipe in (one, two):
             pipe.send("go")
-        made = [one.recv(), two.recv()]
-    assert [sum(pair) for pair in zip(*made, strict=True)] == len(made[0]) * [1]
+        created = [one.recv(), two.recv()]
+    assert [sum(pair) for pair in zip(*created, strict=True)] == len(created[0]) * [1]
 
 
 # Leases

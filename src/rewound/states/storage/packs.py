@@ -3,9 +3,9 @@
 Nothing is copied before all packs are known to be whole. Every artifact carries its own checksum and is checked before
 it is merged (`Store.merge`); what was measured is never overwritten.
 
-A pack is a tar archive, compressed by gzip. It is read a block at a time by the few lines below, not by tarfile, which
-keeps in memory what a forged archive tells it to: of what `pack` writes, plain files and the notes that the format puts
-before them, nothing is held but one header.
+A pack is a tar archive, compressed by gzip. It is read a block at a time by the few lines below, not by tarfile: a
+forged archive can make tarfile keep any amount in memory. `pack` writes only plain files and the extended headers that
+the format puts before them, so nothing but one header has to be in memory.
 """
 
 import errno

@@ -76,8 +76,8 @@ class Ticket:
                     "into a model of floating-point weights, and convert that"
                 )
         for name, owner in _owners(own).items():
-            mine, its = self.state[name], self.state[owner]
-            if mine is not its and not torch.equal(mine, its):
+            tensor, tied = self.state[name], self.state[owner]
+            if tensor is not tied and not torch.equal(tensor, tied):
                 raise InputError(
                     f"this ticket is for another model: {owner} and {name} are tied in this one, and differ in the "
                     "ticket; untie them first"
