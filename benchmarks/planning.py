@@ -37,7 +37,8 @@ class Measured(NamedTuple):
 
 def declared() -> Sweep:
     """The sweep, as a TOML file would declare it."""
-    one_shot = Experiment(tuple(TECHNIQUES), TIMES, tuple((density,) for density in DENSITIES), iterative=False)
+    papers = tuple(name for name, technique in TECHNIQUES.items() if technique.gradual is None)
+    one_shot = Experiment(papers, TIMES, tuple((density,) for density in DENSITIES), iterative=False)
     rewinding = ("fine-tuning", "weight-rewinding", "lr-rewinding")
     iterative = Experiment(rewinding, TIMES, (DENSITIES,), iterative=True)
     recipe = recipe_named("cifar10-resnet20")()

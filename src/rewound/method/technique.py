@@ -174,6 +174,9 @@ def technique_label(words: str) -> str:
     >>> technique_label("gradual every=100 end=0.5"), technique_label("lr-rewinding")
     ('gradual every=100', 'lr-rewinding')
     """
-    chosen, name = technique_named(words), words.split()[0]
-    options, own = vars(chosen.gradual or Gradual()), vars(technique_named(name).gradual or Gradual())
-    return " ".join([name, *(f"{key}={value:g}" for key, value in options.items() if value != own[key])])
+    chosen, (name, *options) = technique_named(words), words.split()
+    own = technique_named(name).gradual if options else None
+    if chosen.gradual is None or own is None:
+        return name
+    differing = {key: value for key, value in vars(chosen.gradual).items() if value != vars(own)[key]}
+    return " ".join([name, *(f"{key}={value:g}" for key, value in differing.items())])

@@ -190,7 +190,11 @@ class Trained:
     @property
     def root(self) -> "Start | Pruned":
         """What its level began with."""
-        return self.stages[0].parent
+        parent = self.parent
+        while isinstance(parent, Pruned) and parent.runs_on:
+            assert isinstance(parent.source, Trained)  # a level begins with a pruning that does not run on
+            parent = parent.source.parent
+        return parent
 
     @property
     def known(self) -> tuple[Segment, ...]:

@@ -154,9 +154,9 @@ class _Update(Segment):
 
 def _course(state: Trained) -> tuple[Segment, ...]:
     """The rates of a state since its level began, with the updates of its mask in between."""
+    if state.root is state.parent:
+        return state.rates.known
     first, *others = state.stages
-    if not others:
-        return first.rates.known
     course = list(first.rates.known)
     for stage in others:
         course += [_Update(-1.0, int(stage.parent.key, 16)), *stage.rates.known]

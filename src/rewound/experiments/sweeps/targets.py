@@ -13,7 +13,7 @@ from rewound.method.algorithm import Level, check_final, check_time, levels
 from rewound.method.pruning.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import Technique, technique_label, technique_named
-from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, start_of, trained
+from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, trained
 from rewound.tasks.recipe import Recipe, changed_fields
 
 _ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do
@@ -131,7 +131,7 @@ def retrained(
         kept = _kept(recipe, pruner, first)
         salted = salt if number == 1 else ""
         root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted)
-        previous = Trained(root, rule) if rule is not None else _retrained(root, level, final)
+        previous = Trained(root, rule) if rule is not None else _retrained(recipe, root, level, final)
         yield Target(
             recipe=recipe,
             pruning=kind_of(pruner),
@@ -158,9 +158,9 @@ def _densities_of_preset(
         raise InputError(f"{recipe.label()}: {error}") from error
 
 
-def _retrained(root: Pruned, level: Level, final: float | None) -> Trained:
+def _retrained(recipe: Recipe, root: Pruned, level: Level, final: float | None) -> Trained:
     """A level: trained under its mask, which is updated on the way where it is pruned gradually."""
-    recipe, start, done, kept = start_of(root).recipe, level.schedule_from or 0, 0, root.kept
+    start, done, kept = level.schedule_from or 0, 0, root.kept
     stage: Trained | Pruned = root
     for step, density in level.updates(level.length):
         if (fewer := _kept(recipe, root.pruner, density)) == kept:

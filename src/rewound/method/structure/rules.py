@@ -124,24 +124,26 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
 def spatial(atoms: Atoms, value: Any, x: Labels) -> Any:
     """Batch and channels stay apart; the rest may not shrink."""
     first = value[0] if isinstance(value, list | tuple) else value
-    channel = x.rank - (first.ndim - 1) if first.ndim == x.rank - 1 else 1
-    found = [Factor((channel,), _along(atoms, x, channel, "it is pooled"))] if x.along(channel) else []
-    labels = atoms.labels(tuple(first.shape), found)
+    labels = atoms.labels(tuple(first.shape), [Factor((1,), _along(atoms, x, 1, "it is pooled"))])
     return [labels, *_plain(value[1:])] if isinstance(value, list | tuple) else labels
 
 
-def _along(atoms: Atoms, x: Labels, dim: int, reason: str) -> Tensor:
-    """The atoms of one dimension; factors that do not have it are pinned."""
-    dim %= x.rank
+def _atoms_of(atoms: Atoms, x: Labels, dim: int) -> Tensor:
+    """The atoms of one dimension."""
     found = [atoms.only(factor, dim) for factor in x.along(dim)]
-    for factor in x.factors:
-        if dim not in factor.dims:
-            atoms.pin(factor.atoms, reason)
     if not found:
         return torch.zeros(x.shape[dim], dtype=torch.int64)
     for other in found[1:]:
         atoms.tie(found[0], other)
     return found[0]
+
+
+def _along(atoms: Atoms, x: Labels, dim: int, reason: str) -> Tensor:
+    """The same; factors that do not have the dimension are pinned."""
+    for factor in x.factors:
+        if dim not in factor.dims:
+            atoms.pin(factor.atoms, reason)
+    return _atoms_of(atoms, x, dim)
 
 
 def _others(atoms: Atoms, x: Labels, dims: Sequence[int], reason: str) -> list[Factor]:
@@ -152,16 +154,13 @@ def _others(atoms: Atoms, x: Labels, dims: Sequence[int], reason: str) -> list[F
         touched = [d for d in factor.dims if d in dims]
         if touched and len(touched) == len(factor.dims):
             atoms.pin(factor.atoms, reason)
-            continue
-        for _ in touched:
-            rest = [d for d in factor.dims if d not in dims]
-            factor = Factor((rest[0],), atoms.only(factor, rest[0])) if len(rest) == 1 else _tied(atoms, factor, rest)
-            break
-        kept.append(factor)
+        else:
+            kept.append(_tied(atoms, factor, [d for d in factor.dims if d not in dims]) if touched else factor)
     return kept
 
 
 def _tied(atoms: Atoms, factor: Factor, rest: Sequence[int]) -> Factor:
+    """The factor over some of its dimensions; over the others it is tied."""
     places = [factor.dims.index(d) for d in rest]
     order = [*places, *[p for p in range(len(factor.dims)) if p not in places]]
     rows = factor.atoms.permute(order).flatten(len(rest))
@@ -175,9 +174,9 @@ def _tied(atoms: Atoms, factor: Factor, rest: Sequence[int]) -> Factor:
 def convolution(
     atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None, *args: Any, **kwargs: Any
 ) -> Labels:
-    groups = _groups(args, kwargs, 3)
+    groups = _groups(args, kwargs)
     inputs = _along(atoms, x, 1 if x.rank == weight.rank else 0, "it is a dimension that a convolution runs over")
-    outputs, reads = _weight(atoms, weight, 0), _weight(atoms, weight, 1)
+    outputs, reads = _atoms_of(atoms, weight, 0), _atoms_of(atoms, weight, 1)
     _pin_kernel(atoms, weight)
     if groups == 1:
         atoms.tie(inputs, reads)
@@ -195,10 +194,10 @@ def convolution(
 def transposed_convolution(
     atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None, *args: Any, **kwargs: Any
 ) -> Labels:
-    groups = _groups(args, kwargs, 3, key="groups")
+    groups = _groups(args, kwargs)
     inputs = _along(atoms, x, 1, "it is a dimension that a convolution runs over")
-    atoms.tie(inputs, _weight(atoms, weight, 0))
-    outputs = _weight(atoms, weight, 1)
+    atoms.tie(inputs, _atoms_of(atoms, weight, 0))
+    outputs = _atoms_of(atoms, weight, 1)
     _pin_kernel(atoms, weight)
     if groups > 1:
         atoms.pin_all([x, weight], "a transposed convolution has groups")
@@ -206,20 +205,10 @@ def transposed_convolution(
     return _put_out(atoms, value, outputs, bias, 1)
 
 
-def _groups(args: Sequence[Any], kwargs: dict[str, Any], place: int, key: str = "groups") -> int:
-    if key in kwargs:
-        return int(kwargs[key])
+def _groups(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """The groups of a convolution: of what follows its bias, the only whole number that is in no list."""
     whole = [each for each in args if isinstance(each, int) and not isinstance(each, bool)]
-    return int(whole[-1]) if whole else 1
-
-
-def _weight(atoms: Atoms, weight: Labels, dim: int) -> Tensor:
-    found = [atoms.only(factor, dim) for factor in weight.along(dim)]
-    if not found:
-        return torch.zeros(weight.shape[dim], dtype=torch.int64)
-    for other in found[1:]:
-        atoms.tie(found[0], other)
-    return found[0]
+    return int(kwargs.get("groups", whole[-1] if whole else 1))
 
 
 def _pin_kernel(atoms: Atoms, weight: Labels) -> None:
@@ -230,20 +219,20 @@ def _pin_kernel(atoms: Atoms, weight: Labels) -> None:
 
 def _put_out(atoms: Atoms, value: Any, outputs: Tensor, bias: Labels | None, dim: int) -> Labels:
     if isinstance(bias, Labels):
-        atoms.tie(outputs, _weight(atoms, bias, 0))
+        atoms.tie(outputs, _atoms_of(atoms, bias, 0))
     return atoms.labels(tuple(value.shape), [Factor((dim,), outputs)])
 
 
 def linear(atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None) -> Labels:
     last = x.rank - 1
     for factor in x.along(last):
-        atoms.tie(atoms.only(factor, last), _weight(atoms, weight, 1))
+        atoms.tie(atoms.only(factor, last), _atoms_of(atoms, weight, 1))
     if not x.along(last):
-        atoms.pin(_weight(atoms, weight, 1), "it reads what cannot shrink")
+        atoms.pin(_atoms_of(atoms, weight, 1), "it reads what cannot shrink")
     kept = [factor for factor in x.factors if last not in factor.dims]
-    outputs = _weight(atoms, weight, 0)
+    outputs = _atoms_of(atoms, weight, 0)
     if isinstance(bias, Labels):
-        atoms.tie(outputs, _weight(atoms, bias, 0))
+        atoms.tie(outputs, _atoms_of(atoms, bias, 0))
     return atoms.labels(tuple(value.shape), [*kept, Factor((len(value.shape) - 1,), outputs)])
 
 
@@ -307,7 +296,7 @@ def added_product(atoms: Atoms, value: Any, bias: Labels, x: Labels, y: Labels, 
 def embedding(atoms: Atoms, value: Any, weight: Labels, indices: Labels, *args: Any, **kwargs: Any) -> Labels:
     for factor in weight.along(0):
         atoms.pin(factor.atoms, "it is looked up by an index")
-    columns = _weight(atoms, weight, 1)
+    columns = _atoms_of(atoms, weight, 1)
     return atoms.labels(tuple(value.shape), [Factor((len(value.shape) - 1,), columns)])
 
 
@@ -315,7 +304,7 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
     channels = [atoms.only(factor, 1) for factor in x.along(1)]
     for each in others[:4]:
         if isinstance(each, Labels) and channels:
-            atoms.tie(channels[0], _weight(atoms, each, 0))
+            atoms.tie(channels[0], _atoms_of(atoms, each, 0))
         elif isinstance(each, Labels):
             atoms.pin_all([each], "it normalises what cannot shrink")
     return atoms.labels(tuple(value.shape), x.factors)
@@ -329,7 +318,7 @@ def group_norm(
         atoms.tie(rows, rows[:, :1])  # whole groups: statistics are those of a group
         for each in (weight, bias):
             if isinstance(each, Labels):
-                atoms.tie(rows.reshape(-1), _weight(atoms, each, 0))
+                atoms.tie(rows.reshape(-1), _atoms_of(atoms, each, 0))
     if not x.along(1):
         atoms.pin_all([each for each in (weight, bias) if each], "it normalises what cannot shrink")
     kept = _others(atoms, x, range(2, x.rank), "it is normalised over")
