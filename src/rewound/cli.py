@@ -173,7 +173,7 @@ def prune_command(
     """Train a network and prune it: the paper's Algorithm 1 (20% a level, LR rewinding, full time) by default."""
     from rewound.commands.networks import prune_network
     from rewound.experiments.compression import prune
-    from rewound.method.pruning.pruner import Pruner
+    from rewound.method.pruner import Pruner
     from rewound.tasks.recipes import recipe_named
 
     pruned = partial(

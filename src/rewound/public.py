@@ -13,9 +13,9 @@ from rewound.loops.progress import Reached
 from rewound.loops.snapshot import Stateful
 from rewound.method.algorithm import Level, densities, levels
 from rewound.method.flops import Profile, profile
+from rewound.method.pruner import Pruner
 from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment
 from rewound.method.structure.selection import unit_mask
 from rewound.method.structure.slimming import Slim, slim

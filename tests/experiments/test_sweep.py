@@ -10,7 +10,7 @@ from rewound.conclusions.paper.figures import pruning_order
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.declaration import shipped_sweeps
 from rewound.experiments.sweeps.sweep import load_sweep
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.pruner import Pruner
 from rewound.method.technique import TECHNIQUES
 from rewound.states.history import described
 from rewound.tasks.recipes import RECIPES

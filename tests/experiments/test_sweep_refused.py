@@ -61,7 +61,7 @@ BAD = {
     ),
     "technique of another type": (with_lines(technique="5"), "technique must be a text, not 5"),
     "technique that is none": (
-        with_lines(technique='"rewound.method.pruning.pruner:Pruner"'),
+        with_lines(technique='"rewound.method.pruner:Pruner"'),
         "is a type, not a Technique",
     ),
     "no technique": (with_lines(technique="[]"), "technique is an empty list"),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rewound import InputError, Mask, Pruner
+from rewound.method.pruner import SCOPES, SCORES
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.pruner import SCOPES, SCORES
 from weights_to_prune import WEIGHTS, as_lists, named, pruned, three_layers
 
 # only, skip, floor

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rewound.experiments.sweeps.targets import Target, dense, retrained
 from rewound.foundations.errors import InputError
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment, sliced, total
 from rewound.method.technique import TECHNIQUES, Facts, drawn_by
 from rewound.states.history import Pruned, Start, Trained, described, lineage, start_of, trained

@@ -27,10 +27,10 @@ from rewound.loops.recording import Recording, with_rule
 from rewound.loops.snapshot import Subjects
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
+from rewound.method.pruner import check_memory
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.pruner import check_memory
 from rewound.method.technique import MaskUpdate
 
 Init = Callable[[nn.Module], object]

@@ -18,7 +18,7 @@ from rewound.method.algorithm import KEEP, densities
 from rewound.method.technique import Technique, technique_named
 
 if TYPE_CHECKING:
-    from rewound.method.pruning.pruner import Pruner  # needs torch, which the command line's help does without
+    from rewound.method.pruner import Pruner  # needs torch, which the command line's help does without
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +66,7 @@ class Choices:
     @property
     def the_pruner(self) -> "Pruner":
         """The pruner, by default the paper's."""
-        from rewound.method.pruning.pruner import as_pruner
+        from rewound.method.pruner import as_pruner
 
         return as_pruner(self.pruner)
 

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from rewound.foundations.names import path_of
 from rewound.foundations.quantities import counted
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment, merged, sliced, total
 from rewound.method.technique import Facts, Rule, drawn_by
 from rewound.tasks.recipe import Recipe, changed_fields

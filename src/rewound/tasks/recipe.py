@@ -23,9 +23,9 @@ from rewound.foundations.names import path_of, source_digest, unknown
 from rewound.foundations.randomness import own_draws
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.flops import Profile, profile
+from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import Schedule
 from rewound.tasks.hyperparameters import coerced, field_word, widened
 

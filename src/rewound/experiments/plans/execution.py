@@ -17,9 +17,9 @@ from rewound.experiments.plans.realisation import Realised, pruned, rates, reali
 from rewound.experiments.plans.remaining import release, sufficient_outcome
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
+from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.pruner import Pruner
 from rewound.method.schedule import sliced
 from rewound.states.history import Pruned, described, own_functions
 from rewound.states.storage.artifacts import CurvePoint, Failure, LayerCount, Notes, Result

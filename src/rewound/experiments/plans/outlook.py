@@ -12,8 +12,8 @@ from rewound.experiments.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.foundations.errors import few
 from rewound.foundations.notebook import html_table
 from rewound.foundations.quantities import counted, sized, spoken
+from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import Counts
-from rewound.method.pruning.pruner import Pruner
 from rewound.states.history import Pruned
 from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store

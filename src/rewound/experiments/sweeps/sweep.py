@@ -39,7 +39,7 @@ from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.names import path_of
 from rewound.method.algorithm import KEEP, check_densities, densities
 from rewound.method.choices import density_meant
-from rewound.method.pruning.pruner import Pruner
+from rewound.method.pruner import Pruner
 from rewound.tasks.hyperparameters import field_word
 from rewound.tasks.recipe import Recipe, check_recipe
 from rewound.tasks.recipes import recipe_named

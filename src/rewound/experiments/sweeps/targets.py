@@ -10,7 +10,7 @@ from functools import lru_cache
 from rewound.conclusions.tables import UNSTRUCTURED
 from rewound.foundations.errors import InputError
 from rewound.method.algorithm import Level, check_final, check_time, levels
-from rewound.method.pruning.pruner import Pruner, as_pruner
+from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import Technique, technique_label, technique_named
 from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, trained

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, as_number, as_whole, check_kind
 from rewound.foundations.names import lookup
+from rewound.method.pruner import SCORES, Pruner, as_pruner
 from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.pruning.pruner import SCORES, Pruner, as_pruner
 from rewound.method.structure.tracing import Unit, Units
 
 SCOPES = ("global", "layer")
