@@ -56,6 +56,8 @@ def test_a_rate_is_a_fraction(rate: float) -> None:
         ({"technique": "magic"}, "unknown technique 'magic'"),
         ({"compression": 0.5}, "compression must be above 1, not 0.5"),
         ({"pruner": "random"}, "pruner must be of type Pruner, not 'random'"),
+        ({"slim": 1}, "slim must be of type bool, not 1; give True or False"),
+        ({"slim": True}, "a mask of single weights makes no smaller network; use pattern 'unit' or 'filter'"),
     ],
 )
 def test_what_cannot_be_is_refused(chosen: dict[str, object], message: str) -> None:

@@ -11,6 +11,7 @@ from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.experiments.sweeps.targets import retrained
 from rewound.method.pruning.presets import masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import prunable_weights
+from rewound.states.history import described
 from rewound.tasks.recipes.cifar10 import ResNet20, ResNet56, ResNet110
 from rewound.tasks.recipes.resnet import resnet34, resnet50
 from tiny import Tiny
@@ -137,9 +138,26 @@ def test_a_sweep_has_a_row_for_each_k() -> None:
     assert sum(node.steps for node in work.nodes) == 7 * 71_108
 
 
+def test_slim_is_an_axis_and_another_address() -> None:
+    both = {**STRUCTURED, "experiment": [{**STRUCTURED["experiment"][0], "slim": [False, True]}]}
+    plain, targets = parse_sweep(STRUCTURED, "structured").targets, parse_sweep(both, "structured").targets
+    masked = {t.state.key for t in targets if t.pruning == "structured-b"}
+    slim = {t.state.key for t in targets if t.pruning == "structured-b slim"}
+    assert masked == {t.state.key for t in plain if t.technique}, "without slim an address is as it was"
+    assert len(slim) == len(masked)
+    assert not slim & masked
+    (line, _) = described(targets[-1].state)[2:]
+    assert "preset=structured-b k=5 slim to" in line
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"slim": "yes"}, "slim must be true or false, not 'yes'"),
+        (
+            {"pruner": {"floor": 0.1}, "density": 0.5, "slim": True},
+            "slim needs whole units to go",
+        ),
         ({"density": 0.5}, "a preset says itself how much goes: its experiment has neither density nor levels"),
         ({"pruner": {"preset": "structured-c", "k": 1}}, "unknown preset 'structured-c'; did you mean"),
         ({"pruner": {"preset": "structured-b"}}, "k of preset structured-b must be at least 1, not 0; the paper has 1"),

@@ -133,13 +133,13 @@ def search_of(
 def _settings(recipe: Recipe, choices: Choices, epochs: float, seed: int) -> dict[str, object]:
     """What a network was asked for, as plain data."""
     asked = {name: getattr(choices, name) for name in ("compression", "one_shot", "rate", "max_drop")}
-    final = {} if choices.final is None else {"final": choices.final}
+    others = {"final": choices.final, "slim": choices.slim or None}
     return {
         "recipe": recipe.label(),
         "fields": recipe.identity()["fields"],
         "technique": technique_label(choices.technique),
         "retrain_epochs": epochs,
-        "asked": {**asked, **final, "seed": seed},
+        "asked": {**asked, **{name: value for name, value in others.items() if value is not None}, "seed": seed},
         "pruner": choices.the_pruner.settings,
     }
 
@@ -148,7 +148,8 @@ def searched(settings: Mapping[str, object]) -> dict[str, object]:
     """The same of the settings of a pruned network, as they are in `summary.json`."""
     asked = cast(Mapping[str, object], settings.get("asked", {}))
     names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
-    steps = ["one_shot", "seed", *([] if asked.get("one_shot") else ["rate"]), *(["final"] if "final" in asked else [])]
+    steps = ["one_shot", "seed", *([] if asked.get("one_shot") else ["rate"])]
+    steps += [name for name in ("final", "slim") if name in asked]
     found = {name: settings.get(name) for name in names} | {name: asked.get(name) for name in steps}
     plain: dict[str, object] = json.loads(json.dumps(found))
     return plain
@@ -204,6 +205,7 @@ def prune(
         choices.densities,
         pruner,
         iterative=choices.iterative,
+        slim=choices.slim,
         final=choices.final,
     )
     targets = [dense(task, seed), *levels_asked]

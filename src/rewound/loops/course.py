@@ -155,6 +155,8 @@ class Course(Choices):
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """An error if this model cannot be pruned while this optimizer trains it."""
+        if self.slim:
+            raise InputError("own loops do not train slim networks yet; leave out slim")
         check_memory(model)
         weights = prunable_weights(model)
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -44,6 +44,7 @@ class Choices:
     rate: float = field(default=RATE, metadata=_help("fraction of the remaining weights that a level prunes"))
     one_shot: bool = field(default=False, metadata=_help("prune all at once"))
     pruner: "Pruner | None" = field(default=None, metadata=_help("what weights are ranked by, and which may be pruned"))
+    slim: bool = field(default=False, metadata=_help("train networks without the units that are pruned, not masked"))
     max_drop: float | None = field(
         default=None,
         metadata=_help("return the last level whose validation value has dropped by at most this, e.g. 0.01"),
@@ -56,12 +57,15 @@ class Choices:
         for name in ("compression", "rate", "final", "max_drop"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_number(name, value))
-        check_kind("one_shot", self.one_shot, bool, "give True or False")
+        for name in ("one_shot", "slim"):
+            check_kind(name, getattr(self, name), bool, "give True or False")
         if self.final is not None and not 0 <= self.final < math.inf:
             raise InputError(f"final must be a learning rate, 0 or above, not {self.final:g}")
         if self.max_drop is not None and not self.max_drop >= 0:
             raise InputError(f"max_drop must be at least 0, not {self.max_drop:g}")
         _ = self.densities, self.the_pruner
+        if self.slim:
+            check_slim(self.the_pruner, self.the_technique)
 
     @property
     def the_pruner(self) -> "Pruner":
@@ -109,11 +113,26 @@ class Chosen(TypedDict, total=False):
     rate: float
     one_shot: bool
     pruner: "Pruner | None"
+    slim: bool
     max_drop: float | None
     final: float | None
 
 
 HELP = {each.name: str(each.metadata["help"]) for each in fields(Choices)}
+
+
+def check_slim(pruner: "Pruner", technique: Technique) -> None:
+    """An error for what does not leave a smaller network behind."""
+    if not pruner.preset and pruner.pattern not in ("unit", "filter"):
+        raise InputError(
+            f"slim needs whole units to go, and pattern {pruner.pattern!r} does not remove them: a mask of single "
+            "weights makes no smaller network; use pattern 'unit' or 'filter', or leave out slim"
+        )
+    if technique.gradual:
+        raise InputError(
+            "slim needs a mask that stays as it is while a network trains, and gradual pruning changes it; use "
+            "another technique, or leave out slim"
+        )
 
 
 def takes_choices(function: Callable[P, R]) -> Callable[P, R]:

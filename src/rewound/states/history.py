@@ -133,6 +133,8 @@ class Pruned:
     """Joins the seed from here on, where techniques are to draw their own randomness."""
     runs_on: bool = False
     """Whether the data order goes on where it was: the mask is updated within a level."""
+    slim: bool = False
+    """Whether the network is trained without the units that the mask removes: its tensors are smaller."""
 
     def __post_init__(self) -> None:
         if self.runs_on and (self.salt or self.weights is not self.source):
@@ -144,8 +146,9 @@ class Pruned:
     def key(self) -> str:
         # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
         pruner = [[name, value] for name, value in vars(self.pruner).items() if value != getattr(Pruner, name)]
-        others = [*([self.salt] if self.salt else []), *([["runs on"]] if self.runs_on else [])]
-        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *others)
+        others = [["runs on"] * self.runs_on, ["slim"] * self.slim]
+        salt = [self.salt] if self.salt else []
+        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *salt, *filter(None, others))
 
     @cached_property
     def prunings(self) -> int:
@@ -279,6 +282,7 @@ def _on_the_way(level: Trained) -> str:
 def _pruning_line(pruned: Pruned) -> str:
     pruner = pruned.pruner
     others = "".join(f" {word}" for name, word in pruner.words.items() if name not in ("score", "scope"))
+    others += " slim" if pruned.slim else ""
     what = f"prune {pruner.score}/{pruner.scope}{others} to {pruned.kept:,} weights ({pruned.density:.4g})"
     return f"{what}, {_weights_of(pruned)}"
 

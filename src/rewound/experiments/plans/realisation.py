@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold
 from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
@@ -100,6 +101,8 @@ def recomputing(key: str) -> str:
 
 def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
+    if past.slim:
+        raise InputError("slim networks cannot be trained yet; leave out slim")
     source, before, _ = found
     recipe = start_of(past).recipe
     weights = {name: source.model[name] for name in recipe.shapes}

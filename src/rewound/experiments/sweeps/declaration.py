@@ -120,6 +120,14 @@ def text_in(table: Table, key: str) -> str:
     return value
 
 
+def flags_in(table: Table, key: str) -> list[bool]:
+    """The values of an axis that are true or false."""
+    flags = [value for value in axis_in(table, key) if isinstance(value, bool)]
+    if wrong := [value for value in axis_in(table, key) if not isinstance(value, bool)]:
+        raise InputError(f"{key} must be true or false, not {wrong[0]!r}")
+    return flags
+
+
 def table_in(table: Table, key: str) -> Table:
     """A table, which may be missing."""
     if not isinstance(value := table.get(key, {}), Mapping):

@@ -13,6 +13,7 @@ retrain-epochs = [4, 16]
 density = [0.2, 0.1]                    # one-shot; or, iterative:
 # levels = { keep = 0.8, count = 10 }   # or { keep = 0.8, compression = 10 }
 pruner = { score = "magnitude", scope = "global" }
+# slim = true                           # with pattern "unit" or "filter", or a preset: smaller networks
 """
 
 import math
@@ -31,6 +32,7 @@ from rewound.experiments.sweeps.declaration import (
     combinations,
     declared,
     depth,
+    flags_in,
     table_in,
     texts_in,
 )
@@ -59,6 +61,8 @@ class Experiment:
     """The densities of each run: one for a one-shot run, all levels for an iterative one; none for a preset."""
     iterative: bool
     pruners: tuple[Pruner, ...] = (Pruner(),)
+    slim: tuple[bool, ...] = (False,)
+    """Whether networks are trained without the units that are pruned, or with a mask."""
     trials: tuple[int, ...] | None = None
     """Which of the sweep's trials; None: all of them."""
     final: float | None = None
@@ -113,8 +117,8 @@ class Sweep:
     def _of(self, recipe: Recipe, *, independent: bool) -> Iterator[Target]:
         yield from (dense(recipe, trial) for trial in self.trials)
         for e in self.experiments:
-            for technique, epochs, chain, pruner, trial in product(
-                e.techniques, e.retrain_epochs, e.densities, e.pruners, e.trials or self.trials
+            for technique, epochs, chain, pruner, slim, trial in product(
+                e.techniques, e.retrain_epochs, e.densities, e.pruners, e.slim, e.trials or self.trials
             ):
                 yield from retrained(
                     recipe,
@@ -124,6 +128,7 @@ class Sweep:
                     chain,
                     pruner,
                     iterative=e.iterative,
+                    slim=slim,
                     independent=independent,
                     final=e.final,
                 )
@@ -236,7 +241,7 @@ def _check_labels(tasks: Iterable[type[Recipe]]) -> None:
 def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
     """The experiment that a table declares, in a sweep with these trials."""
     _check_no_synonyms(table, {"sparsity": "density = {density:.6g}", "compression": _TWO_WAYS})
-    keys = ("technique", "retrain-epochs", "density", "levels", "pruner", "final", "trials")
+    keys = ("technique", "retrain-epochs", "density", "levels", "pruner", "slim", "final", "trials")
     check_keys("key of [[experiment]]", table, keys)
     chosen = _trials(table) if "trials" in table else None
     if chosen and (strange := set(chosen) - set(trials)):
@@ -267,6 +272,7 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
         tuple(chains),
         iterative=not one_shot,
         pruners=tuple(pruners or [Pruner()]),
+        slim=tuple(dict.fromkeys(flags_in(table, "slim"))) if "slim" in table else (False,),
         trials=chosen,
         final=as_finite("final", table["final"]) if "final" in table else None,
     )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from rewound.conclusions.tables import UNSTRUCTURED
 from rewound.foundations.errors import InputError
 from rewound.method.algorithm import Level, check_final, check_time, levels
+from rewound.method.choices import check_slim
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import Technique, technique_label, technique_named
@@ -43,18 +44,19 @@ class Target:
 
 
 @lru_cache
-def kind_of(pruner: Pruner) -> str:
+def kind_of(pruner: Pruner, slim: bool = False) -> str:
     """What the `pruning` column says of a pruner: what is pruned as one, and all that differs from the paper.
 
     >>> kind_of(Pruner()), kind_of(Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01))
     ('unstructured', 'unstructured random skip=stem.*,dense.* floor=0.01')
-    >>> kind_of(Pruner(preset="structured-b", k=3))
-    'structured-b'
+    >>> kind_of(Pruner(preset="structured-b", k=3)), kind_of(Pruner(preset="structured-b", k=3), slim=True)
+    ('structured-b', 'structured-b slim')
     """
+    last = ["slim"] if slim else []
     if pruner.preset:
-        return pruner.preset  # of one preset, densities tell its k
+        return " ".join([pruner.preset, *last])  # of one preset, densities tell its k
     others = (text for name, text in pruner.words.items() if name != "pattern")
-    return " ".join([_PATTERNS.get(pruner.pattern, pruner.pattern), *others])
+    return " ".join([_PATTERNS.get(pruner.pattern, pruner.pattern), *others, *last])
 
 
 @lru_cache(maxsize=1024)
@@ -95,15 +97,19 @@ def retrained(
     pruner: Pruner | None = None,
     *,
     iterative: bool,
+    slim: bool = False,
     independent: bool = False,
     final: float | None = None,
 ) -> Iterator[Target]:
     """The target of every level of one run of the algorithm; `final` holds after the end of the schedule.
 
-    A preset says itself how much goes: no densities are given with it.
+    A preset says itself how much goes: no densities are given with it. `slim` networks are trained without the units
+    that are pruned.
     """
     pruner = as_pruner(pruner)
     chosen = technique_named(technique)
+    if slim:
+        check_slim(pruner, chosen)
     if pruner.preset:
         densities = _densities_of_preset(recipe, pruner, densities, chosen)
     schedule = recipe.schedule if final is None else replace(recipe.schedule, declared_final=final)
@@ -130,11 +136,11 @@ def retrained(
         first = level.before if level.gradual else level.density
         kept = _kept(recipe, pruner, first)
         salted = salt if number == 1 else ""
-        root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted)
+        root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted, slim=slim)
         previous = Trained(root, rule) if rule is not None else _retrained(recipe, root, level, final)
         yield Target(
             recipe=recipe,
-            pruning=kind_of(pruner),
+            pruning=kind_of(pruner, slim),
             iterative=iterative,
             technique=label,
             density=level.density,
