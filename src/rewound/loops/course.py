@@ -21,7 +21,7 @@ from rewound.foundations.errors import Diverged, InputError, as_whole, check_kin
 from rewound.foundations.quantities import counted
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
-from rewound.loops.optimizers import members, optimizer_kind
+from rewound.loops.optimizers import members, optimizer_kind, stepped_parameters, trained_weights
 from rewound.loops.progress import Progress, check_unit, progress_of
 from rewound.loops.recording import Recording, with_rule
 from rewound.loops.snapshot import Subjects
@@ -29,7 +29,6 @@ from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
 from rewound.method.pruner import check_memory
 from rewound.method.pruning.counts import Counts, parameter_count
-from rewound.method.pruning.mask import plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import MaskUpdate
 
@@ -188,18 +187,6 @@ class Course(Choices):
         """The names of the weights that would be pruned if the optimizer trained them."""
         trained = trained_weights(model, optimizer)
         return [name for name in self.the_pruner.selected(prunable_weights(model), model) if name not in trained]
-
-
-def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
-    stepped = stepped_parameters(model, optimizer)
-    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in stepped}
-
-
-def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer has, by plain name."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
 
 
 @dataclass

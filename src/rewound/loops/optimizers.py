@@ -15,11 +15,13 @@ from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, Protocol, SupportsIndex, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError
+from rewound.method.pruning.mask import plain_parameters
+from rewound.method.pruning.prunable import prunable_weights
 
 StateDict = dict[str, Any]
 Thing = TypeVar("Thing")
@@ -151,6 +153,21 @@ def add_missing_hooks(optimizer: Optimizer) -> None:
 def optimizer_kind(optimizer: Optimizer) -> str:
     """The class of the optimizer, or the classes of its members, for messages."""
     return " + ".join(type(member).__name__ for member in members(optimizer))
+
+
+# What an optimizer trains of a model
+
+
+def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
+    stepped = stepped_parameters(model, optimizer)
+    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in stepped}
+
+
+def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters of the model that the optimizer has, by plain name."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
 
 
 # The numbers in parameter groups
