@@ -56,6 +56,8 @@ class Atoms:
     parents: list[int] = field(default_factory=lambda: [STAYS])
     reasons: dict[int, str] = field(default_factory=dict)
     """Why an atom is pinned, by the atom that the pinning began with."""
+    produced: list[Tensor] = field(default_factory=list)
+    """Atoms of weights that put something out, by operation."""
     joint: list[Factor] = field(default_factory=list)
     """Factors of several dimensions, all of which must be boxes once units are gone."""
 
@@ -105,6 +107,46 @@ class Atoms:
         if rows.shape[1] > 1:
             self.tie(rows, rows[:, :1].contiguous())
         return rows[:, 0].contiguous()
+
+    def along(self, x: Labels, dim: int) -> Tensor:
+        """The atoms of one dimension of a tensor."""
+        found = [self.only(factor, dim) for factor in x.along(dim)]
+        if not found:
+            return torch.zeros(x.shape[dim], dtype=torch.int64)
+        for other in found[1:]:
+            self.tie(found[0], other)
+        return found[0]
+
+    def alone(self, x: Labels, dim: int, reason: str) -> Tensor:
+        """The same; factors that do not have the dimension are pinned."""
+        for factor in x.factors:
+            if dim not in factor.dims:
+                self.pin(factor.atoms, reason)
+        return self.along(x, dim)
+
+    def put_out(self, weight: Labels, dim: int) -> None:
+        """Note the dimension of a weight along which it puts something out."""
+        self.produced += [factor.atoms.reshape(-1) for factor in weight.along(dim)]
+
+    def without(self, x: Labels, dims: Sequence[int], reason: str) -> list[Factor]:
+        """The factors without these dimensions, which are pinned where they are labelled."""
+        dims = [d % x.rank for d in dims]
+        kept = []
+        for factor in x.factors:
+            touched = [d for d in factor.dims if d in dims]
+            if touched and len(touched) == len(factor.dims):
+                self.pin(factor.atoms, reason)
+            else:
+                kept.append(self.tied(factor, [d for d in factor.dims if d not in dims]) if touched else factor)
+        return kept
+
+    def tied(self, factor: Factor, rest: Sequence[int]) -> Factor:
+        """The factor over some of its dimensions; over the others it is tied."""
+        places = [factor.dims.index(d) for d in rest]
+        order = [*places, *[p for p in range(len(factor.dims)) if p not in places]]
+        rows = factor.atoms.permute(order).flatten(len(rest))
+        self.tie(rows, rows[..., :1].contiguous())
+        return Factor(tuple(rest), rows[..., 0].contiguous())
 
     def labels(self, shape: Sequence[int], factors: Iterable[Factor], *, is_weight: bool = False) -> Labels:
         """Labels with factors as small as they can be; those of several dimensions are remembered."""

@@ -1,15 +1,18 @@
 """`rewound.slim`: a new, smaller network without the units that a mask removes, equal to the masked one (law 8).
 
-Every parameter and statistic is cut to the indices that are left. Counts that modules keep beside their weights
-(`out_channels`, `num_heads`, `split_size`, ...) are written anew; then the network is run on the example, and refused
-if it differs from the masked one.
+A mask has the shapes of the large network, and says what is gone. What is left of each tensor (`Kept`) follows from it:
+`cut` takes that from a state of the large network, and `expanded` puts it back among zeros. So a smaller network is
+another way to train, store and run what the mask describes; to prune further or to rewind, go back to the large shapes.
+
+A mask may remove every unit of a layer, if the network's outputs depend on its inputs by another way (a residual
+connection). As torch has few layers without units, the smaller network then keeps one of zeros there, and `Slim.mask`
+keeps it at zero during training.
 """
 
 import copy
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +20,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind, few
-from rewound.method.pruning.mask import Mask
-from rewound.method.structure.tracing import Place, Unit, Units, as_arguments, units
+from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.structure.fitting import correct_counts, outputs
+from rewound.method.structure.tracing import Place, UnitGroup, Units, as_arguments, units
 
-_TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 Kept = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
 
@@ -31,35 +34,80 @@ class Slim:
 
     model: nn.Module
     kept: Kept
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the large network's parameters and buffers."""
+    mask: Mask
+    """Of the small network: it holds the unit of zeros in each layer that is wholly gone, and is empty if none is.
+    Keep it attached while the small network is trained."""
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of the large network (a snapshot, an average of weights), cut to what is left."""
-        return {name: _cut(tensor, self.kept.get(name, {})) for name, tensor in state.items()}
+        for name, tensor in state.items():
+            shape = self.shapes.get(plain_name(name)) if plain_name(name) in self.kept else None
+            if shape is not None and tuple(tensor.shape) != shape:
+                raise InputError(
+                    f"{name} has the shape {tuple(tensor.shape)}, where the large network has {shape}; "
+                    "give a state of the large network"
+                )
+        return cut(state, self.kept)
 
     def optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         """The same kind of optimizer over the slim parameters: its slots are cut, groups and step counts kept."""
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        here = dict(self.model.named_parameters())
-        groups, order = [], []
-        for group in optimizer.param_groups:
-            missing = [parameter for parameter in group["params"] if parameter not in names]
-            if missing:
-                raise InputError("the optimizer trains parameters that this model does not have; give its own model")
-            order += group["params"]
-            groups.append({**group, "params": [here[names[parameter]] for parameter in group["params"]]})
+        names, here = _names_of(optimizer, model), dict(self.model.named_parameters())
+        groups = [
+            {**group, "params": [here[names[parameter]] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
         known = inspect.signature(type(optimizer)).parameters
         smaller = type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in known})
-        for old in order:
-            slots, name = optimizer.state.get(old, {}), names[old]
-            cut = {key: self._slot(name, old, value) for key, value in slots.items()}
-            if cut:
-                smaller.state[here[name]] = cut
+        for parameter, name in names.items():
+            if parameter in optimizer.state:
+                slots = optimizer.state[parameter].items()
+                smaller.state[here[name]] = {key: copy.deepcopy(self._slot(name, key, value)) for key, value in slots}
         return smaller
 
-    def _slot(self, name: str, parameter: Tensor, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.shape != parameter.shape:
-            return copy.deepcopy(value)
-        return _cut(value, self.kept.get(name, {}))
+    def into(self, model: nn.Module) -> None:
+        """Make a model of the same class small in place: it takes this network's tensors and counts.
+
+        Its modules, parameters and buffers stay the same objects, so that an optimizer, a scheduler and a training loop
+        that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
+        """
+        model, pairs = _unwrapped(model), list[tuple[nn.Module, nn.Module]]()
+        for (name, theirs), ours in zip(model.named_modules(), self.model.modules(), strict=False):
+            if type(theirs) is not type(ours):
+                raise InputError(f"{name or 'the model'} is a {type(theirs).__name__} and not a {type(ours).__name__}")
+            pairs.append((theirs, ours))
+        there, here = _tensors_of(model), _tensors_of(self.model)
+        if there.keys() != here.keys():
+            raise InputError(
+                f"this model has other tensors than the one that was slimmed: {few(sorted(there.keys() ^ here))}"
+            )
+        for name, tensor in there.items():
+            _replace_data(tensor, here[name])
+        for theirs, ours in pairs:
+            for name, value in vars(ours).items():
+                if isinstance(value, int) and not isinstance(value, bool):
+                    setattr(theirs, name, value)
+
+    def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
+        for parameter, name in _names_of(optimizer, model).items():
+            slots = optimizer.state.get(parameter, {})
+            for key, value in slots.items():
+                slots[key] = self._slot(name, key, value)
+
+    def _slot(self, name: str, key: str, value: Any) -> Any:
+        """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
+        kept, shape = self.kept.get(name, {}), self.shapes[name]
+        if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
+            return value
+        found = [cut({name: value}, {name: dims})[name] for dims in _dimensions_of(tuple(value.shape), shape, kept)]
+        if not found or any(not torch.equal(each, found[0]) for each in found):
+            raise InputError(
+                f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
+                f"follows from the parameter's, {shape}; begin with a new optimizer over the slim network"
+            )
+        return found[0]
 
 
 def slim(
@@ -73,227 +121,202 @@ def slim(
     Linear(in_features=4, out_features=3, bias=True)
     """
     check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
-    found = units(model, example_inputs, example_keywords)
-    gone = removed_units(found, mask)
-    kept = _kept(model, gone)
-    small = copy.deepcopy(model)
-    _shrink(small, kept)
-    _rewrite_counts(model, small)
-    result = Slim(small, kept)
-    _fit(model, mask, result, example_inputs, example_keywords)
-    return result
+    groups = units(model, example_inputs, example_keywords)
+    kept = kept_of(groups, mask, shapes_of(model))
+    check_path(model, groups, mask, example_inputs, example_keywords)
+    masked = copy.deepcopy(model)
+    mask.apply(masked)
+    return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_zeros(mask, kept))
 
 
-def removed_units(found: Units, mask: Mask) -> list[Unit]:
-    """The units that a mask removes; an error for one that removes only a part of a unit."""
-    gone = [unit for group in found for unit in group.units if _is_gone(unit, mask)]
-    expected = found.mask_without(gone)
-    for name, kept in mask.items():
-        whole = expected.get(name)
-        same = bool(kept.all()) if whole is None else torch.equal(kept.cpu(), whole.cpu())
+def slim_to(
+    model: nn.Module, kept: Kept, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
+) -> Slim:
+    """A copy of the model with what is left of its tensors, as `kept_of` says: `slim` without tracing the network.
+
+    Its `mask` is empty; where a layer may be wholly gone, use `mask_of_zeros`.
+    """
+    shapes = shapes_of(model)
+    masked, small = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in masked.named_parameters():
+            for dim, left in kept.get(name, {}).items():
+                gone = torch.ones(shapes[name][dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
+                parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
+    tensors = _tensors_of(small)
+    for name, smaller in cut({name: tensors[name].detach() for name in kept}, kept).items():
+        _replace_data(tensors[name], smaller)
+    correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
+    return Slim(small, kept, shapes, Mask({}))
+
+
+def kept_of(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> Kept:
+    """What is left of each tensor that loses something; an error for a mask that removes a part of a unit.
+
+    Of a layer that is wholly gone the first unit is left. `shapes` are those of the large network's parameters and
+    buffers.
+    """
+    gone = groups.gone(mask)
+    given, expected = groups.by_first_name(mask), groups.by_first_name(groups.mask_without(gone))
+    for name in {**given, **expected}:
+        sides = [side[name] for side in (given, expected) if name in side]
+        same = torch.equal(*sides) if len(sides) == 2 else bool(sides[0].all())
         if not same:
             raise InputError(
                 f"the mask of {name} is not of whole units, so that no smaller network equals the masked one; "
-                "prune whole units, or keep the network as it is"
+                "complete the mask with rewound.units(...).whole(mask), or keep the network as it is"
             )
-    for group in found:
-        if all(any(unit is other for other in gone) for unit in group.units):
-            raise InputError(
-                f"the mask removes all {len(group)} units of {few([name for name, _ in group.members])}; "
-                "keep at least one of them"
-            )
-    return gone
-
-
-def _is_gone(unit: Unit, mask: Mask) -> bool:
-    for (name, dim), indices in unit.indices.items():
-        if name in mask:
-            return not bool(mask[name].index_select(dim, torch.tensor(indices, device=mask[name].device)).any())
-    return False
-
-
-def _kept(model: nn.Module, gone: Sequence[Unit]) -> Kept:
     lost: dict[Place, set[int]] = {}
     for unit in gone:
         for place, indices in unit.indices.items():
             lost.setdefault(place, set()).update(indices)
-    tensors = model.state_dict(keep_vars=True)
+    for group in dead_groups(groups, mask):
+        if any(len(lost[name, dim]) == shapes[name][dim] for name, dim in group.members):
+            for place, indices in group.units[0].indices.items():
+                lost[place].difference_update(indices)
     kept: dict[str, dict[int, Tensor]] = {}
     for (name, dim), away in lost.items():
-        size = tensors[name].shape[dim]
-        kept.setdefault(name, {})[dim] = torch.tensor([index for index in range(size) if index not in away])
+        if away:
+            left = [index for index in range(shapes[name][dim]) if index not in away]
+            kept.setdefault(name, {})[dim] = torch.tensor(left)
     return kept
 
 
-def _cut(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    for dim, indices in kept.items():
-        tensor = tensor.index_select(dim, indices.to(tensor.device))
-    return tensor.clone()
-
-
-def _shrink(model: nn.Module, kept: Kept) -> None:
-    done: dict[int, nn.Parameter] = {}
-    for name, dims in kept.items():
-        owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
-        tensor = getattr(module, leaf)
-        if isinstance(tensor, nn.Parameter):
-            if id(tensor) not in done:
-                done[id(tensor)] = nn.Parameter(_cut(tensor.detach(), dims), tensor.requires_grad)
-            setattr(module, leaf, done[id(tensor)])
-        else:
-            module.register_buffer(leaf, _cut(tensor, dims), leaf not in module._non_persistent_buffers_set)
-
-
-def _convolution(old: Any, new: Any) -> None:
-    transposed = isinstance(new, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-    first, second = new.weight.shape[:2]
-    if not transposed and old.groups > 1 and old.weight.shape[1] == 1:
-        new.groups = new.groups * first // old.weight.shape[0]
-    new.in_channels = first if transposed else second * new.groups
-    new.out_channels = second * new.groups if transposed else first
-
-
-def _linear(old: Any, new: Any) -> None:
-    new.out_features, new.in_features = new.weight.shape
-
-
-def _normalisation(old: Any, new: Any) -> None:
-    if new.weight is not None:
-        new.num_features = new.weight.shape[0]
-    elif new.running_mean is not None:
-        new.num_features = new.running_mean.shape[0]
-
-
-def _group_norm(old: Any, new: Any) -> None:
-    if new.weight is not None:
-        new.num_groups = old.num_groups * new.weight.shape[0] // old.num_channels
-        new.num_channels = new.weight.shape[0]
-
-
-def _embedding(old: Any, new: Any) -> None:
-    new.num_embeddings, new.embedding_dim = new.weight.shape
-
-
-COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
-    nn.modules.conv._ConvNd: _convolution,
-    nn.Linear: _linear,
-    nn.modules.batchnorm._NormBase: _normalisation,
-    nn.GroupNorm: _group_norm,
-    nn.Embedding: _embedding,
-}
-"""How the counts that a module of torch keeps follow from its weights."""
-
-
-def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
-    """Write anew what modules of torch count beside their weights."""
-    pairs: Iterator[tuple[Any, Any]] = zip(large.modules(), small.modules(), strict=True)
-    for old, new in pairs:
-        if _is_conv1d(new):
-            new.nx, new.nf = new.weight.shape
-        for kind, rule in COUNTS.items():
-            if isinstance(new, kind):
-                rule(old, new)
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the transposed linear layer of transformers, which need not be installed."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A whole number of somebody's module that may count what has shrunk, and what it could be now."""
-
-    module: nn.Module
-    name: str
-    options: tuple[int, ...]
-    """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
-
-
-def _own_numbers(large: nn.Module, small: nn.Module, kept: Kept) -> dict[tuple[type, str], list[_Number]]:
-    """By class and name: all modules of a class write the same number anew, or none does."""
-    found: dict[tuple[type, str], list[_Number]] = {}
-    tensors = large.state_dict(keep_vars=True)
-    for (prefix, old), new in zip(large.named_modules(), small.modules(), strict=True):
-        if any(isinstance(new, kind) for kind in COUNTS) or _is_conv1d(new):
-            continue
-        start = f"{prefix}." if prefix else ""
-        inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
-        near = {name: dims for name, dims in inside.items() if name.removeprefix(start).count(".") < 3}
-        sizes = {tensors[name].shape[dim]: len(left) for name, dims in near.items() for dim, left in dims.items()}
-        for name, value in vars(old).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2 or name.startswith("_"):
-                continue
-            parts = [
-                left * value // size for size, left in sizes.items() if size % value == 0 and left * value % size == 0
-            ]
-            options = tuple(dict.fromkeys([value, *([sizes[value]] if value in sizes else []), *parts]))
-            if len(options) > 1:
-                found.setdefault((type(old), name), []).append(_Number(new, name, options))
+def cut(tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+    """What is left of tensors of the large network; those that lose nothing are copied."""
+    found = {}
+    for name, tensor in tensors.items():
+        for dim, left in kept.get(plain_name(name), {}).items():
+            tensor = tensor.index_select(dim, left.to(tensor.device))
+        found[name] = tensor.clone()
     return found
 
 
-def _choices(found: Mapping[tuple[type, str], Sequence[_Number]]) -> Iterator[tuple[int, ...]]:
-    """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
-    likely = [0 if _is_size_of_head(name) else 1 for _, name in found]
-    ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
-    for changes in range(3):
-        for places in itertools.combinations(range(len(likely)), changes):
-            for others in itertools.product(*(ranges[place] for place in places)):
-                if all(other != likely[place] for place, other in zip(places, others, strict=True)):
-                    choice = list(likely)
-                    for place, other in zip(places, others, strict=True):
-                        choice[place] = other
-                    yield tuple(choice)
+def expanded(tensors: Mapping[str, Tensor], kept: Kept, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Tensors of the small network in the shapes of the large one, with zeros where units are gone.
+
+    >>> expanded({"bias": torch.tensor([5.0, 6.0])}, {"bias": {0: torch.tensor([1, 3])}}, {"bias": (4,)})
+    {'bias': tensor([0., 5., 0., 6.])}
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        for dim, left in kept.get(plain_name(name), {}).items():
+            size = list(tensor.shape)
+            size[dim] = shapes[plain_name(name)][dim]
+            tensor = tensor.new_zeros(size).index_copy_(dim, left.to(tensor.device), tensor.detach())
+        found[name] = tensor.clone()
+    return found
 
 
-def _is_size_of_head(name: str) -> bool:
-    return name in ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv", "dim_head")
+def mask_of_zeros(mask: Mask, kept: Kept) -> Mask:
+    """The mask of the small network that keeps at zero what stands for layers that are wholly gone."""
+    return Mask({name: left for name, left in cut(mask, kept).items() if not bool(left.all())})
 
 
-@torch.no_grad()
-def _fit(
-    model: nn.Module, mask: Mask, result: Slim, example_inputs: Sequence[Any], keywords: Mapping[str, Any] | None
+def dead_groups(groups: Units, mask: Mask) -> list[UnitGroup]:
+    """The groups of which a mask removes every unit."""
+    gone = {id(unit) for unit in groups.gone(mask)}
+    return [group for group in groups if all(id(unit) in gone for unit in group.units)]
+
+
+def check_path(
+    model: nn.Module,
+    groups: Units,
+    mask: Mask,
+    example_inputs: Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write anew the numbers of the modules' own classes, until the small network equals the masked one."""
-    masked = copy.deepcopy(model)
-    mask.apply(masked)
-    inputs = as_arguments(example_inputs)
-    arguments = [_doubled(each) for each in inputs], {k: _doubled(each) for k, each in (keywords or {}).items()}
-    expected = _tensors_of(masked.double().eval()(*arguments[0], **arguments[1]))
-    numbers, failure = _own_numbers(model, result.model, result.kept), ""
-    for choice in itertools.islice(_choices(numbers), _TRIES):
-        for option, each in zip(choice, numbers.values(), strict=True):
-            for number in each:
-                setattr(number.module, number.name, number.options[min(option, len(number.options) - 1)])
-        try:
-            given = _tensors_of(copy.deepcopy(result.model).double().eval()(*arguments[0], **arguments[1]))
-        except Exception as error:  # whatever a module's own code raises where a count is wrong
-            failure = failure or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            continue
-        if len(given) == len(expected) and all(map(_equal, given, expected)):
-            return
-        failure = failure or "its outputs differ"
+    """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
+    dead = dead_groups(groups, mask)
+    example = as_arguments(example_inputs), dict(example_keywords or {})
+    if not dead or not _cuts_off(model, mask, *example):
+        return
+    alone = [group for group in dead if _cuts_off(model, groups.mask_without(group.units), *example)]
+    names = few([f"{group.name} ({len(group)})" for group in alone or dead])
     raise InputError(
-        f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
-        "written anew; let the code read sizes from its weights, or keep the network as it is"
+        f"the mask removes all units of {names}, which are on the only way from the network's inputs to its outputs: "
+        "these no longer depend on the inputs; keep at least one unit of them"
     )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
+@torch.no_grad()
+def _cuts_off(model: nn.Module, mask: Mask, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs."""
+    dense = copy.deepcopy(model).double().eval()
+    masked = copy.deepcopy(dense)
+    mask.apply(masked)
+    before = outputs(dense, args, keywords), outputs(masked, args, keywords)
+    for changed_args, changed_keywords in _changed(args, keywords):
+        after = outputs(dense, changed_args, changed_keywords), outputs(masked, changed_args, changed_keywords)
+        for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
+            if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
+                return True
+    return False
 
 
-def _doubled(thing: Any) -> Any:
-    return thing.double() if isinstance(thing, Tensor) and thing.is_floating_point() else thing
+def _changed(args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The example with one of its tensors changed at a time; whole numbers stay within their range."""
+    for place, each in enumerate(args):
+        if (other := _other(each)) is not None:
+            yield (*args[:place], other, *args[place + 1 :]), keywords
+    for key, each in keywords.items():
+        if (other := _other(each)) is not None:
+            yield args, {**keywords, key: other}
 
 
-def _tensors_of(thing: Any) -> list[Tensor]:
-    if isinstance(thing, Tensor):
-        return [thing]
-    if isinstance(thing, Mapping):
-        thing = list(thing.values())
-    if isinstance(thing, list | tuple):
-        return [tensor for each in thing for tensor in _tensors_of(each)]
-    return []
+def _other(thing: Any) -> Tensor | None:
+    if not isinstance(thing, Tensor) or thing.dtype == torch.bool or not thing.numel():
+        return None
+    if thing.is_floating_point():
+        return thing + torch.linspace(0.5, 1, thing.numel(), dtype=thing.dtype, device=thing.device).view(thing.shape)
+    return thing.max() + thing.min() - thing
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters and buffers, by plain name."""
+    return {name: tuple(tensor.shape) for name, tensor in _tensors_of(model).items()}
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, those that are not saved included, under each of their names."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return {plain_name(n): t for n, t in [*model.named_parameters(remove_duplicate=False), *buffers.items()]}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The module that was compiled."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def _names_of(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
+    """The names of the parameters that an optimizer trains."""
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(parameter not in names for parameter in trained):
+        raise InputError("the optimizer trains parameters that this model does not have; give its own model")
+    return {parameter: names[parameter] for parameter in trained}
+
+
+def _replace_data(tensor: Tensor, smaller: Tensor) -> None:
+    """Put other data, of another shape, into a tensor that others hold."""
+    if tensor.shape != smaller.shape:
+        tensor.grad = None
+        # A loss of earlier that is still alive holds the node that accumulates this gradient, with the old shape.
+        # Autograd makes a new one only where the type of the data changes.
+        tensor.data = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.float64 else torch.float64)
+    tensor.data = smaller.detach().clone()
+
+
+def _dimensions_of(
+    slot: tuple[int, ...], shape: tuple[int, ...], kept: Mapping[int, Tensor]
+) -> Iterator[Mapping[int, Tensor]]:
+    """What to keep of a slot, by each way in which its shape may follow from the parameter's."""
+    if slot == shape:
+        yield kept
+    elif len(slot) == len(shape) and all(a in (b, 1) for a, b in zip(slot, shape, strict=True)):
+        yield {dim: left for dim, left in kept.items() if slot[dim] > 1}
+    elif len(slot) == len(shape) - 1:  # one of the last two dimensions was summed over
+        for gone in range(max(len(shape) - 2, 0), len(shape)):
+            if slot == (*shape[:gone], *shape[gone + 1 :]):
+                yield {dim - (dim > gone): left for dim, left in kept.items() if dim != gone}

@@ -6,7 +6,7 @@ of one kind form a group: the channels of a layer, or of all layers that a resid
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.atoms import STAYS, Atoms, Factor, Labels
+from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
 
 Place = tuple[str, int]
@@ -36,6 +37,8 @@ class UnitGroup:
 
     members: tuple[Place, ...]
     units: tuple[Unit, ...]
+    producers: tuple[Place, ...] = ()
+    """Those members whose weights compute the units: filters, rows of linear layers, columns of an embedding."""
 
     def __len__(self) -> int:
         return len(self.units)
@@ -58,16 +61,66 @@ class Units:
     pinned: Mapping[Place, str]
     shapes: Mapping[str, tuple[int, ...]]
     """Of the network's parameters."""
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    """Of a tied parameter, which has several names, the first, by each of the others."""
 
     def mask_without(self, gone: Iterable[Unit]) -> Mask:
         """The mask that removes units: all weights that belong to them, those of biases and normalisation included."""
-        masks: dict[str, Tensor] = {}
+        lost: dict[Place, list[int]] = {}
         for unit in gone:
-            for (name, dim), indices in unit.indices.items():
-                if name in self.shapes:
-                    kept = masks.setdefault(name, torch.ones(self.shapes[name], dtype=torch.bool))
-                    kept.index_fill_(dim, torch.tensor(indices), False)
+            for place, indices in unit.indices.items():
+                if place[0] in self.shapes:
+                    lost.setdefault(place, []).extend(indices)
+        masks: dict[str, Tensor] = {}
+        for (name, dim), away in lost.items():
+            kept = masks.setdefault(name, torch.ones(self.shapes[name], dtype=torch.bool))
+            kept.index_fill_(dim, torch.tensor(away), False)
         return Mask(masks)
+
+    def whole(self, mask: Mask) -> Mask:
+        """The mask that also removes what is left of units whose producing weights are all gone.
+
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> rows = Mask({"0.weight": torch.tensor([[True, True], [False, False], [True, True]])})
+        >>> units(model, (torch.zeros(1, 2),)).whole(rows)["2.weight"]
+        tensor([[ True, False,  True]])
+        """
+        check_kind("mask", mask, Mask, "give a rewound.Mask")
+        gone: list[Unit] = []
+        while True:
+            found = self.gone(mask, producers=True)
+            if len(found) == len(gone):
+                return mask
+            gone = found
+            removed = self.mask_without(gone)  # may leave nothing of the next layer's weights, hence again
+            mask = Mask({name: _both(name, mask, removed) for name in {**mask, **removed}})
+
+    def gone(self, mask: Mask, *, producers: bool = False) -> list[Unit]:
+        """The units of which a mask removes all weights, or all of those that produce them."""
+        removed = {name: ~kept for name, kept in self.by_first_name(mask).items()}
+        found = []
+        for group in self.groups:
+            members = (group.producers if producers else ()) or [
+                each for each in group.members if each[0] in self.shapes
+            ]
+            members = [(name, dim) for name, dim in members if name not in self.first_names]
+            if not all(name in removed for name, _ in members):
+                continue
+            lost = {(name, dim): _gone_along(removed[name], dim) for name, dim in members}
+            found += [
+                unit
+                for unit in group.units
+                if all(flags[i] for place, flags in lost.items() for i in unit.indices[place])
+            ]
+        return found
+
+    def by_first_name(self, mask: Mask) -> dict[str, Tensor]:
+        """What a mask keeps of each parameter, of a tied one under its first name."""
+        found: dict[str, Tensor] = {}
+        for name, kept in mask.items():
+            first = self.first_names.get(name, name)
+            found[first] = found[first] & kept.cpu() if first in found else kept.cpu()
+        return found
 
     def __iter__(self) -> Iterator[UnitGroup]:
         return iter(self.groups)
@@ -77,6 +130,16 @@ class Units:
 
     def __repr__(self) -> str:
         return f"Units({counted(len(self.groups), 'group')}, {sum(map(len, self.groups))} units)"
+
+
+def _gone_along(removed: Tensor, dim: int) -> list[bool]:
+    return removed.movedim(dim, 0).reshape(removed.shape[dim], -1).all(1).tolist()
+
+
+def _both(name: str, one: Mask, other: Mask) -> Tensor:
+    """What two masks keep of a parameter that is in one of them, or in both."""
+    kept = [mask[name].cpu() for mask in (one, other) if name in mask]
+    return kept[0] & kept[-1]
 
 
 def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Units:
@@ -100,7 +163,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     for node in program.graph.nodes:
         if node.op == "placeholder":
             name = names.get(node.name)
-            values[node.name] = _plain(node.meta.get("val"))
+            values[node.name] = plain(node.meta.get("val"))
             if name is None or name not in tensors:
                 continue
             first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
@@ -110,18 +173,21 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
         elif node.op == "call_function":
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
             if "getitem" in str(node.target):
-                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else _plain(node.meta.get("val"))
+                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
             else:
                 values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
         elif node.op == "output":
             atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
+    first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
+    roots |= {name: roots[first] for name, first in first_names.items()}
     for module_name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
             atoms.pin_all(inside, "nn.MultiheadAttention computes the size of its heads from its width")
     atoms.settle()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    return _gathered(atoms, roots, shapes)
+    tied = {name: first for name, first in first_names.items() if name != first}
+    return _gathered(atoms, roots, shapes, tied)
 
 
 def exported(
@@ -166,10 +232,6 @@ def _labelled(atoms: Atoms, tensor: Tensor) -> Labels:
     return Labels(tuple(tensor.shape), tuple(factors), is_weight=True)
 
 
-def _plain(value: Any) -> Any:
-    return Labels(tuple(value.shape)) if isinstance(value, Tensor) else value
-
-
 def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(thing, torch.fx.Node):
         return values[thing.name]
@@ -190,7 +252,18 @@ def _leaves(thing: Any) -> Iterator[Labels]:
         yield from _leaves(list(thing.values()))
 
 
-def _gathered(atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]]) -> Units:
+def _gathered(
+    atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+) -> Units:
+    produced = torch.zeros(len(atoms.parents), dtype=torch.bool)
+    for each in atoms.produced:
+        produced[each] = True
+    producers = {
+        (name, factor.dims[0])
+        for name, labels in roots.items()
+        for factor in labels.factors
+        if bool(produced[factor.atoms].any())
+    }
     found: dict[int, dict[Place, list[int]]] = {}
     pinned: dict[Place, str] = {}
     for name, labels in roots.items():
@@ -208,8 +281,11 @@ def _gathered(atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tu
             continue
         unit = Unit({place: tuple(indices) for place, indices in places.items()})
         grouped.setdefault(tuple(places), []).append(unit)
-    groups = tuple(UnitGroup(members, tuple(them)) for members, them in grouped.items())
-    return Units(groups, pinned, shapes)
+    groups = tuple(
+        UnitGroup(members, tuple(them), tuple(place for place in members if place in producers))
+        for members, them in grouped.items()
+    )
+    return Units(groups, pinned, shapes, tied)
 
 
 def _reason(atoms: Atoms, atom: int) -> str:

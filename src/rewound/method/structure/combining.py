@@ -1,0 +1,162 @@
+"""Operations without weights: they move data, combine it element by element, or reduce it.
+
+Operations that move data are run on the atoms themselves: an index goes where its elements go.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewound.method.structure.atoms import Atoms, Factor, Labels
+
+
+def flat(things: Sequence[Any]) -> list[Any]:
+    out: list[Any] = []
+    for each in things:
+        out += flat(each) if isinstance(each, list | tuple) else [each]
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Labels of what carries no atoms."""
+    if isinstance(value, Tensor):
+        return Labels(tuple(value.shape))
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def shifted(dims: Sequence[int], by: int) -> tuple[int, ...]:
+    return tuple(d + by for d in dims)
+
+
+def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
+    """Elements at one place are tied; a tensor that has no atoms along a dimension holds the others there."""
+    shape, merged = tuple(value.shape), dict[tuple[int, ...], Tensor]()
+    aligned = [_aligned(each, len(shape)) for each in given]
+    for each in aligned:
+        others = [other for other in aligned if other is not each]
+        held = [d for d in range(len(shape)) if any(other.shape[d] > 1 and not other.along(d) for other in others)]
+        for factor in atoms.without(each, held, "it is combined with a tensor that cannot shrink"):
+            for theirs in (theirs for other in others for theirs in other.factors):
+                for d in set(factor.dims) & set(theirs.dims) if theirs.dims != factor.dims else ():
+                    atoms.tie(atoms.only(factor, d), atoms.only(theirs, d))
+            if any(shape[d] != size for d, size in zip(factor.dims, factor.atoms.shape, strict=True)):
+                atoms.pin(factor.atoms, "it is broadcast over")
+            elif factor.dims in merged:
+                atoms.tie(merged[factor.dims], factor.atoms)
+            else:
+                merged[factor.dims] = factor.atoms
+    return atoms.labels(shape, [Factor(dims, found) for dims, found in merged.items()])
+
+
+def _aligned(labels: Labels, rank: int) -> Labels:
+    """With dimensions of size 1 before, as broadcasting adds them."""
+    by = rank - labels.rank
+    factors = tuple(Factor(shifted(factor.dims, by), factor.atoms) for factor in labels.factors)
+    return Labels((*[1] * by, *labels.shape), factors)
+
+
+def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    """Run on the atoms: an index goes where its elements go."""
+    values = value if isinstance(value, list | tuple) else [value]
+    factors: list[list[Factor]] = [[] for _ in values]
+    source = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, Labels))
+    for factor in source.factors:
+        spread = factor.over(source.rank, source.shape).contiguous()
+
+        def put(thing: Any, spread: Tensor = spread) -> Any:
+            return spread if isinstance(thing, Labels) else thing
+
+        found = target(*map(put, args), **{key: put(each) for key, each in kwargs.items()})
+        for place, each in enumerate(found if isinstance(found, list | tuple) else [found]):
+            factors[place].append(Factor(tuple(range(each.ndim)), each))
+    out = [
+        atoms.labels(tuple(each.shape), found, is_weight=source.is_weight)
+        for each, found in zip(values, factors, strict=True)
+    ]
+    return out if isinstance(value, list | tuple) else out[0]
+
+
+def spatial(atoms: Atoms, value: Any, x: Labels) -> Any:
+    """Batch and channels stay apart; the rest may not shrink."""
+    first = value[0] if isinstance(value, list | tuple) else value
+    labels = atoms.labels(tuple(first.shape), [Factor((1,), atoms.alone(x, 1, "it is pooled"))])
+    return [labels, *plain(value[1:])] if isinstance(value, list | tuple) else labels
+
+
+def softmax(atoms: Atoms, value: Any, x: Labels, dim: int, *args: Any, **kwargs: Any) -> Labels:
+    return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "a softmax is taken over it"))
+
+
+def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: Any = False, **kwargs: Any) -> Any:
+    if isinstance(value, list | tuple) or kwargs.get("correction") or not isinstance(keepdim, bool):
+        atoms.pin_all([x], "it is reduced over")
+        return plain(value)
+    given = range(x.rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    dims = [d % x.rank for d in given]
+    kept = atoms.without(x, dims, "it is reduced over")
+    if not keepdim:
+        kept = [Factor(tuple(d - sum(e < d for e in dims) for d in f.dims), f.atoms) for f in kept]
+    return atoms.labels(tuple(value.shape), kept)
+
+
+def joined(atoms: Atoms, value: Any, parts: Sequence[Labels], dim: int = 0) -> Labels:
+    """A concatenation: one after the other along its dimension, tied along the others."""
+    rank = len(value.shape)
+    dim %= rank
+    kinds = {factor.dims for part in parts for factor in part.along(dim)}
+    together = kinds.pop() if len(kinds) == 1 else (dim,)
+    pieces = []
+    for part in parts:
+        found = [f.atoms if f.dims == together else atoms.only(f, dim) for f in part.along(dim)]
+        for more in found[1:]:
+            atoms.tie(found[0], more)
+        empty = torch.zeros([part.shape[d] for d in together], dtype=torch.int64)
+        pieces.append(found[0] if found else empty)
+    factors = [Factor(together, torch.cat(pieces, together.index(dim)))]
+    for d in (d for d in range(rank) if d not in together):
+        sides = [[atoms.only(f, d) for f in part.factors if d in f.dims and dim not in f.dims] for part in parts]
+        labelled = [side for side in sides if side]
+        for side in labelled:
+            for each in side:
+                atoms.tie(labelled[0][0], each)
+        if labelled and len(labelled) < len(parts):
+            atoms.pin(labelled[0][0], "it is joined with what cannot shrink")
+        elif labelled:
+            factors.append(Factor((d,), labelled[0][0]))
+    return atoms.labels(tuple(value.shape), factors)
+
+
+def stacked(atoms: Atoms, value: Any, parts: Sequence[Labels], dim: int = 0) -> Labels:
+    rank = len(value.shape)
+    dim %= rank
+    whole = tuple(size for d, size in enumerate(value.shape) if d != dim)
+    tied = pointwise(atoms, torch.empty(whole, device="meta"), list(parts))
+    return atoms.labels(value.shape, [Factor(tuple(d + (d >= dim) for d in f.dims), f.atoms) for f in tied.factors])
+
+
+def padded(atoms: Atoms, value: Any, x: Labels, pads: Sequence[int], *args: Any, **kwargs: Any) -> Labels:
+    """What is added at the ends stays; where nothing is labelled, nothing changes."""
+    around = {x.rank - 1 - place: (pads[2 * place], pads[2 * place + 1]) for place in range(len(pads) // 2)}
+    factors = []
+    for factor in x.factors:
+        if any(min(around.get(d, (0, 0))) < 0 for d in factor.dims):
+            atoms.pin(factor.atoms, "it is cut by a negative padding")
+            continue
+        ends = [end for d in reversed(factor.dims) for end in around.get(d, (0, 0))]
+        factors.append(Factor(factor.dims, torch.nn.functional.pad(factor.atoms, ends)))
+    return atoms.labels(tuple(value.shape), factors)
+
+
+def indexed(atoms: Atoms, value: Any, x: Labels, indices: Sequence[Any]) -> Labels:
+    """Looked up by tensors along the first dimensions: those stay, and the others move behind what was found."""
+    count = len(indices)
+    if any(not isinstance(each, Labels) or each.factors for each in indices):
+        atoms.pin_all([x, *(each for each in indices if isinstance(each, Labels))], "it is indexed by computed values")
+        return Labels(tuple(value.shape))
+    kept = atoms.without(x, range(count), "it is looked up by an index")
+    by = len(value.shape) - x.rank
+    return atoms.labels(tuple(value.shape), [Factor(shifted(f.dims, by), f.atoms) for f in kept])

@@ -1,0 +1,186 @@
+"""Counts that modules keep beside their weights (`out_channels`, `num_heads`, `split_size`, ...), in a smaller network.
+
+Those of torch's own layers follow from their weights. A whole number of a user's own class may count anything: the
+likely ones are written anew, the network is run on an example, and other choices are tried until it equals the masked
+one. If none does, it is refused.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import InputError
+
+_TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
+
+
+@torch.no_grad()
+def correct_counts(
+    masked: nn.Module,
+    small: nn.Module,
+    kept: Mapping[str, Mapping[int, Tensor]],
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> None:
+    """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
+    _rewrite_counts(masked, small)
+    in_float64 = copy.deepcopy(small).double().eval()
+    numbers, failure = _own_numbers(masked, small, in_float64, kept), ""
+    expected = outputs(masked.double().eval(), args, keywords)
+    for choice in itertools.islice(_choices(numbers), _TRIES):
+        for option, each in zip(choice, numbers.values(), strict=True):
+            for number in each:
+                number.write(option)
+        try:
+            given = outputs(in_float64, args, keywords)
+        except Exception as error:  # whatever a module's own code raises where a count is wrong
+            failure = failure or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            continue
+        if len(given) == len(expected) and all(map(_equal, given, expected)):
+            return
+        failure = failure or "its outputs differ"
+    raise InputError(
+        f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
+        "written anew; let the code read sizes from its weights, or keep the network as it is"
+    )
+
+
+def _convolution(old: Any, new: Any) -> None:
+    transposed = isinstance(new, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    first, second = new.weight.shape[:2]
+    if not transposed and old.groups > 1 and old.weight.shape[1] == 1:
+        new.groups = new.groups * first // old.weight.shape[0]
+    new.in_channels = first if transposed else second * new.groups
+    new.out_channels = second * new.groups if transposed else first
+
+
+def _linear(old: Any, new: Any) -> None:
+    new.out_features, new.in_features = new.weight.shape
+
+
+def _normalisation(old: Any, new: Any) -> None:
+    if new.weight is not None:
+        new.num_features = new.weight.shape[0]
+    elif new.running_mean is not None:
+        new.num_features = new.running_mean.shape[0]
+
+
+def _group_norm(old: Any, new: Any) -> None:
+    if new.weight is not None:
+        new.num_groups = old.num_groups * new.weight.shape[0] // old.num_channels
+        new.num_channels = new.weight.shape[0]
+
+
+def _embedding(old: Any, new: Any) -> None:
+    new.num_embeddings, new.embedding_dim = new.weight.shape
+
+
+COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
+    nn.modules.conv._ConvNd: _convolution,
+    nn.Linear: _linear,
+    nn.modules.batchnorm._NormBase: _normalisation,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}
+"""How the counts that a module of torch keeps follow from its weights."""
+
+
+def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
+    """Write anew what modules of torch count beside their weights."""
+    pairs: Iterator[tuple[Any, Any]] = zip(large.modules(), small.modules(), strict=True)
+    for old, new in pairs:
+        if _is_conv1d(new):
+            new.nx, new.nf = new.weight.shape
+        for kind, rule in COUNTS.items():
+            if isinstance(new, kind):
+                rule(old, new)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the transposed linear layer of transformers, which need not be installed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A whole number of somebody's module that may count what has shrunk, and what it could be now."""
+
+    modules: tuple[nn.Module, ...]
+    name: str
+    options: tuple[int, ...]
+    """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
+
+    def write(self, option: int) -> None:
+        for module in self.modules:
+            setattr(module, self.name, self.options[min(option, len(self.options) - 1)])
+
+
+def _own_numbers(
+    large: nn.Module, small: nn.Module, copied: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]
+) -> dict[tuple[type, str], list[_Number]]:
+    """By class and name: all modules of a class write the same number anew, or none does."""
+    found: dict[tuple[type, str], list[_Number]] = {}
+    tensors = large.state_dict(keep_vars=True)
+    for (prefix, old), new, twin in zip(large.named_modules(), small.modules(), copied.modules(), strict=True):
+        if any(isinstance(new, kind) for kind in COUNTS) or _is_conv1d(new):
+            continue
+        start = f"{prefix}." if prefix else ""
+        inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
+        near = {name: dims for name, dims in inside.items() if name.removeprefix(start).count(".") < 3}
+        sizes = {tensors[name].shape[dim]: len(left) for name, dims in near.items() for dim, left in dims.items()}
+        for name, value in vars(old).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 2 or name.startswith("_"):
+                continue
+            parts = [
+                left * value // size for size, left in sizes.items() if size % value == 0 and left * value % size == 0
+            ]
+            options = tuple(dict.fromkeys([value, *([sizes[value]] if value in sizes else []), *parts]))
+            if len(options) > 1:
+                found.setdefault((type(old), name), []).append(_Number((new, twin), name, options))
+    return found
+
+
+def _choices(found: Mapping[tuple[type, str], Sequence[_Number]]) -> Iterator[tuple[int, ...]]:
+    """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
+    likely = [0 if _is_size_of_head(name) else 1 for _, name in found]
+    ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
+    for changes in range(3):
+        for places in itertools.combinations(range(len(likely)), changes):
+            for others in itertools.product(*(ranges[place] for place in places)):
+                if all(other != likely[place] for place, other in zip(places, others, strict=True)):
+                    choice = list(likely)
+                    for place, other in zip(places, others, strict=True):
+                        choice[place] = other
+                    yield tuple(choice)
+
+
+def _is_size_of_head(name: str) -> bool:
+    return name in ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv", "dim_head")
+
+
+def outputs(model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a network in float64 gives on an example."""
+    return _tensors_in(model(*map(_doubled, args), **{key: _doubled(each) for key, each in keywords.items()}))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def _doubled(thing: Any) -> Any:
+    return thing.double() if isinstance(thing, Tensor) and thing.is_floating_point() else thing
+
+
+def _tensors_in(thing: Any) -> list[Tensor]:
+    if isinstance(thing, Tensor):
+        return [thing]
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    if isinstance(thing, list | tuple):
+        return [tensor for each in thing for tensor in _tensors_in(each)]
+    return []

@@ -1,0 +1,201 @@
+"""From the large network's shapes to the small one's and back: states, optimizers, models in place, dead layers."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import IMAGES
+from rewound import InputError, Mask
+from rewound.method.structure.slimming import Slim, cut, expanded, kept_of, mask_of_zeros, shapes_of, slim, slim_to
+from rewound.method.structure.tracing import Units, units
+from rewound.tasks.recipes.resnet import ResNet
+
+EXAMPLE = (IMAGES.double(),)
+
+
+def network() -> ResNet:
+    """Two residual blocks of four channels, in float64, with all its tensors drawn."""
+    model = ResNet((2,), (4,), generator=torch.Generator().manual_seed(0)).double()
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.linspace(0.1, 0.9, tensor.numel()).reshape(tensor.shape).sin() - 0.3)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.add_(1)
+    return model
+
+
+def producer_of(found: Units, name: str) -> Any:
+    return next(group for group in found if group.name == name)
+
+
+INNER = "stage1.block1.conv1.weight"  # its filters are tied to nothing else, and are on a residual branch
+
+
+def half_mask(found: Units) -> Mask:
+    return found.mask_without(unit for group in found for unit in group.units[1::2])
+
+
+def filters_only(model: nn.Module, name: str, gone: list[int]) -> Mask:
+    kept = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
+    kept[gone] = False
+    return Mask({name: kept})
+
+
+def test_a_mask_of_filters_is_completed_to_whole_units() -> None:
+    model = network()
+    found, name = units(model, EXAMPLE), INNER
+    given = filters_only(model, name, [1, 3])
+    group = producer_of(found, name)
+    whole = found.whole(given)
+    assert whole == found.mask_without([group.units[1], group.units[3]])
+    assert found.whole(whole) == whole
+    with pytest.raises(InputError, match=r"not of whole units.*rewound\.units\(\.\.\.\)\.whole\(mask\)"):
+        slim(model, given, EXAMPLE)
+    assert slim(model, whole, EXAMPLE).model.get_parameter(name).shape[0] == 2
+
+
+def test_a_channel_that_several_layers_produce_is_gone_when_all_of_them_lack_it() -> None:
+    model = network()
+    found = units(model, EXAMPLE)
+    stream = next(group for group in found if len(group.producers) > 1)
+    names = [name for name, _ in stream.producers]
+    assert len(names) == 3, "the projection, and the second convolution of both blocks"
+    part = Mask({name: filters_only(model, name, [0])[name] for name in names[:2]})
+    assert found.whole(part) == part
+    every = Mask({name: filters_only(model, name, [0])[name] for name in names})
+    assert found.whole(every) == found.mask_without([stream.units[0]])
+
+
+def test_what_is_only_read_by_units_that_are_gone_goes_with_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[2].weight.fill_(1.0)
+    found = units(model, (torch.zeros(1, 2),))
+    given = {"0.weight": torch.ones(3, 2, dtype=torch.bool), "2.weight": torch.ones(3, 3, dtype=torch.bool)}
+    given["0.weight"][0] = False
+    given["2.weight"][1, 1:] = False  # this unit reads only the one that is gone
+    assert not found.whole(Mask(given))["4.weight"][0, 1]
+
+
+def test_a_residual_branch_may_go_and_one_unit_of_zeros_keeps_its_place() -> None:
+    model = network()
+    found, name = units(model, EXAMPLE), INNER
+    mask = found.mask_without(producer_of(found, name).units)
+    made = slim(model, mask, EXAMPLE)
+    assert made.model.get_parameter(name).shape[0] == 1
+    assert name in made.mask
+    assert not made.mask[name].any()
+    assert made.mask == mask_of_zeros(mask, made.kept)
+    masked = copy.deepcopy(model)
+    mask.apply(masked)
+    both = []
+    for each, its_mask in ((masked, mask), (made.model, made.mask)):
+        each.train()
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        with its_mask.attached(each, optimizer):
+            for _ in range(3):
+                optimizer.zero_grad()
+                each(*EXAMPLE).square().mean().backward()
+                optimizer.step()
+        both.append(each.eval()(*EXAMPLE))
+    assert torch.allclose(both[0], both[1], rtol=0, atol=1e-10)
+    assert not made.model.get_parameter(name).any()
+
+
+def test_a_mask_without_dead_layers_needs_nothing_to_stay_attached() -> None:
+    model = network()
+    assert len(slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE).mask) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), (IMAGES,)),
+        (
+            nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
+            (torch.tensor([[0, 6, 2], [1, 1, 5]]),),
+        ),
+    ],
+)
+def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tuple[Tensor]) -> None:
+    found = units(model, example)
+    group = found.groups[-1]
+    expected = rf"removes all units of {group.name} \({len(group)}\), which are on the only way .* keep at least one"
+    with pytest.raises(InputError, match=expected):
+        slim(model, found.mask_without(group.units), example)
+
+
+def test_cutting_and_expanding_are_inverse_for_masked_states() -> None:
+    model = network()
+    mask = half_mask(units(model, EXAMPLE))
+    mask.apply(model)
+    made = slim(model, mask, EXAMPLE)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    small = cut(parameters, made.kept)
+    assert {name: tensor.shape for name, tensor in small.items()} == {
+        name: parameter.shape for name, parameter in made.model.named_parameters()
+    }
+    back = expanded(small, made.kept, made.shapes)
+    assert all(torch.equal(back[name], parameter) for name, parameter in parameters.items())
+    with pytest.raises(InputError, match=r"where the large network has .*; give a state of the large network"):
+        made.state(made.model.state_dict())
+
+
+def test_a_slim_network_is_rebuilt_from_what_is_left() -> None:
+    model = network()
+    mask = half_mask(units(model, EXAMPLE))
+    made = slim(model, mask, EXAMPLE)
+    again = slim_to(network(), kept_of(units(model, EXAMPLE), mask, shapes_of(model)), EXAMPLE)
+    assert all(torch.equal(tensor, made.model.state_dict()[name]) for name, tensor in again.model.state_dict().items())
+    assert torch.equal(again.model.eval()(*EXAMPLE), made.model.eval()(*EXAMPLE))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    optimizer.zero_grad()
+    loss = model.train()(*EXAMPLE).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor])
+def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> None:
+    model = network()
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind([{"params": list(model.parameters()), "lr": 0.01}], **options)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    still_alive = step(model, optimizer)  # as a loop's last loss is
+    scheduler.step()
+    held = list(model.parameters())
+    made = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
+    beside = made.optimizer(optimizer, model)
+    made.into(model)
+    made.into_optimizer(optimizer, model)
+    assert still_alive.isfinite()
+    assert all(one is other for one, other in zip(held, model.parameters(), strict=True))
+    assert sum(map(torch.numel, held)) < 0.6 * sum(map(torch.numel, network().parameters()))
+    for _ in range(2):
+        step(model, optimizer)
+        step(made.model, beside)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.005
+    small = made.model.state_dict()
+    assert all(torch.allclose(t, small[name], rtol=0, atol=1e-12) for name, t in model.state_dict().items())
+
+
+def test_models_and_slots_that_do_not_fit_are_refused() -> None:
+    model = network()
+    made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
+    with pytest.raises(InputError, match="the model is a Linear and not a ResNet"):
+        made.into(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    name = INNER
+    optimizer.state[model.get_parameter(name)]["preconditioner"] = torch.eye(7)
+    with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
+        made.into_optimizer(optimizer, model)
+    with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
+        made.into_optimizer(torch.optim.SGD(network().parameters(), lr=0.1), model)
