@@ -12,7 +12,7 @@ keeps it at zero during training.
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Slim:
     mask: Mask
     """Of the small network: it holds the unit of zeros in each layer that is wholly gone, and is empty if none is.
     Keep it attached while the small network is trained."""
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By module, the whole numbers that count what has shrunk (`out_channels`, `num_heads`, ...), as they are now."""
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of the large network (a snapshot, an average of weights), cut to what is left."""
@@ -72,22 +74,19 @@ class Slim:
         Its modules, parameters and buffers stay the same objects, so that an optimizer, a scheduler and a training loop
         that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
         """
-        model, pairs = _unwrapped(model), list[tuple[nn.Module, nn.Module]]()
+        model = _unwrapped(model)
         for (name, theirs), ours in zip(model.named_modules(), self.model.modules(), strict=False):
             if type(theirs) is not type(ours):
                 raise InputError(f"{name or 'the model'} is a {type(theirs).__name__} and not a {type(ours).__name__}")
-            pairs.append((theirs, ours))
-        there, here = _tensors_of(model), _tensors_of(self.model)
+        there, here = tensors_of(model), tensors_of(self.model)
         if there.keys() != here.keys():
             raise InputError(
                 f"this model has other tensors than the one that was slimmed: {few(sorted(there.keys() ^ here))}"
             )
         for name, tensor in there.items():
-            _replace_data(tensor, here[name])
-        for theirs, ours in pairs:
-            for name, value in vars(ours).items():
-                if isinstance(value, int) and not isinstance(value, bool):
-                    setattr(theirs, name, value)
+            replace_data(tensor, here[name])
+        for name, numbers in self.counts.items():
+            vars(model.get_submodule(name)).update(numbers)
 
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
@@ -101,7 +100,7 @@ class Slim:
         kept, shape = self.kept.get(name, {}), self.shapes[name]
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
-        found = [cut({name: value}, {name: dims})[name] for dims in _dimensions_of(tuple(value.shape), shape, kept)]
+        found = [cut({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)]
         if not found or any(not torch.equal(each, found[0]) for each in found):
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
@@ -143,11 +142,20 @@ def slim_to(
             for dim, left in kept.get(name, {}).items():
                 gone = torch.ones(shapes[name][dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
                 parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
-    tensors = _tensors_of(small)
+    tensors = tensors_of(small)
     for name, smaller in cut({name: tensors[name].detach() for name in kept}, kept).items():
-        _replace_data(tensors[name], smaller)
+        replace_data(tensors[name], smaller)
     correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
-    return Slim(small, kept, shapes, Mask({}))
+    return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
+
+
+def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (path, module), old in zip(small.named_modules(), large.modules(), strict=True):
+        numbers = {name: value for name, value in vars(module).items() if type(value) is int}
+        if changed := {name: value for name, value in numbers.items() if vars(old).get(name) != value}:
+            found[path] = changed
+    return found
 
 
 def kept_of(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> Kept:
@@ -274,10 +282,10 @@ def _other(thing: Any) -> Tensor | None:
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters and buffers, by plain name."""
-    return {name: tuple(tensor.shape) for name, tensor in _tensors_of(model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those that are not saved included, under each of their names."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {plain_name(n): t for n, t in [*model.named_parameters(remove_duplicate=False), *buffers.items()]}
@@ -298,7 +306,7 @@ def _names_of(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
     return {parameter: names[parameter] for parameter in trained}
 
 
-def _replace_data(tensor: Tensor, smaller: Tensor) -> None:
+def replace_data(tensor: Tensor, smaller: Tensor) -> None:
     """Put other data, of another shape, into a tensor that others hold."""
     if tensor.shape != smaller.shape:
         tensor.grad = None
@@ -308,7 +316,7 @@ def _replace_data(tensor: Tensor, smaller: Tensor) -> None:
     tensor.data = smaller.detach().clone()
 
 
-def _dimensions_of(
+def slot_dimensions(
     slot: tuple[int, ...], shape: tuple[int, ...], kept: Mapping[int, Tensor]
 ) -> Iterator[Mapping[int, Tensor]]:
     """What to keep of a slot, by each way in which its shape may follow from the parameter's."""
