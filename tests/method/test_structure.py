@@ -131,16 +131,12 @@ def test_what_is_not_known_pins_what_it_touches() -> None:
     assert found.pinned["last.weight", 0] == "it is an output of the network"
 
 
-def test_what_cannot_be_slimmed_is_refused() -> None:
+def test_a_part_of_a_unit_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    found = units(model, (IMAGES,))
-    (group,) = found
     part = torch.ones(4, 3, 1, 1, dtype=torch.bool)
     part[0, 0] = False
     with pytest.raises(InputError, match=r"the mask of 0\.weight is not of whole units"):
         slim(model, Mask({"0.weight": part}), (IMAGES,))
-    with pytest.raises(InputError, match="the mask removes all 4 units of"):
-        slim(model, found.mask_without(group.units), (IMAGES,))
 
 
 def test_a_network_that_cannot_be_traced_says_so() -> None:
