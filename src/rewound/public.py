@@ -17,7 +17,6 @@ from rewound.method.pruner import Pruner
 from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Schedule, Segment
-from rewound.method.structure.selection import unit_mask
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import Unit, UnitGroup, Units, units
 from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
@@ -85,6 +84,5 @@ __all__ = [
     "slim",
     "steps",
     "train",
-    "unit_mask",
     "units",
 ]

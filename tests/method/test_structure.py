@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, IMAGES
-from rewound import InputError, Mask, Pruner
-from rewound.method.structure.selection import unit_mask
+from rewound import InputError, Mask
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import Unit, Units, units
 
@@ -166,57 +165,3 @@ def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
     (group,) = found
     with pytest.raises(InputError, match="no smaller network was found that equals the masked one"):
         slim(model, found.mask_without(group.units[:1]), (torch.ones(4, 3),))
-
-
-# Which units go
-
-
-def two_layers() -> tuple[nn.Module, Units]:
-    """Eight and four hidden units; of the first layer, unit i has weights of size i."""
-    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
-    for layer in (model[0], model[2], model[4]):
-        nn.init.constant_(layer.weight, 10.0)
-    model[0].weight.data.copy_(torch.arange(8.0)[:, None].expand(8, 2))
-    model[2].weight.data.copy_(torch.arange(8.0).expand(4, 8))
-    return model, units(model, (torch.zeros(1, 2),))
-
-
-def left(mask: Mask) -> tuple[list[int], list[int]]:
-    first, second = (mask.get(name) for name in ("0.weight", "4.weight"))
-    return (
-        [] if first is None else first.any(1).nonzero()[:, 0].tolist(),
-        [] if second is None else second.any(0).nonzero()[:, 0].tolist(),
-    )
-
-
-def test_the_smallest_units_go_until_the_density_is_reached() -> None:
-    model, found = two_layers()  # 16 + 32 + 8 weights, of which unit i of the first layer has 6
-    assert left(unit_mask(model, found, 0.8)) == ([2, 3, 4, 5, 6, 7], [])
-    assert left(unit_mask(model, found, 0.5)) == ([5, 6, 7], [])
-    by_layer = left(unit_mask(model, found, 0.5, pruner=Pruner(scope="layer")))
-    assert (by_layer[0], len(by_layer[1])) == ([4, 5, 6, 7], 3), "4 * 2 + 4 * 3 + 3 * 2 = 26 of 56"
-
-
-def test_multiples_and_floors_of_units_stay() -> None:
-    model, found = two_layers()
-    assert left(unit_mask(model, found, 0.8, round_to=4))[0] == [4, 5, 6, 7]
-    assert len(left(unit_mask(model, found, 0.65, pruner=Pruner(floor=0.75)))[0]) == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 0.08929 of the weights are left"),
-        ({"density": 0.5, "round_to": 5}, "round_to must be from 1 to the 4 units of 2.weight, not 5"),
-        ({"density": 1.5}, "density must be above 0 and at most 1, not 1.5"),
-        (
-            {"density": 0.5, "pruner": Pruner(score="random", pattern="weight"), "round_to": 0},
-            "round_to must be from 1",
-        ),
-    ],
-)
-def test_targets_that_cannot_be_met_name_what_can(options: dict[str, Any], message: str) -> None:
-    model, found = two_layers()
-    with pytest.raises(InputError) as caught:
-        unit_mask(model, found, **options)
-    assert message in str(caught.value)

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
@@ -23,6 +22,7 @@ from rewound.loops.optimizers import (
     trained_weights,
 )
 from rewound.loops.snapshot import Stateful, Subjects
+from rewound.method.pruning.mask import bare_model
 from rewound.method.schedule import Schedule
 
 Thing = TypeVar("Thing")
@@ -40,7 +40,7 @@ def given_subjects(
     optimizers = [bare_optimizer(each) for each in _as_list(optimizer)]
     _check_types(model, optimizers, course.order)
     return Subjects(
-        model=_bare_model(model),
+        model=bare_model(model),
         optimizer=joined(optimizers),
         schedulers=() if scheduler is None or isinstance(scheduler, Schedule) else _as_list(scheduler),
         also=[thing for thing in also if not isinstance(thing, torch.Generator)],
@@ -87,17 +87,6 @@ def _check_schedulers(subjects: Subjects) -> None:
                 f"{scheduler_kind(scheduler)} drives another optimizer ({type(moved).__name__}) than the one "
                 "given, whose rate would never move; give the scheduler made for this optimizer"
             )
-
-
-def _bare_model(model: nn.Module) -> nn.Module:
-    """The model without what torch.compile and data parallelism have put around it."""
-    while True:
-        if isinstance(within := getattr(model, "_orig_mod", None), nn.Module):
-            model = within
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            model = model.module
-        else:
-            return model
 
 
 def _is_compiled(model: nn.Module) -> bool:

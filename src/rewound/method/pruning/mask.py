@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
@@ -142,6 +143,17 @@ def plain_name(name: str) -> str:
     while name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name.replace("._orig_mod.", ".")
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """The model without what torch.compile and data parallelism have put around it."""
+    while True:
+        if isinstance(within := getattr(model, "_orig_mod", None), nn.Module):
+            model = within
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            return model
 
 
 def by_plain_name(named: Mapping[str, _T]) -> dict[str, _T]:

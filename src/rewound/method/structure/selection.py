@@ -1,106 +1,261 @@
-"""`rewound.unit_mask`: which units go, by the same scores and scopes as weights.
+"""Which units go: those with the smallest scores, until no more is left of the network than was asked for.
 
-A unit's score is the mean of the scores of its weights, so that units of different sizes can be ranked together. Units
-go in the order of their scores until no more than `density` of the prunable weights are left. Of every group one unit
-at least stays.
+A unit's score is the mean of the scores of its weights, so that units of different sizes can be ranked together: it is
+what their removal costs for each weight saved. `random` draws one number for each unit.
+
+Units differ in size, so that a count of weights is not met exactly: as many go as are needed to have no more left.
+Each group keeps a minimum of units, and a multiple of `round_to`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from math import prod
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rewound.foundations.errors import InputError, as_number, as_whole, check_kind
-from rewound.foundations.names import lookup
-from rewound.method.pruner import SCORES, Pruner, as_pruner
+from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.structure.tracing import Unit, Units
+from rewound.method.structure.tracing import Place, Unit, UnitGroup, Units
 
-SCOPES = ("global", "layer")
-
-
-def unit_mask(
-    model: nn.Module, groups: Units, density: float, *, pruner: Pruner | None = None, round_to: int = 1, seed: int = 0
-) -> Mask:
-    """The mask that leaves at most `density` of the prunable weights, without whole units: `slim` makes it a network.
-
-    Of a `pruner` its `score` and `floor` count (the fraction of each group that stays), and its `scope`: `"global"`
-    ranks all units together, `"layer"` takes the same part of each group. `round_to` keeps a multiple of so many units
-    of each group, as hardware likes 8.
-
-    >>> from rewound.method.structure.tracing import units
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> mask = unit_mask(model, units(model, (torch.zeros(1, 4),)), 0.5)
-    >>> int(mask["0.weight"].any(1).sum())
-    4
-    """
-    check_kind("model", model, nn.Module, "give the model itself")
-    check_kind("groups", groups, Units, "give what rewound.units found in this model")
-    pruner, density, round_to = as_pruner(pruner), as_number("density", density), as_whole("round_to", round_to)
-    if not 0 < density <= 1:
-        raise InputError(f"density must be above 0 and at most 1, not {density:g}")
-    if pruner.scope not in SCOPES:
-        raise InputError(f"units are ranked with scope global or layer, not {pruner.scope}")
-    for group in groups:
-        if not 1 <= round_to <= len(group):
-            raise InputError(f"round_to must be from 1 to the {len(group)} units of {group.name}, not {round_to}")
-    weights = prunable_weights(model)
-    if not groups.groups:
-        raise InputError("this network has no units that could go; groups.pinned says why")
-    scores = _scores(groups, weights, pruner, seed)
-    shapes = {name: list(weight.shape) for name, weight in weights.items()}
-    total, gone = _count(shapes), list[Unit]()
-    for batch in _order(groups, scores, pruner, round_to):
-        if _count(shapes) <= density * total:
-            break
-        gone += batch
-        for name, dim, lost in ((*place, len(at)) for unit in batch for place, at in unit.indices.items()):
-            if name in shapes:
-                shapes[name][dim] -= lost
-    if (left := _count(shapes)) > density * total:
-        raise InputError(
-            f"density {density:g} cannot be reached by removing units: {left / total:.4g} of the weights are left "
-            "where every group has as few units as it may; give at least that, or prune single weights, too"
-        )
-    return groups.mask_without(gone)
+Shapes = Mapping[str, Sequence[int]]
 
 
-def _scores(groups: Units, weights: Mapping[str, Tensor], pruner: Pruner, seed: int) -> dict[int, list[float]]:
-    """The score of each unit, by the number of its group."""
-    score = lookup("score", pruner.score, SCORES)
-    ranked = {name: score(weight.detach(), name, seed).double().cpu() for name, weight in weights.items()}
-    found: dict[int, list[float]] = {}
-    for number, group in enumerate(groups):
-        members = [(name, dim) for name, dim in group.members if name in ranked]
-        totals, counts = torch.zeros(len(group), dtype=torch.float64), 0
-        for name, dim in members:
-            rows = ranked[name].movedim(dim, 0).flatten(1).sum(1)
-            totals += torch.tensor([float(rows[list(unit.indices[name, dim])].sum()) for unit in group.units])
-            counts += ranked[name].numel() // ranked[name].shape[dim] * len(group.units[0].indices[name, dim])
-        found[number] = (totals / max(counts, 1)).tolist()
-    return found
+@dataclass(frozen=True)
+class Least:
+    """How many units of a group stay at least: a number, a fraction of it, and a multiple of `round_to`."""
+
+    min_units: int = 1
+    floor: float = 0.0
+    round_to: int = 1
+
+    def of(self, group: UnitGroup) -> int:
+        """The smallest multiple that is enough."""
+        enough = max(self.min_units, math.ceil(round(self.floor * len(group), 6)), 1)
+        return min(math.ceil(enough / self.round_to) * self.round_to, len(group))
+
+    def check(self, groups: Sequence[UnitGroup]) -> None:
+        """An error for a group that has fewer units than one multiple."""
+        for group in groups:
+            if len(group) < self.round_to:
+                raise InputError(
+                    f"round_to must be from 1 to the {len(group)} units of {group.name}, not {self.round_to}; lower "
+                    f"it, or leave out that group with skip=({group.name!r},)"
+                )
 
 
-def _order(groups: Units, scores: Mapping[int, list[float]], pruner: Pruner, round_to: int) -> list[list[Unit]]:
-    """Batches of units of one group, in the order in which they go; those that must stay are in none."""
-    batches: list[tuple[float, int, list[Unit]]] = []
-    for number, group in enumerate(groups):
-        own = scores[number]
-        ascending = sorted(range(len(group)), key=own.__getitem__)
-        may_go = len(group) - max(round_to, math.ceil(len(group) * pruner.floor), 1)
-        first = len(group) % round_to or round_to  # what is over goes first, so that a multiple is left
-        ends = range(first, may_go + 1, round_to)
+class Size(NamedTuple):
+    """What density is a fraction of: so much for each element of a weight, and what no removal can change."""
+
+    shapes: Shapes
+    per_element: Mapping[str, float]
+    fixed: float = 0
+
+    def without(self, lost: Mapping[Place, int]) -> int:
+        """The size of a network whose weights have lost that many indices along each dimension."""
+        total = self.fixed
+        for name, each in self.per_element.items():
+            left = math.prod(size - lost.get((name, dim), 0) for dim, size in enumerate(self.shapes[name]))
+            total += left * each
+        return round(total)
+
+
+def alive_units(groups: Units, before: Mask) -> list[Tensor]:
+    """Which units of each group a mask leaves; an error for one that removes only a part of a unit."""
+    alive = [torch.ones(len(group), dtype=torch.bool) for group in groups]
+    if not before:
+        return alive
+    gone = groups.gone(before)
+    missing = set(map(id, gone))
+    for group, left in zip(groups, alive, strict=True):
+        left &= torch.tensor([id(unit) not in missing for unit in group.units])
+    expected = groups.mask_without(gone)
+    for name, kept in before.items():
+        if not torch.equal(kept.cpu(), expected.get(name, torch.ones_like(kept, device="cpu"))):
+            raise InputError(
+                f"the mask to go on from removes parts of units (in {name}), and whole units are pruned now; go on "
+                "with the pattern that it was made with, or complete it with units(...).whole(mask)"
+            )
+    return alive
+
+
+def _rows(tensor: Tensor, dim: int) -> Tensor:
+    """What belongs to each index of a dimension, as a row."""
+    return tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
+
+
+def _taken(group: UnitGroup, which: Tensor) -> list[Unit]:
+    return [unit for unit, taken in zip(group.units, which.tolist(), strict=True) if taken]
+
+
+def mean_scores(group: UnitGroup, places: Sequence[Place], score: Callable[[str], Tensor], before: Mask) -> Tensor:
+    """The mean of the scores of each unit's weights that are left, over some of the places where it has weights."""
+    totals, counts = torch.zeros(len(group), dtype=torch.float64), torch.zeros(len(group), dtype=torch.float64)
+    for name, dim in places:
+        scores = score(name).double().cpu()
+        left = before[name].cpu() if name in before else torch.ones_like(scores, dtype=torch.bool)
+        indices = [unit.indices[name, dim] for unit in group.units]
+        owners = torch.arange(len(group)).repeat_interleave(torch.tensor([len(each) for each in indices]))
+        flat = torch.tensor([index for each in indices for index in each])
+        totals.index_add_(0, owners, _rows(scores * left, dim).sum(1)[flat])
+        counts.index_add_(0, owners, _rows(left, dim).sum(1).double()[flat])
+    return totals / counts.clamp(min=1)
+
+
+class _Batch(NamedTuple):
+    """Units of a group that go together."""
+
+    rank: float
+    group: int
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Units in the order in which they go, and how large the network is after each batch of them."""
+
+    groups: Sequence[UnitGroup]
+    batches: Sequence[_Batch]
+    gone: Mapping[Place, int]
+    """How many indices of each dimension are gone already."""
+    size: Size
+
+    def left(self, count: int) -> int:
+        """The size of the network without the first batches."""
+        return self._without(Counter(batch.group for batch in self.batches[:count]))
+
+    def until(self, target: int) -> list[Unit]:
+        """The units to remove to have no more left than the target."""
+        count = bisect_left(range(len(self.batches)), -target, key=lambda count: -self.left(count))
+        return [self.groups[batch.group].units[unit] for batch in self.batches[:count] for unit in batch.units]
+
+    @property
+    def largest_batch(self) -> int:
+        """The most that one batch removes."""
+        now = self.left(0)
+        return max((now - self._without({number: 1}) for number in self._lost), default=0)
+
+    def _without(self, batches: Mapping[int, int]) -> int:
+        """The size of the network without so many batches of each group."""
+        lost = dict(self.gone)
+        for number, count in batches.items():
+            for place, after in self._lost[number].items():
+                lost[place] = lost.get(place, 0) + after[count - 1]
+        return self.size.without(lost)
+
+    @cached_property
+    def _lost(self) -> dict[int, dict[Place, list[int]]]:
+        """By group and dimension: how many indices are lost after each of the group's batches."""
+        lost: dict[int, dict[Place, list[int]]] = {}
+        for batch in self.batches:
+            units = [self.groups[batch.group].units[unit] for unit in batch.units]
+            places = lost.setdefault(batch.group, {place: [] for place in self.groups[batch.group].members})
+            for place, after in places.items():
+                after.append((after[-1] if after else 0) + sum(len(unit.indices[place]) for unit in units))
+        return lost
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The units of a network that may go, and how they are ranked."""
+
+    groups: Units
+    free: Sequence[int]
+    """The numbers of the groups that may lose units."""
+    weights: Collection[str]
+    """Those that are no biases and no normalisation."""
+    only_filters: bool
+    size: Size
+    least: Least
+    scope: str
+    """"global" ranks all units together, "layer" takes the same part of each group."""
+
+    @property
+    def parameters(self) -> list[str]:
+        """What a mask without units is for: all that belongs to units that may go, and what density counts."""
+        inside = (name for number in self.free for name, _ in self.groups.groups[number].members)
+        return list(dict.fromkeys([*(name for name in inside if name in self.groups.shapes), *self.size.shapes]))
+
+    def ranked_by(self, group: UnitGroup) -> list[Place]:
+        """The weights whose scores are those of the units."""
+        inside = [place for place in group.members if place[0] in self.weights]
+        return [place for place in inside if place in group.producers] if self.only_filters else inside
+
+    def removal(self, scores: Callable[[UnitGroup], Tensor], alive: Sequence[Tensor]) -> Removal:
+        """The order in which units go."""
+        batches = [batch for number in self.free for batch in self._batches(number, scores, alive[number])]
+        gone: dict[Place, int] = {}
+        for group, which in zip(self.groups, alive, strict=True):
+            for unit in _taken(group, ~which):
+                for place, indices in unit.indices.items():
+                    gone[place] = gone.get(place, 0) + len(indices)
+        return Removal(self.groups.groups, sorted(batches, key=lambda batch: batch[:2]), gone, self.size)
+
+    def _batches(self, number: int, scores: Callable[[UnitGroup], Tensor], alive: Tensor) -> Iterator[_Batch]:
+        group, left = self.groups.groups[number], alive.nonzero()[:, 0].tolist()
+        own = scores(group).tolist()
+        ascending = sorted(left, key=own.__getitem__)  # among equals the later index stays
+        multiple = self.least.round_to
+        first = len(left) % multiple or multiple  # what is over goes first, so that a multiple is left
         rank = -math.inf
-        for start, end in pairwise([0, *ends]):
-            mean = sum(own[index] for index in ascending[start:end]) / (end - start)
-            rank = max(rank, mean) if pruner.scope == "global" else end / len(group)
-            batches.append((rank, number, [group.units[index] for index in ascending[start:end]]))
-    return [batch for _, _, batch in sorted(batches, key=lambda each: each[:2])]
+        for start, end in pairwise([0, *range(first, len(left) - self.least.of(group) + 1, multiple)]):
+            batch = tuple(ascending[start:end])
+            if self.scope == "layer":
+                rank = (len(group) - len(left) + end) / len(group)
+            else:
+                rank = max(rank, sum(own[unit] for unit in batch) / len(batch))
+            yield _Batch(rank, number, batch)
+
+    @property
+    def smallest(self) -> int:
+        """What is left at least."""
+        alive = [torch.ones(len(group), dtype=torch.bool) for group in self.groups]
+        order = self.removal(lambda group: torch.zeros(len(group)), alive)
+        return order.left(len(order.batches))
 
 
-def _count(shapes: Mapping[str, Sequence[int]]) -> int:
-    return sum(prod(shape) for shape in shapes.values())
+def candidates(
+    groups: Units,
+    *,
+    trained: Collection[str],
+    weights: Collection[str],
+    chosen: Collection[str],
+    only_filters: bool,
+    size: Size,
+    least: Least,
+    scope: str,
+) -> Candidates:
+    """The groups that may lose units: all their parameters train, and all weights that produce them are chosen.
+
+    `only_filters` leaves those that convolutions alone produce.
+    """
+    check_kind("groups", groups, Units, "give what rewound.units found in this model")
+    free, frozen = list[int](), dict[str, None]()
+    for number, group in enumerate(groups):
+        inside = group.producers or group.members
+        produced_by = [name for name, _ in inside if name in weights]
+        if not produced_by or not all(name in chosen for name in produced_by):
+            continue
+        if only_filters and not all(len(groups.shapes[name]) > 2 for name in produced_by):
+            continue
+        fixed = [name for name, _ in group.members if name in groups.shapes and name not in trained]
+        frozen |= dict.fromkeys(fixed)
+        if not fixed:
+            free.append(number)
+    if not free:
+        raise InputError(f"no units can be removed: {_why_none(groups, list(frozen))}")
+    least.check([groups.groups[number] for number in free])
+    return Candidates(groups, free, weights, only_filters, size, least, scope)
+
+
+def _why_none(groups: Units, frozen: Sequence[str]) -> str:
+    if frozen:
+        return f"{few(frozen)} do not train, and what does not train is not pruned; unfreeze them"
+    if groups.groups:
+        return "only, skip and the pattern leave no group of them; select more layers, or use pattern 'unit'"
+    return "none of the network can shrink; `pinned` of what rewound.units(...) gives says why"
