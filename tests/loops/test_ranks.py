@@ -116,3 +116,12 @@ def test_alone_everything_is_the_identity() -> None:
     assert ranks.from_first("x") == "x"
     assert ranks.gathered(3) == [3]
     assert ranks.agreed(mask, model) is mask
+
+
+@pytest.mark.slow
+def test_ranks_remove_the_same_units(tmp_path: Path) -> None:
+    one, two = processes(1, tmp_path / "one", "units"), processes(2, tmp_path / "two", "units")
+    assert [status for status, _, _ in (*one, *two)] == [0, 0, 0], [errors for _, _, errors in (*one, *two)]
+    assert len({out.splitlines()[-1] for _, out, _ in (*one, *two)}) == 1
+    for name, expected in weights(tmp_path / "one").items():
+        assert torch.allclose(weights(tmp_path / "two", 1)[name], expected, rtol=0, atol=1e-5)

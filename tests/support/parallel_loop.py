@@ -1,11 +1,11 @@
 """A data-parallel training script, run by `test_ranks.py` in several processes:
 
-python parallel_loop.py RANK WORLD FOLDER {ddp,fresh,apart,drop,sharded,fsdp} [DIE_IN]
+python parallel_loop.py RANK WORLD FOLDER {ddp,units,fresh,apart,drop,sharded,fsdp} [DIE_IN]
 
 Ranks meet over a file in FOLDER. `ddp` trains with DistributedDataParallel; so does `fresh`, by reinitialization, with
-random numbers of each rank's own, and `drop`, where rank 0 finds the second level worse and rank 1 does not; `apart`
-gives each rank weights of its own; `sharded` asks for fully_shard, `fsdp` for FullyShardedDataParallel. The last line
-is a digest of the mask, and the weights are saved.
+random numbers of each rank's own, `units`, which removes hidden units, and `drop`, where rank 0 finds the second level
+worse and rank 1 does not; `apart` gives each rank weights of its own; `sharded` asks for fully_shard, `fsdp` for
+FullyShardedDataParallel. The last line is a digest of the mask, and the weights are saved.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
     torch.manual_seed(rank if kind in ("apart", "fresh") else 0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
     model: nn.Module = plain
-    if kind in ("ddp", "fresh", "drop") and world > 1:
+    if kind in ("ddp", "units", "fresh", "drop") and world > 1:
         model = DistributedDataParallel(plain)
     elif kind == "sharded":
         from torch.distributed.fsdp import fully_shard
@@ -58,6 +58,7 @@ def main(rank: int, world: int, folder: Path, kind: str, die_in: int | None = No
         init=lambda model: model.apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None),
         checkpoint=folder / "run",
         max_drop=0.1 if kind == "drop" else None,
+        pruner=rewound.Pruner(pattern="unit" if kind == "units" else "weight"),
     )
     for epoch in run:
         for step in range(STEPS):

@@ -6,7 +6,7 @@ kept in every checkpoint, under "rewound": `trainer.fit(..., ckpt_path=...)` goe
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack
@@ -44,6 +44,8 @@ class Rewind(Callback):
         also: Sequence[Stateful] = (),
         init: Init | None = None,
         adopt: bool = False,
+        example_inputs: object = None,
+        example_keywords: Mapping[str, object] | None = None,
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
         say: Callable[[str], None] = print,
@@ -54,7 +56,16 @@ class Rewind(Callback):
         if mode not in ("max", "min"):
             raise InputError(f"mode is 'max' where more is better, else 'min', not {mode!r}")
         self._new_run = partial(
-            epochs, retrain_epochs=retrain_epochs, also=also, init=init, adopt=adopt, resume=False, say=say, **chosen
+            epochs,
+            retrain_epochs=retrain_epochs,
+            also=also,
+            init=init,
+            adopt=adopt,
+            example_inputs=example_inputs,
+            example_keywords=example_keywords,
+            resume=False,
+            say=say,
+            **chosen,
         )
         self._folder, self._adopts, self._max_drop = checkpoint, adopt, chosen.get("max_drop")
         self._monitor, self._more_is_better = monitor, mode == "max"

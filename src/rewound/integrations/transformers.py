@@ -44,6 +44,8 @@ def rewind(
     also: Sequence[Stateful] = (),
     init: Init | None = None,
     adopt: bool = False,
+    example_inputs: object = None,
+    example_keywords: Mapping[str, object] | None = None,
     say: Callable[[str], None] = print,
     **chosen: Unpack[Chosen],
 ) -> Epochs | Steps:
@@ -84,6 +86,8 @@ def rewind(
         also=also,
         init=init,
         adopt=adopt,
+        example_inputs=example_inputs,
+        example_keywords=example_keywords,
         resume=False,
         say=say,
         **chosen,

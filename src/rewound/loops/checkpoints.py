@@ -4,6 +4,7 @@
     rewind-0060.pt      the dense run after 60 epochs, if the technique goes back there
     level-00.pt         the end of the dense run; level-03.pt that of the third level
     latest.pt           where the present level can be resumed
+    example.pt          what the model was first called with, if whole units are pruned
     lock                held by the process that trains here; the system releases it when that process ends
     levels/             every level as a ticket, with a table to choose from (`tickets/kept_levels`)
     damaged/            damaged snapshots, set aside when the run went on from another
@@ -128,8 +129,11 @@ class Folder:
 
     def write(self, name: str, subjects: Subjects, progress: Progress) -> None:
         """Write a snapshot of the run; afterwards every rank may read it."""
-        content = {**subjects.states(), "progress": progress.state_dict()}
-        if failed := ranks.from_first(self._write(name, content, progress.run) if ranks.rank() == 0 else None):
+        self.write_content(name, {**subjects.states(), "progress": progress.state_dict()}, progress.run)
+
+    def write_content(self, name: str, content: Mapping[str, object], run: str) -> None:
+        """Write a file of the run that is no snapshot; afterwards every rank may read it."""
+        if failed := ranks.from_first(self._write(name, content, run) if ranks.rank() == 0 else None):
             raise InputError(f"cannot write {self._file(name)}: {failed}; make room there, or give another checkpoint=")
 
     def _write(self, name: str, content: Mapping[str, object], run: str) -> str | None:
@@ -150,6 +154,14 @@ class Folder:
             return self._snapshot(name)
         except Damaged as error:
             raise InputError(f"{error}; remove the folder to start again") from error
+
+    def read_content(self, name: str) -> object:
+        """What a file of the run holds that is no snapshot, or None; a damaged one is named and not used."""
+        try:
+            return read_unchecked(self._file(name)) if self.check(name) else None
+        except Damaged as error:
+            warn(f"{error}, and is not used")
+            return None
 
     def check(self, name: str) -> bool:
         """Whether there is such a snapshot; an error or `Damaged` if it is not what this run wrote under this name."""

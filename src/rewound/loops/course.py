@@ -21,10 +21,11 @@ from rewound.foundations.errors import Diverged, InputError, as_whole, check_kin
 from rewound.foundations.quantities import counted
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
-from rewound.loops.optimizers import members, optimizer_kind, stepped_parameters, trained_weights
+from rewound.loops.optimizers import members, optimizer_kind, stepped_parameters, trained_parameters, trained_weights
 from rewound.loops.progress import Progress, check_unit, progress_of
 from rewound.loops.recording import Recording, with_rule
 from rewound.loops.snapshot import Subjects
+from rewound.loops.structure import Structure
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
 from rewound.method.pruner import check_memory
@@ -166,7 +167,8 @@ class Course(Choices):
                 "are ranked together; use DistributedDataParallel"
             )
         self.the_pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
-        self.the_pruner.check_zeros_stay(model, weights)
+        if not self.the_pruner.by_units:
+            self.the_pruner.check_zeros_stay(model, weights)
         trained = trained_weights(model, optimizer)
         selected = self.the_pruner.selected(weights, model)
         if selected and not any(name in trained for name in selected):
@@ -174,8 +176,9 @@ class Course(Choices):
                 "the optimizer trains none of the model's prunable weights: give the one that trains it, and unfreeze "
                 "what is to be pruned"
             )
-        shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
-        self.the_pruner.kept(shapes, self.levels[-1].density, model=model)
+        if not self.the_pruner.by_units:  # otherwise `structure` checks it, once the units are known
+            shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
+            self.the_pruner.kept(shapes, self.levels[-1].density, model=model)
 
     def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
         """The weights that pruning would choose from, all of them kept so far, and all parameters."""
@@ -201,6 +204,8 @@ class LoopRun:
     resumes: bool
     """Whether it goes on from its checkpoints; a trainer that resumes by itself calls `load_state` instead."""
     speak: Callable[[str], None]
+    structure: Structure | None = None
+    """The units of the network, where the pruner removes those."""
     has_begun: bool = False
     was_loaded: bool = False
     """Whether a trainer has loaded how far it had come."""
@@ -360,8 +365,10 @@ class LoopRun:
 
         Empty where no parameter at all had a gradient: the optimizer then works without.
         """
-        model, seen = self.subjects.model, self.progress.gradients
-        selected = self.course.the_pruner.selected(trained_weights(model, self.subjects.optimizer), model)
+        model, optimizer, seen = self.subjects.model, self.subjects.optimizer, self.progress.gradients
+        if self.structure is not None:
+            return [name for name in trained_parameters(model, optimizer) if name not in seen] if seen else []
+        selected = self.course.the_pruner.selected(trained_weights(model, optimizer), model)
         return [name for name in selected if name not in seen] if seen else []
 
     def begin(self) -> None:

@@ -76,6 +76,8 @@ class _Iteration:
         recording = run.level_recording
         with ExitStack() as level:
             self._keeper.count_operations(level)
+            if run.structure is not None:
+                run.structure.watch(level)
             attachment = None
             if (mask := progress.mask) is not None:
                 attachment = level.enter_context(attached(mask.pairs(subjects.model), members(subjects.optimizer)))
@@ -93,6 +95,8 @@ class _Iteration:
                         yield progress.epoch
                         can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
                         hooks.end_unit()
+                        if run.structure is not None:
+                            run.structure.learn(self._folder, progress.run)
                         if progress.done + 1 == end:
                             break
                         progress.end_epoch(part_ended=False)
@@ -306,6 +310,8 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
     if course.one_shot:
         may_differ.append("rate")  # it has no meaning in one shot, but an earlier version accepted it
     folder.claim(arguments, progress.run, run.say, may_differ, check=run.resumes)
+    if run.structure is not None and (newest is not None or run.was_loaded):
+        run.structure.read(folder)
     if newest is not None or run.was_loaded:
         _check_rewound_to(course, progress, folder)
     if newest is not None:

@@ -23,7 +23,7 @@ from rewound.loops import ranks
 from rewound.loops.averages import averages, prune_along
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
 from rewound.loops.course import Course, LoopRun
-from rewound.loops.optimizers import members, trained_weights, with_inner
+from rewound.loops.optimizers import members, trained_parameters, trained_weights, with_inner
 from rewound.loops.progress import Operations, Progress
 from rewound.loops.snapshot import Subjects
 from rewound.method.flops import FirstPass, Profile
@@ -85,7 +85,10 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
     """The mask of the next level, the same on every rank, and what a learning-rate rule may know of it."""
     course, model, before = run.course, run.subjects.model, run.progress.mask
     trained, candidates = _trained(run), _candidates(run)
-    mask = course.the_pruner.prune(candidates, density, before, seed=torch.initial_seed(), model=model)
+    if run.structure is not None:
+        mask = run.structure.pruned(candidates, density, before)
+    else:
+        mask = course.the_pruner.prune(candidates, density, before, seed=torch.initial_seed(), model=model)
     mask = ranks.agreed(mask, model)
     if not callable(course.the_technique.lr):
         return mask, None
@@ -93,7 +96,8 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
 
 
 def _trained(run: LoopRun) -> dict[str, nn.Parameter]:
-    trained = trained_weights(run.subjects.model, run.subjects.optimizer)
+    found = trained_weights if run.structure is None else trained_parameters  # of a unit, all that belongs to it
+    trained = found(run.subjects.model, run.subjects.optimizer)
     if not run.course.adopt:  # the dense run of an adopted network was not observed
         for name in run.without_gradient:
             del trained[name]
@@ -102,13 +106,21 @@ def _trained(run: LoopRun) -> dict[str, nn.Parameter]:
 
 def _candidates(run: LoopRun) -> dict[str, nn.Parameter]:
     """What the next level may prune: the weights trained at the end of the dense run; later those of the mask."""
-    weights, mask = prunable_weights(run.subjects.model), run.progress.mask
-    return {name: weights[name] for name in (_trained(run) if mask is None else mask)}
+    trained, mask = _trained(run), run.progress.mask
+    if mask is None:
+        return trained
+    if run.structure is None:
+        weights = prunable_weights(run.subjects.model)
+        return {name: weights[name] for name in mask}
+    parameters = plain_parameters(run.subjects.model, tied=False)
+    return trained | {name: parameters[name] for name in mask}
 
 
 def weights_to_prune(run: LoopRun) -> dict[str, nn.Parameter]:
     """The weights that a mask of the run is for."""
     candidates = _candidates(run)
+    if run.structure is not None:
+        return {name: candidates[name] for name in run.structure.pruned(candidates, 1.0, None)}
     return {name: candidates[name] for name in run.course.the_pruner.selected(candidates, run.subjects.model)}
 
 

@@ -8,7 +8,7 @@ for epoch in run:  # was: for epoch in range(90)
     scheduler.step()
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, as_path, as_whole, check_kind, shown
 from rewound.loops.course import Course, Init, LoopRun
+from rewound.loops.example import Example, given_example
 from rewound.loops.iteration import iterated
 from rewound.loops.optimizers import (
     Scheduler,
@@ -27,6 +28,7 @@ from rewound.loops.optimizers import (
 from rewound.loops.progress import Progress, Reached
 from rewound.loops.recording import Recording, adopted, scheduled
 from rewound.loops.snapshot import Stateful, Subjects
+from rewound.loops.structure import Structure
 from rewound.loops.subjects import check_subjects, given_subjects
 from rewound.method.choices import Chosen, takes_choices
 from rewound.method.pruning.mask import Mask
@@ -46,6 +48,8 @@ def epochs(
     init: Init | None = None,
     adopt: bool = False,
     steps_per_epoch: int = 1,
+    example_inputs: object = None,
+    example_keywords: Mapping[str, object] | None = None,
     resume: bool = True,
     say: Callable[[str], None] = print,
     **chosen: Unpack[Chosen],
@@ -74,6 +78,10 @@ def epochs(
     scheduler that number is an error. With `resume=False` the caller (a Trainer) restores model and optimizer, and
     calls `load_state_dict`.
 
+    A `pruner` of pattern "unit" or "filter" removes whole units of the network (`units`), which are found by running it
+    on an example: what the loop calls the model with in its first pass, or `example_inputs` (and `example_keywords`),
+    which an adopted and a compiled network need.
+
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     >>> run = epochs(2, model, sgd, compression=1.5)
@@ -91,7 +99,8 @@ def epochs(
         unit="epoch", training_time=training_epochs, retraining_time=retrain_epochs, adopt=adopt, init=init, **chosen
     )
     subjects = given_subjects(course, model, optimizer, scheduler, also)
-    return Epochs(_run(course, subjects, scheduler, steps_per_epoch, checkpoint, resume, say))
+    example = given_example(example_inputs, example_keywords)
+    return Epochs(_run(course, subjects, scheduler, steps_per_epoch, example, checkpoint, resume, say))
 
 
 @takes_choices
@@ -106,6 +115,8 @@ def steps(
     also: Sequence[Stateful | torch.Generator] = (),
     init: Init | None = None,
     adopt: bool = False,
+    example_inputs: object = None,
+    example_keywords: Mapping[str, object] | None = None,
     resume: bool = True,
     say: Callable[[str], None] = print,
     **chosen: Unpack[Chosen],
@@ -138,7 +149,8 @@ def steps(
         unit="step", training_time=training_steps, retraining_time=retrain_steps, adopt=adopt, init=init, **chosen
     )
     subjects = given_subjects(course, model, optimizer, scheduler, also)
-    return Steps(_run(course, subjects, scheduler, 1, checkpoint, resume, say))
+    example = given_example(example_inputs, example_keywords)
+    return Steps(_run(course, subjects, scheduler, 1, example, checkpoint, resume, say))
 
 
 class _Loop:
@@ -275,6 +287,7 @@ def _run(
     subjects: Subjects,
     scheduler: object,
     steps_per_epoch: int,
+    example: Example | None,
     checkpoint: str | Path | None,
     resume: bool,
     say: Callable[[str], None],
@@ -286,7 +299,7 @@ def _run(
     progress = Progress()
     if course.adopt:
         progress.recording = _adopted(course, subjects, scheduler, steps_per_epoch)
-    run = LoopRun(course, subjects, progress, folder, resume, say)
+    run = LoopRun(course, subjects, progress, folder, resume, say, _structure(course, subjects, example))
     if course.adopt:
         run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
     return run
@@ -316,3 +329,25 @@ def _adopted(course: Course, subjects: Subjects, scheduler: object, steps_per_ep
     # `final` takes the place of what the schedule declares to hold after its end.
     schedule = scheduler if course.final is None else replace(scheduler, declared_final=None)
     return scheduled(subjects.optimizer, schedule, course.part_lengths, course.unit)
+
+
+def _structure(course: Course, subjects: Subjects, example: Example | None) -> Structure | None:
+    """The units of the network, where the pruner removes those; what an example shows of them is checked."""
+    pruner = course.the_pruner
+    if not pruner.by_units:
+        if example is not None:
+            raise InputError(
+                f"example_inputs are for pruning whole units, and pattern {pruner.pattern!r} prunes single weights; "
+                'leave them out, or give pruner=Pruner(pattern="unit")'
+            )
+        return None
+    if example is None and (course.adopt or subjects.is_compiled):
+        why = "there is no dense run to see it in" if course.adopt else "a compiled model does not show it"
+        raise InputError(
+            f"pattern {pruner.pattern!r} needs to know what the model takes, and {why}; give example_inputs= (and "
+            "example_keywords=), a batch of it"
+        )
+    structure = Structure(subjects, pruner, course.levels[-1].density, example)
+    if example is not None:
+        structure.check()
+    return structure

@@ -160,8 +160,13 @@ def optimizer_kind(optimizer: Optimizer) -> str:
 
 def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
-    stepped = stepped_parameters(model, optimizer)
-    return {name: w for name, w in prunable_weights(model).items() if w.requires_grad and name in stepped}
+    trained = trained_parameters(model, optimizer)
+    return {name: weight for name, weight in prunable_weights(model).items() if name in trained}
+
+
+def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters of the model that the optimizer trains, by plain name."""
+    return {name: p for name, p in stepped_parameters(model, optimizer).items() if p.requires_grad}
 
 
 def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

@@ -1,0 +1,96 @@
+"""The units of a network in a user's own loop, where a pruner removes those (patterns "unit" and "filter").
+
+They are found from an example of what the loop calls its model with (`example`), once it is known: before the first
+epoch where the script gives one, and after the first epoch (or step) otherwise, so that a network whose units cannot be
+found, or a compression that they do not reach, is refused before the dense run is trained.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from rewound.foundations.errors import InputError
+from rewound.loops import ranks
+from rewound.loops.checkpoints import Folder
+from rewound.loops.example import Example, FirstCall, read_example
+from rewound.loops.optimizers import trained_parameters
+from rewound.loops.snapshot import Subjects
+from rewound.method.pruner import Pruner
+from rewound.method.pruning.mask import Mask
+from rewound.method.structure.tracing import Units, units
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+@dataclass
+class Structure:
+    """The units of a run's network."""
+
+    subjects: Subjects
+    pruner: Pruner
+    target: float
+    """The density of the last level."""
+    example: Example | None
+    _call: FirstCall | None = field(default=None, init=False)
+
+    @cached_property
+    def units(self) -> Units:
+        """What lives or dies together in the network; an error where that is not known."""
+        if self.example is None:
+            raise InputError("the units of this network are not known before its first pass; give example_inputs=")
+        return self._traced(self.example)
+
+    def _traced(self, example: Example) -> Units:
+        model = self.subjects.model
+        return units(model, *example.on(next(model.parameters()).device))
+
+    # The example
+
+    def read(self, folder: Folder) -> None:
+        """Take the example that the run kept before it was resumed, unless the script gives one."""
+        if self.example is None and (content := folder.read_content("example")) is not None:
+            self.example = read_example(content)
+
+    def watch(self, until: ExitStack) -> None:
+        """Note what the loop calls its model with, unless that is known."""
+        if self.example is None:
+            self._call = FirstCall(self.subjects.model, until)
+
+    def learn(self, folder: Folder, run: str) -> None:
+        """Keep what was noted, and check what can be known from it; to be called after each epoch or step."""
+        if self._call is None:
+            return
+        found = ranks.from_first(self._call.example)
+        if found is None:
+            raise InputError(
+                f"pattern {self.pruner.pattern!r} needs to know what the model takes, and the loop has not called the "
+                "model itself; give example_inputs= (and example_keywords=), a batch of what it takes"
+            )
+        self._call.close()
+        self._call, self.example = None, found.short
+        try:
+            self.__dict__["units"] = self._traced(self.example)
+        except InputError:
+            if found.rows == self.example.rows:
+                raise
+            self.example = found  # its code needs a batch of that size
+        self.check()
+        content = {"inputs": list(self.example.inputs), "keywords": self.example.keywords}
+        folder.write_content("example", content, run)
+
+    def check(self) -> None:
+        """An error if the units that train do not let the network become as small as asked for."""
+        model = self.subjects.model
+        shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
+        self.pruner.kept(shapes, self.target, model=model, groups=self.units)
+
+    # Pruning
+
+    def pruned(self, parameters: Parameters, density: float, before: Mask | None) -> Mask:
+        """The mask without the units that go, of the parameters that may be pruned."""
+        model, seed = self.subjects.model, torch.initial_seed()
+        return self.pruner.prune(parameters, density, before, seed=seed, model=model, groups=self.units)
