@@ -101,6 +101,12 @@ COUNTS = {
     "u-net": [4, 6, 5],
     "pixel-shuffle": [5, 3],
     "gated": [4, 5],  # groups; a value with its gate
+    "lstm": [6, 5],  # words; hidden units, which both layers, directions and all gates have in common
+    "bilstm": [6, 5],
+    "projected-lstm": [6, 5, 3],  # and what is projected of them
+    "gru": [6, 5],
+    "rnn": [6, 5],
+    "translator": [6, 5],
     "bert": [4, 20, 4, 20],
     "gpt2": [3, 48],
     "llama": [2, 20],  # two query heads with the key and value head they share
@@ -128,6 +134,19 @@ def test_what_is_not_known_pins_what_it_touches() -> None:
     assert len(found) == 0
     assert found.pinned["first.weight", 0] == "the operation cumsum is not known"
     assert found.pinned["last.weight", 0] == "it is an output of the network"
+
+
+def test_a_recurrent_state_that_is_given_holds_the_hidden_units() -> None:
+    class Continued(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.last = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return self.last(self.layers(x, state)[0])
+
+    found = units(Continued(), (torch.ones(2, 5, 3), torch.ones(1, 2, 4)))
+    assert found.pinned["layers.weight_hh_l0", 0] == "its initial state is given and cannot shrink"
 
 
 def test_a_part_of_a_unit_is_refused() -> None:

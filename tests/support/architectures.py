@@ -126,6 +126,38 @@ class Gated(nn.Module):
         return self.last(a * torch.sigmoid(b))
 
 
+class Tagger(nn.Module):
+    """A recurrent network that labels each word: two layers, in both directions."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(11, 6), kind(6, 5, 2, batch_first=True, **options)
+        self.label = nn.Linear((options.get("proj_size") or 5) * (1 + self.layers.bidirectional), 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.label(self.layers(self.words(ids))[0])
+
+
+class Translator(nn.Module):
+    """The last state of one recurrent network is the first of another, which is a cell in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.reader, self.writer = nn.Embedding(11, 6), nn.GRU(6, 5, batch_first=True), nn.GRUCell(6, 5)
+        self.label = nn.Linear(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.words(ids)
+        state = self.reader(words)[1][0]
+        for place in range(3):
+            state = self.writer(words[:, place], state)
+        return self.label(state)
+
+
+def tagger(kind: type[nn.RNNBase], **options: Any) -> Callable[[], Case]:
+    return lambda: (Tagger(kind, **options), (IDS,), {})
+
+
 def of(module: Callable[[], nn.Module]) -> Callable[[], Case]:
     return lambda: (module(), (IMAGES,), {})
 
@@ -171,6 +203,12 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "u-net": of(UNet),
     "pixel-shuffle": of(SuperResolution),
     "gated": of(Gated),
+    "lstm": tagger(nn.LSTM),
+    "bilstm": tagger(nn.LSTM, bidirectional=True),
+    "projected-lstm": tagger(nn.LSTM, bidirectional=True, proj_size=3),
+    "gru": tagger(nn.GRU, bidirectional=True),
+    "rnn": tagger(nn.RNN, bias=False, nonlinearity="relu"),
+    "translator": lambda: (Translator(), (IDS,), {}),
     "bert": bert,
     "gpt2": gpt2,
     "llama": llama,

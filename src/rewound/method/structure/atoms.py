@@ -34,11 +34,14 @@ class Factor:
 
 @dataclass(frozen=True)
 class Labels:
-    """The factors of a tensor, and whether it is a parameter or a rearrangement of one."""
+    """The factors of a tensor, and where it comes from."""
 
     shape: tuple[int, ...]
     factors: tuple[Factor, ...] = ()
     is_weight: bool = False
+    """Whether it is a parameter or a rearrangement of one."""
+    is_filled: bool = False
+    """Whether the network's code made it without any tensor (zeros), so that its sizes follow from counts."""
 
     @property
     def rank(self) -> int:
@@ -51,11 +54,13 @@ class Labels:
 
 @dataclass
 class Atoms:
-    """A union-find over atoms, vectorised: all pairs of an operation are tied at once."""
+    """Atoms, and what was found about them: ties and pins are noted, and resolved all at once by `settle`."""
 
-    parents: list[int] = field(default_factory=lambda: [STAYS])
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Why an atom is pinned, by the atom that the pinning began with."""
+    count: int = 1
+    ties: list[Tensor] = field(default_factory=list)
+    """Pairs of atoms, in tensors of two rows."""
+    pins: list[tuple[Tensor, str]] = field(default_factory=list)
+    """Atoms that must stay, and why."""
     produced: list[Tensor] = field(default_factory=list)
     """Atoms of weights that put something out, by operation."""
     joint: list[Factor] = field(default_factory=list)
@@ -63,37 +68,17 @@ class Atoms:
 
     def fresh(self, count: int) -> Tensor:
         """New atoms, tied to nothing."""
-        first = len(self.parents)
-        self.parents.extend(range(first, first + count))
-        return torch.arange(first, first + count)
-
-    def root(self, atom: int) -> int:
-        parents, start = self.parents, atom
-        while parents[atom] != atom:
-            atom = parents[atom]
-        while parents[start] != atom:
-            parents[start], start = atom, parents[start]
-        return atom
-
-    def roots(self, atoms: Tensor) -> Tensor:
-        """The component of each."""
-        flat = [self.root(atom) for atom in atoms.reshape(-1).tolist()]
-        return torch.tensor(flat, dtype=torch.int64).reshape(atoms.shape)
+        self.count += count
+        return torch.arange(self.count - count, self.count)
 
     def tie(self, one: Tensor, other: Tensor) -> None:
         """What goes with one goes with the other; tensors of one shape, or that expand to one."""
         shape = torch.add(one, other).shape
-        pairs = torch.stack([each.expand(shape).reshape(-1) for each in (one, other)], 1)
-        for a, b in set(map(tuple, pairs.tolist())):
-            first, second = sorted((self.root(a), self.root(b)))
-            self.parents[second] = first  # the smaller: what is tied to STAYS stays
+        self.ties.append(torch.stack([each.expand(shape).reshape(-1) for each in (one, other)]))
 
     def pin(self, atoms: Tensor, reason: str) -> None:
         """What must stay."""
-        for atom in set(self.roots(atoms).reshape(-1).tolist()):
-            if atom != STAYS:
-                self.reasons[atom] = reason
-                self.parents[atom] = STAYS
+        self.pins.append((atoms.reshape(-1), reason))
 
     def pin_all(self, labels: Iterable[Labels], reason: str) -> None:
         for each in labels:
@@ -159,22 +144,55 @@ class Atoms:
                     self.joint.append(small)
         return Labels(tuple(shape), tuple(found), is_weight)
 
-    def settle(self) -> None:
-        """Tie what is left of factors with several dimensions, each so that most units remain."""
-        waiting = list(self.joint)
-        while waiting:
-            factor = waiting.pop(0)
-            atoms = self.roots(factor.atoms)
+    def settle(self) -> tuple[Tensor, dict[int, str]]:
+        """The component of each atom (STAYS for those that are pinned), and why atoms are pinned, by atom.
+
+        What is left of factors with several dimensions is tied first, each so that most units remain.
+        """
+        pinned = torch.cat([torch.zeros(0, dtype=torch.int64), *[atoms for atoms, _ in self.pins]])
+        edges = torch.cat([torch.stack([pinned, torch.zeros_like(pinned)]), *self.ties], 1)
+        roots = _joined(torch.arange(self.count), edges)
+        for factor in self.joint:
+            atoms = roots[factor.atoms]
             free = [d for d in factor.dims if not _constant_along(atoms, factor.dims.index(d))]
-            if len(free) < 2:
-                continue
+            if len(free) > 1:
 
-            def units_left(dim: int, atoms: Tensor = atoms, factor: Factor = factor) -> int:
-                rows = atoms.movedim(factor.dims.index(dim), 0).flatten(1)
-                return len({tuple(sorted(set(row))) for row in rows.tolist() if STAYS not in row})
+                def units_left(dim: int, atoms: Tensor = atoms, factor: Factor = factor) -> int:
+                    rows = atoms.movedim(factor.dims.index(dim), 0).flatten(1)
+                    return len({tuple(sorted(set(row))) for row in rows.tolist() if STAYS not in row})
 
-            best = max(free, key=units_left)
-            self.only(Factor(factor.dims, factor.atoms), best)
+                self.only(factor, max(free, key=units_left))
+                roots = _joined(roots, self.ties[-1])
+        return roots, self._reasons()
+
+    def _reasons(self) -> dict[int, str]:
+        """The first reason for each atom that is tied to one that was pinned."""
+        ties = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *self.ties], 1)
+        roots = _joined(torch.arange(self.count), ties[:, (ties != STAYS).all(0)])
+        of_root: dict[int, str] = {}
+        for atoms, reason in self.pins:
+            for root in set(roots[atoms].tolist()):
+                of_root.setdefault(root, reason)
+        return {atom: of_root[root] for atom, root in enumerate(roots.tolist()) if root in of_root}
+
+
+def _joined(roots: Tensor, edges: Tensor) -> Tensor:
+    """The components once these edges are added, each named by its smallest atom: so what is tied to STAYS stays.
+
+    Every root takes the smallest of its neighbours, and all atoms follow; that halves the components that are still to
+    be joined.
+    """
+    roots = roots.clone()
+    while True:
+        ends = roots[edges]
+        differ = ends[0] != ends[1]
+        if not bool(differ.any()):
+            return roots
+        edges = edges[:, differ]
+        low, high = ends[:, differ].sort(0).values
+        roots.scatter_reduce_(0, high, low, "amin")
+        while not torch.equal(further := roots[roots], roots):
+            roots = further
 
 
 def _constant_along(atoms: Tensor, place: int) -> bool:

@@ -80,12 +80,26 @@ def _embedding(old: Any, new: Any) -> None:
     new.num_embeddings, new.embedding_dim = new.weight.shape
 
 
+def _recurrent(old: Any, new: Any) -> None:
+    gates = old.weight_hh_l0.shape[0] // old.hidden_size
+    new.input_size, new.hidden_size = new.weight_ih_l0.shape[1], new.weight_hh_l0.shape[0] // gates
+    if old.proj_size:
+        new.proj_size = new.weight_hr_l0.shape[0]
+    new.flatten_parameters()
+
+
+def _recurrent_cell(old: Any, new: Any) -> None:
+    new.input_size, new.hidden_size = new.weight_ih.shape[1], new.weight_hh.shape[1]
+
+
 COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
     nn.modules.conv._ConvNd: _convolution,
     nn.Linear: _linear,
     nn.modules.batchnorm._NormBase: _normalisation,
     nn.GroupNorm: _group_norm,
     nn.Embedding: _embedding,
+    nn.RNNBase: _recurrent,
+    nn.RNNCellBase: _recurrent_cell,
 }
 """How the counts that a module of torch keeps follow from its weights."""
 

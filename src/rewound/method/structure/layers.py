@@ -65,17 +65,22 @@ def _put_out(atoms: Atoms, value: Any, outputs: Tensor, bias: Labels | None, dim
 
 
 def linear(atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None) -> Labels:
-    last = x.rank - 1
-    for factor in x.along(last):
-        atoms.tie(atoms.only(factor, last), atoms.along(weight, 1))
-    if not x.along(last):
-        atoms.pin(atoms.along(weight, 1), "it reads what cannot shrink")
-    kept = [factor for factor in x.factors if last not in factor.dims]
+    _read(atoms, x, weight)
+    kept = [factor for factor in x.factors if x.rank - 1 not in factor.dims]
     atoms.put_out(weight, 0)
     outputs = atoms.along(weight, 0)
     if isinstance(bias, Labels):
         atoms.tie(outputs, atoms.along(bias, 0))
     return atoms.labels(tuple(value.shape), [*kept, Factor((len(value.shape) - 1,), outputs)])
+
+
+def _read(atoms: Atoms, x: Labels, weight: Labels) -> None:
+    """The columns of a weight go with the last dimension of what it reads."""
+    last = x.rank - 1
+    for factor in x.along(last):
+        atoms.tie(atoms.only(factor, last), atoms.along(weight, 1))
+    if not x.along(last):
+        atoms.pin(atoms.along(weight, 1), "it reads what cannot shrink")
 
 
 def product(atoms: Atoms, value: Any, x: Labels, y: Labels) -> Labels:
@@ -218,3 +223,64 @@ def attention(
         scores = torch.empty((*q.shape[:-1], k.shape[-2]), device="meta")
         pointwise(atoms, scores, [Labels(tuple(scores.shape), (Factor((head,), heads[0]),)), mask])
     return atoms.labels(tuple(value.shape), [Factor((head,), heads[0])])
+
+
+def recurrent(atoms: Atoms, value: Sequence[Any], x: Labels, *args: Any) -> list[Labels]:
+    """An nn.LSTM, nn.GRU or nn.RNN: all its layers and directions have one size, and lose the same hidden units."""
+    place = next(i for i, each in enumerate(args) if isinstance(each, bool))  # whether there are biases
+    states, weights, has_biases, layers, directions = *args[place - 2 : place + 2], 1 + args[place + 4]
+    count = len(weights) // (layers * directions)
+    inputs, first = x, None
+    for layer in range(layers):
+        for start in range(layer * directions, (layer + 1) * directions):
+            found = _cell(atoms, inputs, weights[start * count : (start + 1) * count], has_biases)
+            first = first or found
+            for one, other in zip(first, found, strict=True):
+                atoms.tie(one, other)
+        assert first is not None
+        shape = (*value[0].shape[:-1], len(first[1]) * directions)
+        inputs = atoms.labels(shape, [Factor((len(shape) - 1,), first[1].repeat(directions))])
+    assert first is not None
+    return [inputs, *_states(atoms, states, value[1:], *first)]
+
+
+def recurrent_cell(atoms: Atoms, value: Any, x: Labels, states: Any, *weights: Labels) -> Any:
+    found = _cell(atoms, x, weights, has_biases=len(weights) > 2)
+    results = _states(atoms, states, value if isinstance(value, list | tuple) else [value], *found)
+    return results if isinstance(value, list | tuple) else results[0]
+
+
+def _cell(atoms: Atoms, x: Labels, weights: Sequence[Labels], has_biases: bool) -> tuple[Tensor, Tensor]:
+    """The hidden units of a cell, and what is read of it: the same, or a projection of them.
+
+    Without a unit's rows in each gate its state is zero, if it was zero at the beginning.
+    """
+    by_input, by_state = weights[:2]
+    projection = weights[-1] if len(weights) in (3, 5) else None
+    size = by_state.shape[1] if projection is None else projection.shape[1]
+    hidden = atoms.along(by_input, 0)[:size]
+    for each in weights[: 4 if has_biases else 2]:
+        atoms.tie(atoms.along(each, 0).reshape(-1, size), hidden[None])
+    read = hidden if projection is None else atoms.along(projection, 0)
+    if projection is not None:
+        atoms.tie(hidden, atoms.along(projection, 1))
+    atoms.tie(read, atoms.along(by_state, 1))
+    _read(atoms, x, by_input)
+    for each in (by_input, by_state, *([] if projection is None else [projection])):
+        atoms.put_out(each, 0)
+    return hidden, read
+
+
+def _states(atoms: Atoms, states: Any, values: Sequence[Any], hidden: Tensor, read: Tensor) -> list[Labels]:
+    """The last states, of the first of which the outputs consist; initial ones go with them, or hold them."""
+    found = []
+    for state, value, units in zip(
+        states if isinstance(states, list) else [states], values, (read, hidden), strict=False
+    ):
+        last = state.rank - 1
+        if state.along(last):
+            atoms.tie(units, atoms.alone(state, last, "it is a layer or a batch of a recurrent state"))
+        elif not state.is_filled:
+            atoms.pin(units, "its initial state is given and cannot shrink")
+        found.append(atoms.labels(tuple(value.shape), [Factor((len(value.shape) - 1,), units)]))
+    return found

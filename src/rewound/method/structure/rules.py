@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rewound.method.structure.atoms import Atoms, Labels
 from rewound.method.structure.combining import (
@@ -34,6 +35,8 @@ from rewound.method.structure.layers import (
     layer_norm,
     linear,
     product,
+    recurrent,
+    recurrent_cell,
     transposed_convolution,
 )
 
@@ -68,6 +71,8 @@ def name_of(target: Any) -> str:
 def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
     """The labels of what an operation gives; `args` have labels where tensors were, `value` is the traced result."""
     name, given = name_of(target), [each for each in flat([*args, *kwargs.values()]) if isinstance(each, Labels)]
+    if not given and isinstance(value, Tensor):
+        return Labels(tuple(value.shape), is_filled=True)
     if value is None or not any(each.factors for each in given):
         return plain(value)  # an assertion, or nothing that could go
     if name in RULES:
@@ -95,6 +100,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), reduction),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), recurrent_cell),
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("cat", "concat", "concatenate"), joined),
     "stack": stacked,

@@ -87,6 +87,9 @@ class Slim:
             replace_data(tensor, here[name])
         for name, numbers in self.counts.items():
             vars(model.get_submodule(name)).update(numbers)
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # cuDNN wants the weights in one piece of memory
 
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""

@@ -184,7 +184,6 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
         if isinstance(module, nn.MultiheadAttention):
             inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
             atoms.pin_all(inside, "nn.MultiheadAttention computes the size of its heads from its width")
-    atoms.settle()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     tied = {name: first for name, first in first_names.items() if name != first}
     return _gathered(atoms, roots, shapes, tied)
@@ -255,26 +254,23 @@ def _leaves(thing: Any) -> Iterator[Labels]:
 def _gathered(
     atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> Units:
-    produced = torch.zeros(len(atoms.parents), dtype=torch.bool)
+    components, reasons = atoms.settle()
+    produced = torch.zeros(atoms.count, dtype=torch.bool)
     for each in atoms.produced:
         produced[each] = True
-    producers = {
-        (name, factor.dims[0])
-        for name, labels in roots.items()
-        for factor in labels.factors
-        if bool(produced[factor.atoms].any())
-    }
     found: dict[int, dict[Place, list[int]]] = {}
     pinned: dict[Place, str] = {}
+    producers: set[Place] = set()
     for name, labels in roots.items():
         for factor in labels.factors:
-            (dim,) = factor.dims
-            components = atoms.roots(factor.atoms)
-            for index, component in enumerate(components.tolist()):
-                if component == STAYS:
-                    pinned.setdefault((name, dim), _reason(atoms, int(factor.atoms[index])))
-                else:
-                    found.setdefault(component, {}).setdefault((name, dim), []).append(index)
+            place = (name, factor.dims[0])
+            if bool(produced[factor.atoms].any()):
+                producers.add(place)
+            for index, component in enumerate(components[factor.atoms].tolist()):
+                if component != STAYS:
+                    found.setdefault(component, {}).setdefault(place, []).append(index)
+                elif place not in pinned:
+                    pinned[place] = reasons.get(int(factor.atoms[index]), "it is tied to what cannot shrink")
     grouped: dict[tuple[Place, ...], list[Unit]] = {}
     for places in found.values():
         if not any(name in shapes for name, _ in places):
@@ -286,12 +282,3 @@ def _gathered(
         for members, them in grouped.items()
     )
     return Units(groups, pinned, shapes, tied)
-
-
-def _reason(atoms: Atoms, atom: int) -> str:
-    """Why an atom stays: the reason that the pinning of its component began with."""
-    while atom != STAYS:
-        if atom in atoms.reasons:
-            return atoms.reasons[atom]
-        atom = atoms.parents[atom]
-    return "it is tied to what cannot shrink"
