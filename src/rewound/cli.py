@@ -240,6 +240,53 @@ def inspect_command(
     inspect_ticket(file, recipe, fields_in(fields or ()))
 
 
+Network = Annotated[
+    str,
+    typer.Argument(help="a recipe such as digits, a ticket, or the first digits of a key in the store"),
+]
+ItsRecipe = Annotated[
+    str | None,
+    typer.Option(
+        help="the recipe that builds the network, or package.module:Class", show_default="what the file names"
+    ),
+]
+
+
+@app.command("bench", epilog="Example: rewound bench rewound-pruned/digits --batch 64 --threads 1")
+def bench_command(
+    network: Network,
+    batch: Annotated[int, typer.Option(help="examples of a forward pass")] = 64,
+    threads: Annotated[
+        int | None, typer.Option(help="threads on the CPU", show_default="as many as torch takes")
+    ] = None,
+    device: Device = "cpu",
+    backend: Annotated[
+        str, typer.Option(help="eager, compiled (torch.compile) and onnx (ONNX Runtime), with commas between")
+    ] = "eager,compiled",
+    seconds: Annotated[float, typer.Option(help="about how long each backend is measured, after a warm-up")] = 10.0,
+    recipe: ItsRecipe = None,
+    fields: Fields = None,
+    store: StorePath = DEFAULT_STORE,
+) -> None:
+    """Measure a network: dense beside pruned, beside slim where whole units were pruned."""
+    from rewound.commands.timing import bench
+
+    found = bench(
+        network,
+        batch=batch,
+        threads=threads,
+        device=device,
+        backend=backend,
+        seconds=seconds,
+        recipe=recipe,
+        fields=fields_in(fields or ()),
+        store=store,
+        say=say,
+    )
+    for line in str(found).splitlines():
+        say(line)
+
+
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")
 def data_command(
     name: Annotated[str, typer.Argument(help="a data set: cifar10")],

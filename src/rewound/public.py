@@ -1,6 +1,7 @@
 """What `import rewound` gives: every public name, from the module that has it."""
 
 from rewound.commands.sweeps import SweepResults, plan, report, results, run
+from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
 from rewound.experiments.plans.outlook import SweepPlan
@@ -29,6 +30,7 @@ from rewound.tasks.training import State, begin, evaluate, train
 __all__ = [
     "TECHNIQUES",
     "Batch",
+    "Benchmark",
     "Diverged",
     "Epochs",
     "Facts",
@@ -53,6 +55,7 @@ __all__ = [
     "Scheduler",
     "Scores",
     "Segment",
+    "Size",
     "Slim",
     "State",
     "Stateful",
@@ -62,10 +65,12 @@ __all__ = [
     "SweepResults",
     "Technique",
     "Ticket",
+    "Timing",
     "Unit",
     "UnitGroup",
     "Units",
     "begin",
+    "bench",
     "densities",
     "epochs",
     "evaluate",

@@ -26,7 +26,7 @@ BAD = {
         "cannot read sweep absent.toml: No such file or directory; give the path of a TOML file, or one of cifar10-",
     ),
     "not TOML": bad(["run", "x.toml"], "(at line 1, column 1); correct it there", x_toml="{"),
-    "no command": bad(["fly"], "unknown command 'fly' (known: data, diff,"),
+    "no command": bad(["fly"], "unknown command 'fly' (known: bench, data,"),
     "misspelt command": bad(["rnu", "digits"], "unknown command 'rnu'; did you mean 'run'"),
     "no sweep": bad(
         ["run"], "rewound run needs SWEEP, a TOML file, or the name of a shipped sweep such as digits; for"
@@ -193,6 +193,22 @@ BAD = {
     "not a ticket": bad(["inspect", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
     "a report to a URL": bad(["run", "digits", "--out", "s3://b/x"], "out must be a path, not the URL s3://b/x;"),
     "a network to a URL": bad(["prune", "digits", "--out", "gs://b"], "out must be a path, not the URL gs://b;"),
+    "nothing to measure": bad(
+        ["bench", "digts"], "'digts' is no file, no key of a store, and no recipe; give the path"
+    ),
+    "no ticket to measure": bad(["bench", "x.txt"], "x.txt is not a safetensors file", x_txt="hello, this is text"),
+    "a folder without a ticket": bad(["bench", "."], "cannot read ticket .: Is a directory; give the file"),
+    "a key without a store": bad(
+        ["bench", "3f2a"], "'3f2a' may be a key, but there is no store at rewound-store; give"
+    ),
+    "a batch of nothing": bad(["bench", "digits", "--batch", "0"], "batch must be at least 1, not 0; it is the number"),
+    "no thread": bad(["bench", "digits", "--threads", "0"], "threads must be at least 1, not 0; leave it out for"),
+    "unknown backend": bad(
+        ["bench", "digits", "--backend", "tensorrt"], "unknown backend 'tensorrt' (known: compiled,"
+    ),
+    "a recipe of a recipe": bad(
+        ["bench", "digits", "--recipe", "digits"], "recipe 'digits' goes with a ticket or a key"
+    ),
     "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
 }
 
@@ -251,7 +267,7 @@ def test_in_a_terminal_too_there_is_nothing_but_the_sentence(tmp_path: Path, wor
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("words", [["run", "digits"], ["prune", "digits"]])
+@pytest.mark.parametrize("words", [["run", "digits"], ["prune", "digits"], ["bench", "digits"]])
 def test_a_device_that_is_not_there(rewound_command: Rewound, words: list[str]) -> None:
     code, _, err = rewound_command(*words, "--device", "cuda")
     assert code == 2

@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rewound.commands.console import PlainConsole, console, progress_of, say
+from rewound.commands.named import TICKET, recipe_of_ticket
 from rewound.experiments.compression import LevelReport, PrunedNetwork, search_of, searched
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.quantities import counted
@@ -25,8 +26,6 @@ from rewound.method.flops import Profile
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.reports.terminal import plain_table
 from rewound.states.tickets.ticket import Ticket, load
-from rewound.tasks.recipe import Recipe
-from rewound.tasks.recipes import RECIPES, recipe_named
 
 WIDE = 10_000
 """Columns where there is no terminal: each layer on a line of its own, however long its name."""
@@ -79,11 +78,10 @@ def _selected(network: PrunedNetwork) -> str:
 
 def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> None:
     """Print what a ticket holds; of a folder that `prune` wrote, the ticket in it."""
-    if (inside := file / "ticket.safetensors").is_file():
+    if (inside := file / TICKET).is_file():
         file = inside
     ticket = load(file)
-    task = recipe_named(recipe).with_fields(fields) if recipe is not None else None
-    page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, task))
+    page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe, fields))
     if console.is_terminal and console.encoding.startswith("utf"):
         console.print(page)
         return
@@ -120,20 +118,14 @@ _NO_FLOPS = (
 )
 
 
-def ticket_profile(ticket: Ticket, recipe: Recipe | None = None) -> Profile | None:
-    """The operation counts of the ticket's network, if its recipe is known.
-
-    What a file says is not trusted: of recipes that it names, only those that come with the package are used.
-    """
-    if recipe is not None:
-        recipe.profile.layers(ticket.mask)  # an error if this is another network
-        return recipe.profile
-    named = ticket.about.get("recipe")
-    if not isinstance(named, str) or named not in RECIPES:
+def ticket_profile(ticket: Ticket, recipe: str | None = None, fields: Mapping[str, object] = {}) -> Profile | None:
+    """The operation counts of the ticket's network, if its recipe is known."""
+    if (task := recipe_of_ticket(ticket, recipe, fields)) is None:
         return None
-    profile = recipe_named(named)().profile
-    fits = all(profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
-    return profile if fits else None  # the recipe has fields; this may be the network of others
+    if recipe is not None:
+        task.profile.layers(ticket.mask)  # an error if this is another network
+    fits = all(task.profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
+    return task.profile if fits else None
 
 
 def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> RenderableType:

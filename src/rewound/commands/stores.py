@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from rewound.commands.console import console, say
+from rewound.commands.named import found_result
 from rewound.commands.sweeps import as_sweep, store_to_read
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.outlook import unbound_note
@@ -89,17 +90,11 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _detail(store: Store, prefix: str) -> Table:
-    keys = [key for key in store.finished() if key.startswith(prefix)]
-    if len(keys) != 1:
-        found = f"{len(keys)} keys begin" if keys else "no key begins"
-        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
-    result = store.result(keys[0])
-    if result is None:
-        raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
-    table = Table(title=keys[0], show_header=False, title_justify="left")
+    key, result = found_result(store, prefix)
+    table = Table(title=key, show_header=False, title_justify="left")
     for number, line in enumerate(result["history"]):
         table.add_row("history" if number == 0 else "", line)
     for name, text in _facts(result):
         table.add_row(name, text)
-    table.add_row("tensors", "kept" if store.has_state(keys[0]) else "not kept")
+    table.add_row("tensors", "kept" if store.has_state(key) else "not kept")
     return table

@@ -1,0 +1,168 @@
+"""The network that a command is given: a recipe's own, that of a ticket, or a state of a store.
+
+What a file says is not trusted: of the recipes that tickets and stores name, only those that come with the package are
+used. Any other is given by its import path.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import InputError, as_path
+from rewound.method.pruning.mask import Mask
+from rewound.states.storage.artifacts import DEFAULT_STORE, Result
+from rewound.states.storage.store import Say, Store, is_store
+from rewound.states.tickets.ticket import Ticket, load
+from rewound.tasks.recipe import Recipe, changed_fields
+from rewound.tasks.recipes import RECIPES, recipe_named
+
+TICKET = "ticket.safetensors"
+"""The ticket in a folder that `rewound prune` wrote."""
+
+
+@dataclass(frozen=True, eq=False)
+class NamedNetwork:
+    """A network with its weights, its mask if it was pruned, and the recipe that built it."""
+
+    name: str
+    model: nn.Module
+    mask: Mask | None
+    recipe: Recipe
+
+
+def named_network(
+    given: str | Path,
+    *,
+    recipe: str | None = None,
+    fields: Mapping[str, object] = {},
+    store: str | Path = DEFAULT_STORE,
+    say: Say = print,
+) -> NamedNetwork:
+    """What is at a path, or of that name, or under that key; `recipe` and `fields` build the network of a file."""
+    name, file = str(given), as_path("network", given)
+    if file.exists():
+        return _of_ticket(file, recipe, fields)
+    if isinstance(given, str) and re.fullmatch(r"[0-9a-f]{1,32}", given):
+        return _of_key(given, recipe, fields, as_path("store", store), say)
+    if isinstance(given, str) and (given in RECIPES or ":" in given):
+        if recipe is not None:
+            raise InputError(f"recipe {recipe!r} goes with a ticket or a key, and {given!r} is a recipe; give one")
+        task = recipe_named(given).with_fields(fields)
+        return NamedNetwork(name, task.model(0), None, task)
+    raise InputError(
+        f"{name!r} is no file, no key of a store, and no recipe; give the path of a ticket, the first digits of a key, "
+        f"or a recipe: {', '.join(sorted(RECIPES))} or package.module:Class"
+    )
+
+
+def _of_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> NamedNetwork:
+    ticket = load(file / TICKET if (file / TICKET).is_file() else file)
+    task = recipe_of_ticket(ticket, recipe, fields)
+    if task is None:
+        said = ticket.about.get("recipe")
+        which = f"names the recipe {said!r}, which does not come with rewound" if said else "does not name its recipe"
+        raise InputError(f"{file} {which}; give the recipe that built its network with --recipe (and --field)")
+    model = task.model(0)
+    try:
+        ticket.into(model)
+    except InputError as error:
+        raise InputError(
+            f"{file} is no network of recipe {task.label()} ({error}); give its own with --recipe"
+        ) from error
+    return NamedNetwork(str(file), model, ticket.mask, task)
+
+
+def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, object]) -> Recipe | None:
+    """The recipe that was given, or the one that the ticket names; None if it names none that can be used."""
+    if recipe is not None:
+        return recipe_named(recipe).with_fields(fields)
+    said, values = ticket.about.get("recipe"), ticket.about.get("fields", {})
+    if not isinstance(said, str) or said not in RECIPES or not isinstance(values, Mapping):
+        return None
+    try:
+        return recipe_named(said).with_fields({**values, **fields})
+    except InputError:  # fields of another version
+        return None
+
+
+def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Path, say: Say) -> NamedNetwork:
+    if not is_store(root):
+        raise InputError(f"{prefix!r} may be a key, but there is no store at {root}; give its folder with --store")
+    store = Store(root, say)
+    key, result = found_result(store, prefix)
+    task = recipe_named(recipe).with_fields(fields) if recipe is not None else _recipe_of_result(key, result)
+    stored = store.load(key, to_train=False)
+    if stored is None:
+        raise InputError(
+            f"the store at {root} has a result of {key[:12]} but no longer its tensors; "
+            "run its sweep again with --keep all, or use a ticket"
+        )
+    model = task.model(stored.state.seed)
+    try:
+        model.load_state_dict(dict(stored.state.model))
+    except RuntimeError as error:
+        raise InputError(
+            f"{key[:12]} is no network of recipe {task.label()} with these fields: names or shapes differ; "
+            "give its own with --recipe and --field"
+        ) from error
+    return NamedNetwork(key[:12], model, stored.mask, task)
+
+
+def found_result(store: Store, prefix: str) -> tuple[str, Result]:
+    """The one key that begins with these digits, and its result."""
+    keys = [key for key in store.finished() if key.startswith(prefix)]
+    if len(keys) != 1:
+        found = f"{len(keys)} keys begin" if keys else "no key begins"
+        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
+    result = store.result(keys[0])
+    if result is None:
+        raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
+    return keys[0], result
+
+
+def _recipe_of_result(key: str, result: Result) -> Recipe:
+    """The recipe with the fields that the first line of the history has, if they are read without a doubt."""
+    label = result["recipe"]
+    if label in RECIPES:
+        task = recipe_named(label)
+        words = result["history"][0].removeprefix(f"start {label} ").split(" ")[:-2]  # without its seed
+        try:
+            found = task.with_fields(dict(_field(task(), *word.partition("=")[::2]) for word in words))
+        except (InputError, ValueError):
+            found = None
+        if found is not None and changed_fields(found) == words:
+            return found
+    raise InputError(
+        f"{key[:12]} was made by recipe {label}, which cannot be built from what the store says; "
+        "give it with --recipe (and --field)"
+    )
+
+
+def _field(task: Recipe, name: str, text: str) -> tuple[str, object]:
+    """A field from a word such as `widths=4,8`, as a value of its default's type."""
+    default: object = getattr(task, name.replace("-", "_"), None)
+    if isinstance(default, tuple):
+        return name, [_scalar(default[0] if default else 0, part) for part in text.split(",")]
+    return name, _scalar(default, text)
+
+
+def _scalar(default: object, text: str) -> object:
+    if isinstance(default, bool):
+        return text == "true"
+    return type(default)(text) if isinstance(default, int | float) else text
+
+
+def batched(example: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:
+    """An example of one as a batch: floating-point zeros, which say nothing, become normal draws of a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    repeated = [tensor.repeat(batch, *[1] * (tensor.ndim - 1)) for tensor in example]
+    return tuple(
+        torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        if tensor.is_floating_point() and not tensor.any()
+        else tensor
+        for tensor in repeated
+    )

@@ -1,0 +1,226 @@
+"""How a network is run where it is used: eagerly, compiled by torch, or by ONNX Runtime; and whether the runs agree.
+
+Under `torch.compile` networks that share the code of `forward` share its cache: the guards of one fail for the next,
+and sizes that differ between them become variables of slower kernels. So each network is compiled from a function of
+its own, as one graph of fixed shapes; a network that needs several graphs is refused.
+"""
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import Failed, InputError, as_whole
+from rewound.tasks.devices import device_named
+
+Inputs: TypeAlias = tuple[Tensor, ...]
+ROUNDOFF = 64
+"""How many times the rounding error of an eager pass another way to compute the same network may have."""
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with how many threads networks are run."""
+
+    device: torch.device
+    threads: int
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, torch has these threads and records no gradients."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def machine(device: str = "cpu", threads: int | None = None) -> Machine:
+    """The machine of that device, with as many threads as torch takes unless another number is given."""
+    usual = torch.get_num_threads()
+    if threads is not None and as_whole("threads", threads) < 1:
+        raise InputError(f"threads must be at least 1, not {threads}; leave it out for torch's own {usual}")
+    return Machine(device_named(device), threads or usual)
+
+
+class Prepared(NamedTuple):
+    """A network that is ready to run on fixed inputs."""
+
+    run: Callable[[], Any]
+    """One forward pass."""
+    outputs: Callable[[Any], list[Tensor]]
+    """The output tensors in what `run` returned."""
+
+
+def prepared(backend: str, model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
+    """The network on a backend, run once; `Failed` where the backend cannot run it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ready = BACKENDS[backend](model, inputs, on)
+            ready.run()
+            on.wait()
+    except (InputError, Failed):
+        raise
+    except Exception as error:  # whatever compilers and exporters raise for a network that they cannot take
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise Failed(f"{backend} cannot run this network here ({type(error).__name__}: {reason})") from error
+    return ready
+
+
+def _eager(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
+    return Prepared(lambda: model(*inputs), tensors_in)
+
+
+def _compiled(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
+    # Torch keeps what it has compiled with the code object, and which sizes have varied under the name of its file.
+    scope: dict[str, Any] = {"model": model}
+    exec(compile("def forward(*inputs):\n    return model(*inputs)\n", f"<network {next(_numbers)}>", "exec"), scope)
+    forward: Callable[..., Any] = torch.compile(scope["forward"], fullgraph=True, dynamic=False)
+    return Prepared(lambda: forward(*inputs), tensors_in)
+
+
+def _onnx(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "network.onnx")
+        write_onnx(model, inputs, file)
+        session = onnx_session(file, on)
+    names = [each.name for each in session.get_inputs()]
+    if on.device.type == "cpu":
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return Prepared(lambda: session.run(None, arrays), lambda found: [torch.from_numpy(each) for each in found])
+    binding, number = session.io_binding(), on.device.index or 0  # inputs and outputs stay on the device
+    contiguous = [tensor.contiguous() for tensor in inputs]
+    for name, tensor in zip(names, contiguous, strict=True):
+        kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+        binding.bind_input(name, "cuda", number, kind, tuple(tensor.shape), tensor.data_ptr())
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cuda", number)
+
+    def run() -> list[Tensor]:  # gives the inputs, so that they live as long as it does
+        session.run_with_iobinding(binding)
+        return contiguous
+
+    return Prepared(run, lambda _: [torch.from_numpy(each) for each in binding.copy_outputs_to_cpu()])
+
+
+BACKENDS: Mapping[str, Callable[[nn.Module, Inputs, Machine], Prepared]] = {
+    "eager": _eager,
+    "compiled": _compiled,
+    "onnx": _onnx,
+}
+
+
+def check_installed(purpose: str, modules: Sequence[str]) -> None:
+    """An error for packages that are not there."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{purpose} needs {' and '.join(missing)}, not installed here; pip install 'rewound[onnx]'")
+
+
+def write_onnx(model: nn.Module, inputs: Inputs, file: Path, dynamic_shapes: Any = None) -> None:
+    """Write a network as ONNX."""
+    check_installed("ONNX", ("onnx", "onnxscript"))
+    torch_log = logging.getLogger("torch.onnx")
+    before = torch_log.level
+    torch_log.setLevel(logging.ERROR)  # it lists every operator of packages that are not installed
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, inputs, file, dynamo=True, external_data=False, dynamic_shapes=dynamic_shapes, verbose=False
+            )
+    finally:
+        torch_log.setLevel(before)
+
+
+def onnx_session(file: Path, on: Machine) -> Any:
+    """A session of ONNX Runtime on a machine."""
+    check_installed("ONNX Runtime", ("onnxruntime",))
+    import onnxruntime
+
+    provider = "CUDAExecutionProvider" if on.device.type == "cuda" else "CPUExecutionProvider"
+    if provider not in (known := onnxruntime.get_available_providers()):
+        raise InputError(
+            f"this ONNX Runtime has no {provider} ({', '.join(known)}); install onnxruntime-gpu, or use cpu"
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = on.threads, 1, 3
+    return onnxruntime.InferenceSession(file, options, providers=[provider])
+
+
+def tensors_in(thing: Any) -> list[Tensor]:
+    """The tensors of an output, however it nests them."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    return [tensor for each in thing for tensor in tensors_in(each)] if isinstance(thing, list | tuple) else []
+
+
+class Expected(NamedTuple):
+    """What a network puts out, and how far another way to compute it may be off by rounding."""
+
+    values: list[Tensor]
+    allowed: list[float]
+
+    def check(self, given: Sequence[Tensor], what: str) -> float:
+        """The largest deviation from what is expected, if all of them are within what rounding explains."""
+        if [each.shape for each in given] != [each.shape for each in self.values]:
+            raise Failed(f"{what} gives outputs of other shapes than the network: nothing is written or measured")
+        worst = 0.0
+        for one, other, allowed in zip(given, self.values, self.allowed, strict=True):
+            off = _distance(one, other)
+            if not off <= allowed:
+                raise Failed(
+                    f"{what} differs from the network by {off:.1e}, where rounding explains {allowed:.1e}: "
+                    "nothing is written or measured"
+                )
+            worst = max(worst, off)
+        return worst
+
+
+@torch.no_grad()
+def expected(model: nn.Module, inputs: Inputs) -> Expected:
+    """The outputs in float64, with `ROUNDOFF` times the error that an eager pass has beside them.
+
+    Every other way to compute the network sums the same products in another order, in blocks or after a transform, so
+    that its error is of the size of the eager one; a wrong network is off by many orders more.
+    """
+    given = tensors_in(model(*inputs))
+    exact = tensors_in(copy.deepcopy(model).double()(*(_doubled(each) for each in inputs)))
+    return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
+
+
+def _allowed(given: Tensor, exact: Tensor) -> float:
+    if not given.is_floating_point():
+        return 0.0
+    largest = float(exact.abs().max()) if exact.numel() else 0.0
+    return ROUNDOFF * (_distance(given, exact) + torch.finfo(given.dtype).eps * largest)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double().cpu() - other.double().cpu()).abs().max()) if one.numel() else 0.0
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
