@@ -9,7 +9,7 @@ resumed, with the old state of its optimizer.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,8 @@ def prune_along(things: Sequence[Stateful], mask: Mask, model: nn.Module) -> Non
             thing.load_state_dict(state)  # its state_dict gives copies
 
 
-def warn_of_unpruned(things: Sequence[Stateful], weights: Named, model: nn.Module) -> None:
-    """Warn of a thing with tensors of the weights' shapes that `prune_along` will not find."""
+def check_averages(things: Sequence[Stateful], weights: Named, model: nn.Module, *, slim: bool) -> None:
+    """Warn of a thing with tensors of the weights' shapes that `prune_along` will not find; with `slim` an error."""
     full = Mask.full(weights)
     masks = _under_every_name(full, model)
     for thing in things:
@@ -51,17 +51,59 @@ def warn_of_unpruned(things: Sequence[Stateful], weights: Named, model: nn.Modul
         parts = len(_masks_of(thing, full, model)) if isinstance(thing, nn.Module) else 0
         found = parts == 1 if isinstance(thing, nn.Module) else any(_paired(state, masks))
         held = Counter(tensor.shape for tensor in _tensors(state))
+        problem = ""
         if parts > 1:
-            warn(
+            problem = (
                 f"{type(thing).__name__} in also may be a copy of any of {parts} parts of the model, which have "
                 "the same names and shapes, so it will not be pruned: average the whole model"
             )
         elif not found and Counter(weight.shape for weight in weights.values()) <= held:
-            warn(
+            problem = (
                 f"{type(thing).__name__} in also holds tensors of the weights' shapes, but not under their names, and "
                 "so will not be pruned with the model: let its state_dict name them as the model's does "
                 f"({next(iter(weights))!r}), or give the averaged module itself"
             )
+        elif slim and parts and not copies([thing], model, weights):
+            problem = (
+                f"{type(thing).__name__} in also has the model's weights, but is not a copy of the model, so it cannot "
+                "be made smaller with it: average with torch's AveragedModel"
+            )
+        if problem and slim:
+            raise InputError(f"{problem}, or leave out slim")
+        if problem:
+            warn(problem)
+
+
+def copies(things: Sequence[Stateful], model: nn.Module, shrinking: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """The modules among things, or inside a wrapper there, that are copies of the model or of a part: with its name.
+
+    A part has weights that shrink, as many as `_masks_of` asks for.
+    """
+    found: list[tuple[nn.Module, str]] = []
+    parameters = plain_parameters(model, tied=True)
+    chosen = {parameters[name] for name in shrinking if name in parameters}
+    possible = [
+        (name, part)
+        for name, part in model.named_modules()
+        if _matrices(chosen.intersection(part.parameters())) >= _least(chosen)
+    ]
+    for thing in things:
+        inner: object = thing
+        while isinstance(inner, nn.Module):
+            if parts := [name for name, part in possible if _is_copy(inner, part)]:
+                found.append((inner, parts[0]))
+                break
+            inner = getattr(inner, "module", getattr(inner, "_orig_mod", None))
+    return found
+
+
+def _is_copy(module: nn.Module, part: nn.Module) -> bool:
+    kinds = [[type(each) for each in of.modules()] for of in (module, part)]
+    return kinds[0] == kinds[1] and _shapes(_tensors_of(module)) == _shapes(_tensors_of(part))
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    return {**_parameters(module), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def _under_every_name(mask: Mask, model: nn.Module) -> dict[str, Tensor]:
@@ -84,13 +126,24 @@ def _masks_of(thing: nn.Module, mask: Mask, model: nn.Module) -> list[Mask]:
     if mask.fits(thing):
         return [mask]
     masks, shapes = _by_parameter(mask, model), _shapes(_parameters(thing))
+    least = _least(masks)
     parts: dict[frozenset[nn.Parameter], Mask] = {}
     for part in model.modules():
         named = _parameters(part)
         pruned = {name: parameter for name, parameter in named.items() if parameter in masks}
-        if len(pruned) >= min(2, len(mask)) and _shapes(named) == shapes:
+        if _matrices(pruned.values()) >= least and _shapes(named) == shapes:
             parts[frozenset(pruned.values())] = Mask({name: masks[parameter] for name, parameter in pruned.items()})
     return list(parts.values())
+
+
+def _least(shrinking: Collection[nn.Parameter]) -> int:
+    """How many pruned weights a part must have."""
+    return min(2, max(1, _matrices(shrinking)))
+
+
+def _matrices(parameters: Iterable[nn.Parameter]) -> int:
+    """How many are weights of layers, and not biases or normalisation, which go with whole units."""
+    return sum(parameter.ndim > 1 for parameter in parameters)
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -44,6 +44,8 @@ from rewound.loops.snapshot import Damaged, SavedStates, Subjects, checked_state
 from rewound.states.storage.artifacts import digest
 
 Arguments = Mapping[str, object]
+_DEFAULTS = {"slim": False}
+"""What arguments were that earlier versions did not write."""
 VERSION = 2
 """Of arguments.json; the first had no checksum, and neither had the snapshots beside it."""
 
@@ -73,7 +75,7 @@ class Folder:
         """Write the arguments of a run into its folder, or check that the folder was made with the same."""
         written = self._arguments() if check else {}
         for name, value in arguments.items():
-            if written and not _is_same(written.get(name), value) and name not in may_differ:
+            if written and not _is_same(written.get(name, _DEFAULTS.get(name)), value) and name not in may_differ:
                 raise InputError(
                     f"{self.path} was made with {name} {written.get(name)}, not {value}; "
                     "give the same arguments, or another folder"

@@ -29,7 +29,8 @@ from rewound.loops.structure import Structure
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
 from rewound.method.pruner import check_memory
-from rewound.method.pruning.counts import Counts, parameter_count
+from rewound.method.pruning.counts import Counts, counts_of, parameter_count
+from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import MaskUpdate
 
@@ -149,14 +150,13 @@ class Course(Choices):
             **{name: getattr(self, field) for name, field in self._times.items()},
             **{name: getattr(self, name) for name in plain},
             "pruner": pruner,
+            "slim": self.slim,
             "optimizer": optimizer_kind(optimizer),
             "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
         }
 
     def check(self, model: nn.Module, optimizer: Optimizer) -> None:
         """An error if this model cannot be pruned while this optimizer trains it."""
-        if self.slim:
-            raise InputError("own loops do not train slim networks yet; leave out slim")
         check_memory(model)
         weights = prunable_weights(model)
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
@@ -349,6 +349,17 @@ class LoopRun:
             raise self._diverged(names)
 
     @property
+    def attached_mask(self) -> Mask | None:
+        """The mask that is attached in the present level; a small network has other shapes than the mask of the run."""
+        mask = self.progress.mask
+        return mask if mask is None or self.structure is None else self.structure.held(mask)
+
+    def counts(self, mask: Mask) -> Counts:
+        """The counts of the large network under a mask."""
+        counts = counts_of(self.subjects.model, mask)
+        return counts if self.structure is None else counts._replace(network=self.structure.parameters)
+
+    @property
     def unseen(self) -> dict[str, nn.Parameter]:
         """The parameters in the optimizer that no gradient has reached yet.
 
@@ -395,6 +406,9 @@ class LoopRun:
         except InputError as error:
             raise InputError(f"this is no state of a run: {error}; load what run.state_dict() gave") from error
         self._check_densities(progress)
+        if self.structure is not None and self.path is not None:
+            self.structure.read(Folder(self.path))
+            self.structure.fit(progress.mask)
         self.subjects.restore_also(state.get("also", []))
         self.progress, self.was_loaded = progress, True
 

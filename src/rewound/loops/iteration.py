@@ -24,7 +24,6 @@ from rewound.loops.recording import Recording, check_final_ahead
 from rewound.loops.snapshot import Damaged
 from rewound.method.algorithm import check_final
 from rewound.method.pruning.attachment import attached
-from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
 
 SAVE_SECONDS = 60.0
@@ -79,7 +78,7 @@ class _Iteration:
             if run.structure is not None:
                 run.structure.watch(level)
             attachment = None
-            if (mask := progress.mask) is not None:
+            if (mask := run.attached_mask) is not None:
                 attachment = level.enter_context(attached(mask.pairs(subjects.model), members(subjects.optimizer)))
                 level.enter_context(resting(subjects.schedulers, subjects.optimizer))
             gradual = GradualPruning(run, attachment)
@@ -128,7 +127,7 @@ class _Iteration:
         self._last_look = (run.progress.epoch, time.monotonic())
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
-        counts = course.counts(subjects.model, subjects.optimizer) if mask is None else counts_of(subjects.model, mask)
+        counts = course.counts(subjects.model, subjects.optimizer) if mask is None else run.counts(mask)
         run.say(course.described(run.progress.epoch, counts.at(course.levels[-1].density).network_compression))
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
@@ -251,7 +250,7 @@ class _Iteration:
             )
         reached = progress.reached_at(run.present.density, progress.epoch)
         mask = progress.mask if progress.mask is not None else Mask({})
-        whole = counts_of(self.subjects.model, mask).network_compression
+        whole = run.counts(mask).network_compression
         progress.reached.append(reached._replace(network_compression=whole))
         self._keep_level(progress.returned(max_drop))
         self._keeper.keep()
@@ -280,6 +279,8 @@ class _Iteration:
             found = self._folder.read(level_name(chosen))
             if found is None:  # the run went on from an earlier level, and was worse this time
                 raise InputError(f"{self._folder.path} no longer holds level {chosen}; train anew in another folder")
+            if run.structure is not None:
+                run.structure.fit(found.progress.mask)
             self.subjects.rewind(found.states)
             set_last_rates(self.subjects.schedulers, self.subjects.optimizer)
             run.progress.mask = found.progress.mask
@@ -310,8 +311,9 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
     if course.one_shot:
         may_differ.append("rate")  # it has no meaning in one shot, but an earlier version accepted it
     folder.claim(arguments, progress.run, run.say, may_differ, check=run.resumes)
-    if run.structure is not None and (newest is not None or run.was_loaded):
+    if run.structure is not None and newest is not None:
         run.structure.read(folder)
+        run.structure.fit(progress.mask)
     if newest is not None or run.was_loaded:
         _check_rewound_to(course, progress, folder)
     if newest is not None:

@@ -28,7 +28,7 @@ from rewound.loops.progress import Operations, Progress
 from rewound.loops.snapshot import Subjects
 from rewound.method.flops import FirstPass, Profile
 from rewound.method.pruning.attachment import Attachment
-from rewound.method.pruning.counts import counts_of, facts_of
+from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask, plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import Facts
@@ -38,6 +38,8 @@ from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 def begin_level(run: LoopRun, folder: Folder) -> None:
     """Bring the run and its subjects to the start of the next level."""
     subjects, level = run.subjects, run.levels[run.level + 1]
+    if run.structure is not None:
+        run.structure.fit(None)  # pruning and rewinding happen in the shapes of the large network
     mask, facts = _pruned(run, level.before if level.gradual else level.density)
     if isinstance(level.weights_from, int):
         _rewind(level.weights_from, subjects, folder)
@@ -46,6 +48,8 @@ def begin_level(run: LoopRun, folder: Folder) -> None:
     mask.apply(subjects.model)
     prune_along(averages(subjects), mask, subjects.model)
     run.progress.begin_level(level.density, mask, facts)
+    if run.structure is not None:
+        run.structure.fit(mask)
 
 
 class GradualPruning:
@@ -116,12 +120,15 @@ def _candidates(run: LoopRun) -> dict[str, nn.Parameter]:
     return trained | {name: parameters[name] for name in mask}
 
 
-def weights_to_prune(run: LoopRun) -> dict[str, nn.Parameter]:
-    """The weights that a mask of the run is for."""
+def _full_mask(run: LoopRun) -> Mask:
+    """The mask of the dense network: all that is pruned in the levels, all of it kept."""
+    if (mask := run.progress.mask) is not None and run.structure is not None:
+        return Mask({name: torch.ones_like(kept) for name, kept in mask.items()})
     candidates = _candidates(run)
     if run.structure is not None:
-        return {name: candidates[name] for name in run.structure.pruned(candidates, 1.0, None)}
-    return {name: candidates[name] for name in run.course.the_pruner.selected(candidates, run.subjects.model)}
+        return run.structure.pruned(candidates, 1.0, None)
+    selected = run.course.the_pruner.selected(candidates, run.subjects.model)
+    return Mask.full({name: candidates[name] for name in selected})
 
 
 def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
@@ -163,6 +170,8 @@ class Keeper:
         self.keeps = run.path is not None
         self.tickets = KeptLevels(folder.path / "levels", run.progress.run)
         self.first: FirstPass | None = None
+        self.small = (0, 0)
+        """A level with a small network, and the operations of one example there."""
 
     def read(self) -> None:
         """Read which levels are kept, and write missing ones from the snapshots that are there."""
@@ -176,7 +185,7 @@ class Keeper:
 
     def count_operations(self, until: ExitStack) -> None:
         """Count the operations of the loop's first forward pass, unless they are known."""
-        known = self.run.progress.operations is not None or self.run.subjects.is_compiled
+        known = (self.run.progress.operations is not None and not self._is_small) or self.run.subjects.is_compiled
         if self.keeps and not known and not ranks.rank():
             self.first = FirstPass(self.run.subjects.model)
             until.callback(self.first.close)
@@ -186,7 +195,16 @@ class Keeper:
         if self.first is not None and (profile := self.first.profile) is not None:
             weights = {name: list(operations) for name, operations in profile.weights.items()}
             counted: Operations = {"weights": weights, "fixed": profile.fixed, "examples": self.first.examples}
-            self.run.progress.operations, self.first = counted, None
+            if self._is_small:
+                self.small = self.run.level, round(profile.total() / self.first.examples)
+            else:
+                self.run.progress.operations = counted
+            self.first = None
+
+    @property
+    def _is_small(self) -> bool:
+        structure = self.run.structure
+        return structure is not None and structure.slims and self.run.level > 0
 
     def _on_first(self, keep: Callable[[], None]) -> None:
         """Call it on rank 0 and raise its error on every rank: raised on rank 0 alone, others would wait for ever."""
@@ -218,17 +236,19 @@ class Keeper:
 
     def _add(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
         reached, course = progress.reached[-1], self.run.course
-        mask = progress.mask or Mask.full(weights_to_prune(self.run))
+        mask = progress.mask or _full_mask(self.run)
         kept = KeptLevel(
             level=reached.level,
             density=reached.density,
-            counts=counts_of(self.run.subjects.model, mask),
-            flops=self._flops(mask),
+            counts=self.run.counts(mask),
+            flops=self._flops(mask, progress.level),
             metric=reached.metric,
             value=reached.value,
         )
         try:
             about = {"technique": course.technique, f"retrain_{course.unit}s": course.retraining_time}
+            if self.run.structure is not None:
+                state = self.run.structure.large_state(state, mask)
             self.tickets.add(kept, state, mask, about)
         except InputError as error:
             if isinstance(error.__cause__, OSError):
@@ -240,15 +260,19 @@ class Keeper:
         progress = self.run.progress
         for place, kept in self.tickets.kept.items():
             if kept.flops is None and not kept.level:  # an adopted network is kept before the first pass
-                self.tickets.kept[place] = replace(kept, flops=self._flops(None))
+                self.tickets.kept[place] = replace(kept, flops=self._flops(None, 0))
         returned = progress.reached[progress.returned(self.run.course.max_drop)]
         self.tickets.write_table(place_of(returned.level, returned.density))
 
-    def _flops(self, mask: Mask | None) -> int | None:
-        """The operations of one example under a mask, if they were counted."""
+    def _flops(self, mask: Mask | None, level: int) -> int | None:
+        """The operations of one example under the mask of a level, if they were counted."""
+        if level and level == self.small[0]:
+            return self.small[1]
         if (counted := self.run.progress.operations) is None:
             return None
-        shapes = {name: weight.shape for name, weight in plain_parameters(self.run.subjects.model, tied=False).items()}
+        parameters, structure = plain_parameters(self.run.subjects.model, tied=False), self.run.structure
+        large = {} if structure is None else structure.shapes
+        shapes = {name: torch.Size(large.get(name, weight.shape)) for name, weight in parameters.items()}
         weights = {name: tuple(each) for name, each in counted["weights"].items()}
         try:
             return round(Profile(shapes, weights, counted["fixed"]).total(mask) / counted["examples"])

@@ -347,7 +347,7 @@ def _structure(course: Course, subjects: Subjects, example: Example | None) -> S
             f"pattern {pruner.pattern!r} needs to know what the model takes, and {why}; give example_inputs= (and "
             "example_keywords=), a batch of it"
         )
-    structure = Structure(subjects, pruner, course.levels[-1].density, example)
+    structure = Structure(subjects, pruner, course.levels[-1].density, example, course.slim)
     if example is not None:
         structure.check()
     return structure

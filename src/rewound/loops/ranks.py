@@ -21,6 +21,11 @@ def rank() -> int:
     return dist.get_rank() if _many() else 0
 
 
+def world() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if _many() else 1
+
+
 def from_first(value: T) -> T:
     """Rank 0's value, on every rank."""
     if not _many():

@@ -7,20 +7,23 @@ found, or a compression that they do not reach, is refused before the dense run 
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
 from rewound.loops.optimizers import trained_parameters
+from rewound.loops.slimming import Shrunk
 from rewound.loops.snapshot import Subjects
 from rewound.method.pruner import Pruner
+from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.slimming import Slim, expanded, kept_of, mask_of_zeros, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 
 Parameters = Mapping[str, nn.Parameter]
@@ -35,7 +38,17 @@ class Structure:
     target: float
     """The density of the last level."""
     example: Example | None
+    slims: bool
+    """Whether the network is small in its levels."""
+    shapes: dict[str, tuple[int, ...]] = field(init=False)
+    """Of the large network's parameters and buffers."""
+    parameters: int = field(init=False)
+    """How many the large network has."""
     _call: FirstCall | None = field(default=None, init=False)
+    _shrunk: Shrunk | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes, self.parameters = shapes_of(self.subjects.model), parameter_count(self.subjects.model)
 
     @cached_property
     def units(self) -> Units:
@@ -45,8 +58,10 @@ class Structure:
         return self._traced(self.example)
 
     def _traced(self, example: Example) -> Units:
-        model = self.subjects.model
-        return units(model, *example.on(next(model.parameters()).device))
+        return units(self.subjects.model, *self._here(example))
+
+    def _here(self, example: Example) -> Example:
+        return example.on(next(self.subjects.model.parameters()).device)
 
     # The example
 
@@ -83,10 +98,40 @@ class Structure:
         folder.write_content("example", content, run)
 
     def check(self) -> None:
-        """An error if the units that train do not let the network become as small as asked for."""
+        """An error if the network cannot become as small as asked for, by what is known before the dense run."""
         model = self.subjects.model
         shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
         self.pruner.kept(shapes, self.target, model=model, groups=self.units)
+        if self.slims:
+            mask = self.pruned(trained_parameters(model, self.subjects.optimizer), self.target, None)
+            Shrunk(self.subjects, self._slim(mask)).check()
+
+    # Small networks
+
+    def fit(self, mask: Mask | None) -> None:
+        """Give the subjects the shapes that a mask leaves, if the run is slim; None: those of the large network."""
+        if self._shrunk is not None:
+            self._shrunk.end()
+            self._shrunk = None
+        if self.slims and mask is not None:
+            shrunk = Shrunk(self.subjects, self._slim(mask))
+            shrunk.begin()
+            self._shrunk = shrunk
+
+    def _slim(self, mask: Mask) -> Slim:
+        kept = kept_of(self.units, mask, self.shapes)
+        assert self.example is not None  # as its units are known
+        slim = slim_to(self.subjects.model, kept, *self._here(self.example))
+        return replace(slim, mask=mask_of_zeros(mask, kept))
+
+    def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
+        """A state of the small network that this mask leaves, in the shapes of the large one."""
+        kept = kept_of(self.units, mask, self.shapes) if self.slims else {}
+        return expanded(state, kept, self.shapes)
+
+    def held(self, mask: Mask) -> Mask:
+        """What must stay attached of a mask: all of it, or in a small network what stands for layers that are gone."""
+        return mask if self._shrunk is None else self._shrunk.slim.mask
 
     # Pruning
 

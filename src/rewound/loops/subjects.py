@@ -5,10 +5,12 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
-from rewound.loops.averages import averages, check_also, warn_of_unpruned
+from rewound.loops import ranks
+from rewound.loops.averages import averages, check_also, check_averages
 from rewound.loops.course import Course
 from rewound.loops.optimizers import (
     Scheduler,
@@ -39,6 +41,11 @@ def given_subjects(
     check_kind("also", also, (list, tuple), "give a list of objects with a state_dict")
     optimizers = [bare_optimizer(each) for each in _as_list(optimizer)]
     _check_types(model, optimizers, course.order)
+    if course.slim and (ranks.world() > 1 or isinstance(model, DistributedDataParallel | DataParallel)):
+        raise InputError(
+            "slim networks are trained by one process: what copies a model to several holds its shapes; leave out "
+            "slim, and call rewound.slim after the run"
+        )
     return Subjects(
         model=bare_model(model),
         optimizer=joined(optimizers),
@@ -61,7 +68,7 @@ def check_subjects(course: Course, subjects: Subjects) -> None:
     check_also(subjects)
     trained = trained_weights(subjects.model, subjects.optimizer)
     weights = {name: trained[name] for name in course.the_pruner.selected(trained, subjects.model)}
-    warn_of_unpruned(averages(subjects), weights, subjects.model)
+    check_averages(averages(subjects), weights, subjects.model, slim=course.slim)
 
 
 def _check_types(model: nn.Module, optimizers: Sequence[Optimizer], order: str) -> None:

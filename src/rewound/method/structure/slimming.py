@@ -65,7 +65,7 @@ class Slim:
         for parameter, name in names.items():
             if parameter in optimizer.state:
                 slots = optimizer.state[parameter].items()
-                smaller.state[here[name]] = {key: copy.deepcopy(self._slot(name, key, value)) for key, value in slots}
+                smaller.state[here[name]] = {key: copy.deepcopy(self.slot(name, key, value)) for key, value in slots}
         return smaller
 
     def into(self, model: nn.Module) -> None:
@@ -96,9 +96,9 @@ class Slim:
         for parameter, name in _names_of(optimizer, model).items():
             slots = optimizer.state.get(parameter, {})
             for key, value in slots.items():
-                slots[key] = self._slot(name, key, value)
+                slots[key] = self.slot(name, key, value)
 
-    def _slot(self, name: str, key: str, value: Any) -> Any:
+    def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
         kept, shape = self.kept.get(name, {}), self.shapes[name]
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:

@@ -1,0 +1,186 @@
+"""A user's own model and optimizer made small in place, and large again: `rewound.epochs(..., slim=True)`.
+
+Pruning and rewinding happen in the shapes of the large network, and between them a level trains the small one. All
+objects stay the same: the modules, the parameters that optimizer, scheduler and loop hold, and the averages in `also`.
+What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import InputError
+from rewound.loops.averages import averages, copies
+from rewound.loops.optimizers import with_inner
+from rewound.loops.snapshot import Stateful, Subjects
+from rewound.method.pruning.mask import plain_name, plain_parameters
+from rewound.method.structure.slimming import Slim, cut, expanded, replace_data, shapes_of, slot_dimensions, tensors_of
+
+T = TypeVar("T")
+Dimensions = Mapping[int, Tensor]
+Counts = list[tuple[nn.Module, Mapping[str, int]]]
+
+
+class Shrunk:
+    """The subjects of a run, small while `begin` was called and `end` was not."""
+
+    def __init__(self, subjects: Subjects, slim: Slim) -> None:
+        self.subjects, self.slim = subjects, slim
+        self._small = shapes_of(slim.model)
+        things = averages(subjects)
+        self._copies = [(subjects.model, ""), *copies(things, subjects.model, slim.kept)]
+        self._states = [thing for thing in things if not isinstance(thing, nn.Module)]
+        self._counts: Counts = [
+            (module.get_submodule(name), numbers)
+            for module, part in self._copies
+            for name, numbers in _within(part, slim.counts).items()
+        ]
+        self._large_counts: Counts = [(module, {key: vars(module)[key] for key in new}) for module, new in self._counts]
+
+    def check(self) -> None:
+        """An error for what cannot be made small; nothing changes."""
+        for _, key, name, value in self._slots():
+            self.slim.slot(name, key, value)
+        for thing in self._states:
+            _load(copy.deepcopy(thing), self._cut_state(thing.state_dict()))
+
+    def begin(self) -> None:
+        """Make everything small."""
+        slim = self.slim
+        slots = [(slots, key, slim.slot(name, key, value)) for slots, key, name, value in self._slots()]
+        states = [(thing, self._cut_state(thing.state_dict())) for thing in self._states]
+        for module, part in self._copies:
+            kept, tensors = _within(part, slim.kept), tensors_of(module)
+            _replace_all(tensors, cut({name: tensors[name] for name in kept}, kept))
+        self._finish(slots, states, self._counts)
+
+    def end(self) -> None:
+        """Make everything large again."""
+        slim = self.slim
+        slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
+        states = [(thing, self._large_state(thing.state_dict())) for thing in self._states]
+        for module, part in self._copies:
+            kept, tensors = _within(part, slim.kept), tensors_of(module)
+            small = {name: tensors[name] for name in kept}
+            _replace_all(tensors, expanded(small, kept, _within(part, slim.shapes)))
+        self._finish(slots, states, self._large_counts)
+
+    def _finish(
+        self,
+        slots: Iterable[tuple[dict[str, Any], str, Any]],
+        states: Iterable[tuple[Stateful, dict[str, object]]],
+        counts: Counts,
+    ) -> None:
+        for held, key, value in slots:
+            held[key] = value
+        for module, numbers in counts:
+            vars(module).update(numbers)
+        for thing, state in states:
+            _load(thing, state)
+        if self.subjects.is_compiled:
+            torch.compiler.reset()  # its code is for the shapes before, and after eight of them it would give up
+
+    # Slots of optimizers
+
+    def _slots(self) -> Iterator[tuple[dict[str, Any], str, str, Any]]:
+        """The slots of the model's parameters in all optimizers: their dict, the key, and the parameter's name."""
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in plain_parameters(self.subjects.model, tied=False).items()
+        }
+        seen: set[int] = set()
+        for optimizer in with_inner(self.subjects.optimizer):
+            for parameter, slots in optimizer.state.items():
+                if parameter in names and id(slots) not in seen:
+                    seen.add(id(slots))
+                    for key, value in slots.items():
+                        yield slots, key, names[parameter], value
+
+    def _large_slot(self, name: str, key: str, value: Any) -> Any:
+        kept = self.slim.kept.get(name, {})
+        if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
+            return value
+        ways = list(slot_dimensions(tuple(value.shape), self._small[name], kept))
+        if len(ways) != 1:
+            raise InputError(
+                f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
+                f"follows from the parameter's, {self._small[name]}; use another optimizer, or leave out slim"
+            )
+        sizes = {dim: self._large_size(name, left) for dim, left in ways[0].items()}
+        shape = [sizes.get(dim, size) for dim, size in enumerate(value.shape)]
+        return expanded({name: value}, {name: ways[0]}, {name: shape})[name]
+
+    def _large_size(self, name: str, left: Tensor) -> int:
+        """The size of the large parameter's dimension of which these indices are left."""
+        dim = next(dim for dim, indices in self.slim.kept[name].items() if indices is left)
+        return self.slim.shapes[name][dim]
+
+    # Averages that are no modules
+
+    def _cut_state(self, state: Mapping[str, object]) -> dict[str, object]:
+        kept, shapes = self.slim.kept, self.slim.shapes
+        return _mapped(state, lambda name, tensor: cut({name: tensor}, kept)[name], kept, shapes)
+
+    def _large_state(self, state: Mapping[str, object]) -> dict[str, object]:
+        kept, shapes = self.slim.kept, self.slim.shapes
+        return _mapped(state, lambda name, tensor: expanded({name: tensor}, kept, shapes)[name], kept, self._small)
+
+
+def _mapped(
+    state: Mapping[str, object], resized: Any, kept: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, object]:
+    """A state with other tensors for those that have the name and the shape of a tensor that shrinks."""
+    found: dict[str, object] = {}
+    for name, value in state.items():
+        plain = plain_name(name) if isinstance(name, str) else ""
+        if isinstance(value, Mapping):
+            found[name] = _mapped(value, resized, kept, shapes)
+        elif isinstance(value, Tensor) and plain in kept and tuple(value.shape) == shapes[plain]:
+            found[name] = resized(plain, value)
+        else:
+            found[name] = value
+    return found
+
+
+def _load(thing: Stateful, state: dict[str, object]) -> None:
+    """Load a state of other shapes, and check that it is there."""
+    kind = type(thing).__name__
+    try:
+        thing.load_state_dict(state)
+        fits = _shapes_in(thing.state_dict()) == _shapes_in(state)
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{kind} in also cannot be made smaller ({error}); {_REMEDY}") from error
+    if not fits:
+        raise InputError(f"{kind} in also cannot be made smaller: it keeps the shapes that it has; {_REMEDY}")
+
+
+_REMEDY = "let its load_state_dict take tensors of other shapes, or average with torch's AveragedModel"
+
+
+def _shapes_in(state: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: _shapes_in(value) if isinstance(value, Mapping) else getattr(value, "shape", None)
+        for name, value in state.items()
+    }
+
+
+def _replace_all(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    done: set[int] = set()
+    for name, other in others.items():
+        if id(tensors[name]) not in done:  # tied ones are one
+            done.add(id(tensors[name]))
+            replace_data(tensors[name], other)
+
+
+def _within(part: str, named: Mapping[str, T]) -> dict[str, T]:
+    """What belongs to a part of the network, by the names that it has there."""
+    if not part:
+        return dict(named)
+    start = f"{part}."
+    return {
+        name.removeprefix(start) if name != part else "": each
+        for name, each in named.items()
+        if f"{name}.".startswith(start)
+    }

@@ -1,0 +1,275 @@
+"""Own loops with `slim=True`: the user's own objects become small, and train what a masked network would (law 8)."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import rewound
+import rewound.loops.iteration
+from rewound import Epochs, InputError, Pruner
+from sameness import assert_same
+from training_loops import AT_ONCE, Loop, T, redraw
+
+UNITS = Pruner(pattern="unit")
+OPTIMIZERS = {
+    "sgd": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def _save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
+
+
+class Residual(nn.Module):
+    """Convolutions with BatchNorm around a residual connection, for the points of `training_loops`."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.stem, self.norm = nn.Conv1d(1, 6, 3, padding=1), nn.BatchNorm1d(6)
+        self.branch = nn.Sequential(nn.Conv1d(6, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 6, 1))
+        self.head = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.stem(x.double().unsqueeze(1))).relu()
+        return self.head((hidden + self.branch(hidden)).relu().mean(2))
+
+
+def trained(
+    technique: str, kind: str, slim: bool, model: nn.Module | None = None, **options: object
+) -> tuple[Loop, Epochs, AveragedModel]:
+    model = model or Residual()
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    optimizer = OPTIMIZERS[kind](model)
+    optimizer.register_step_post_hook(lambda *_: ema.update_parameters(model))
+    loop = Loop(model, optimizer)
+    given = {"compression": 3, "rate": 0.3, "retrain_epochs": 2, "technique": technique, "pruner": UNITS, "final": 0.01}
+    run = loop.run(**{**given, "init": seeded_redraw, "also": [ema], "slim": slim, **options})
+    return loop, run, ema
+
+
+def seeded_redraw(model: nn.Module) -> None:
+    torch.manual_seed(7)
+    redraw(model)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def points() -> Tensor:
+    return torch.randn(32, 6, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("technique", AT_ONCE)
+def test_law_8_slim_levels_train_what_masked_levels_do(technique: str, kind: str) -> None:
+    ends: dict[bool, list[tuple[rewound.Mask, Tensor, Tensor, dict[str, Tensor]]]] = {}
+    for slim in (False, True):
+        loop, run, ema = trained(technique, kind, slim)
+        parameters, modules = list(loop.model.parameters()), list(loop.model.modules())
+        ends[slim] = []
+        for epoch in run:
+            loop.train(epoch)
+            if run.epochs_done + 1 in run.ends and run.level:
+                outputs = copy.deepcopy(loop.model).eval()(points()), copy.deepcopy(ema).eval()(points())
+                slots = loop.optimizer.state[loop.model.head.weight]
+                ends[slim].append(
+                    (run.mask, *(each.detach() for each in outputs), {k: v.clone() for k, v in slots.items()})
+                )
+        assert [*map(id, loop.model.parameters())] == [*map(id, parameters)]
+        assert list(loop.model.modules()) == modules
+        if slim:
+            assert (
+                loop.model.stem.out_channels == loop.model.stem.weight.shape[0] == int(run.mask["stem.bias"].sum()) < 6
+            )
+            assert ema.module.branch[0].out_channels == int(run.mask["branch.0.bias"].sum())
+    assert len(ends[True]) == len(ends[False]) == len(run.levels) - 1 >= 3
+    for masked, small in zip(ends[False], ends[True], strict=True):
+        assert masked[0] == small[0]
+        assert close(small[1], masked[1])
+        assert close(small[2], masked[2])
+        left = masked[0]["stem.bias"]
+        for key, slot in masked[3].items():
+            assert close(small[3][key], slot[:, left] if slot.ndim else slot), key
+
+
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+def test_a_slim_run_is_resumed_by_a_script_with_a_new_large_model(tmp_path: Path, technique: str) -> None:
+    whole, run, expected = trained(technique, "adamw", True, checkpoint=tmp_path / "whole")
+    whole.over(run)
+    for stop in (T + 2, T + 3, T + 5):  # at the end of a level, in it, and in the last
+        first, run, _ = trained(technique, "adamw", True, checkpoint=tmp_path / str(stop))
+        first.over(run, until=stop)
+        second, run, ema = trained(technique, "adamw", True, Residual(1), checkpoint=tmp_path / str(stop))
+        second.over(run)
+        assert second.seen[0][0] <= stop
+        assert_same(second.model.state_dict(), whole.model.state_dict())
+        assert_same(ema.state_dict(), expected.state_dict())
+        assert_same(
+            [*second.optimizer.state_dict()["state"].values()], [*whole.optimizer.state_dict()["state"].values()]
+        )
+
+
+def test_a_finished_slim_run_gives_its_small_network_and_goes_on_to_a_larger_compression(tmp_path: Path) -> None:
+    first, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
+    first.over(run)
+    again, run, _ = trained("lr-rewinding", "sgd", True, Residual(1), checkpoint=tmp_path)
+    again.over(run)
+    assert again.seen == []
+    assert_same(again.model.state_dict(), first.model.state_dict())
+    further, run, _ = trained("lr-rewinding", "sgd", True, Residual(1), checkpoint=tmp_path, compression=4)
+    further.over(run)
+    assert further.seen
+    assert further.model.stem.out_channels <= first.model.stem.out_channels
+
+
+def test_the_level_that_is_returned_has_its_own_size() -> None:
+    sizes: dict[int, int] = {}
+    loop, run, _ = trained("lr-rewinding", "sgd", True, max_drop=0.05)
+
+    def accuracy(run: Epochs) -> float:
+        sizes[run.level] = sum(p.numel() for p in loop.model.parameters())
+        return 0.9 if run.level < 2 else 0.5
+
+    loop.over(run, accuracy=accuracy)
+    assert sum(p.numel() for p in loop.model.parameters()) == sizes[1] > sizes[2]
+    assert loop.model(points()).shape == (32, 3)
+    loop, run, _ = trained("lr-rewinding", "sgd", True, max_drop=0.05)
+    loop.over(run, accuracy=lambda run: 0.5 if run.level else 0.9)
+    assert loop.model.stem.out_channels == loop.model.stem.weight.shape[0] == 6
+    assert loop.model(points()).shape == (32, 3)
+
+
+def test_a_loop_that_counts_steps_and_adopts_is_slim() -> None:
+    model = Residual()
+    optimizer = Adam(model.parameters(), lr=0.01)
+    run = rewound.steps(
+        6,
+        model,
+        optimizer,
+        torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        compression=2,
+        pruner=UNITS,
+        slim=True,
+        adopt=True,
+        example_inputs=points(),
+        say=lambda _: None,
+    )
+    for _ in run:
+        optimizer.zero_grad()
+        model(points()).square().mean().backward()
+        optimizer.step()
+    assert model.stem.out_channels == int(run.mask["stem.bias"].sum()) < 6
+
+
+@pytest.mark.slow
+def test_a_compiled_model_follows() -> None:
+    results = []
+    for compiled in (False, True):
+        model = Residual()
+        called = torch.compile(model, backend="aot_eager") if compiled else model
+        loop = Loop(model, OPTIMIZERS["sgd"](model))
+        run = rewound.epochs(
+            3,
+            called,
+            loop.optimizer,
+            loop.scheduler,
+            compression=3,
+            rate=0.2,
+            pruner=UNITS,
+            slim=True,
+            retrain_epochs=1,
+            example_inputs=points()[:2],
+            say=lambda _: None,
+        )
+        loop.model = called
+        for epoch in run:
+            loop.train(epoch)
+        results.append(model.eval()(points()).detach())
+    assert close(*results)
+
+
+class Shadow:
+    """An average as many scripts have it: a dict of tensors by name."""
+
+    def __init__(self, model: nn.Module, fixed: bool = False, named: bool = True) -> None:
+        self.values = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.fixed, self.named = fixed, named
+
+    def update(self, model: nn.Module) -> None:
+        for name, tensor in model.state_dict().items():
+            self.values[name] = 0.5 * self.values[name] + 0.5 * tensor if tensor.is_floating_point() else tensor.clone()
+
+    def state_dict(self) -> dict[str, object]:
+        return {"shadow": self.values if self.named else dict(enumerate(self.values.values()))}
+
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        for name, tensor in state["shadow"].items():
+            if self.fixed:
+                self.values[name].copy_(tensor)
+            else:
+                self.values[name] = tensor.clone()
+
+
+def test_an_average_by_names_is_cut_and_one_that_cannot_be_is_refused() -> None:
+    values = {}
+    for slim in (False, True):
+        model = Residual()
+        shadow, loop = Shadow(model), Loop(model, OPTIMIZERS["sgd"](model))
+        run = loop.run(compression=3, rate=0.3, retrain_epochs=1, pruner=UNITS, slim=slim, also=[shadow])
+        for epoch in run:
+            loop.train(epoch)
+            shadow.update(model)
+        values[slim], left = shadow.values, run.mask["stem.bias"]
+    assert close(values[True]["head.weight"], values[False]["head.weight"][:, left])
+    assert close(values[True]["norm.running_var"], values[False]["norm.running_var"][left])
+    for options, error in (
+        ({"fixed": True}, "Shadow in also cannot be made smaller"),
+        ({"named": False}, "but not under their names"),
+    ):
+        model = Residual()
+        loop = Loop(model, OPTIMIZERS["sgd"](model))
+        with pytest.raises(InputError, match=error):
+            loop.over(loop.run(compression=2, pruner=UNITS, slim=True, also=[Shadow(model, **options)]))
+        assert len(loop.seen) <= 1, "before the dense run is trained"
+
+
+class Strange(SGD):
+    """An optimizer with a slot of a shape of its own."""
+
+    def step(self, closure: None = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["history"] = torch.zeros(3)
+
+
+def test_what_cannot_be_made_small_is_refused() -> None:
+    model = Residual()
+    loop = Loop(model, Strange(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=r"slot history of .* is not known how it follows"):
+        loop.over(loop.run(compression=2, pruner=UNITS, slim=True))
+    assert len(loop.seen) == 1
+    with pytest.raises(InputError, match="slim needs whole units"):
+        Loop().run(slim=True)
+    loop = Loop()
+    with pytest.raises(InputError, match="trained by one process"):
+        rewound.epochs(T, nn.DataParallel(loop.model), loop.optimizer, loop.scheduler, pruner=UNITS, slim=True)
+
+
+def test_a_folder_of_a_masked_run_is_not_taken_for_a_slim_one(tmp_path: Path) -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", False, checkpoint=tmp_path)
+    loop.over(run, until=T)
+    loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="was made with slim False, not True"):
+        loop.over(run)
