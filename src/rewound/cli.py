@@ -14,11 +14,12 @@ from rewound import __version__
 from rewound.commands.console import console, exits, print_report, progress_of, say, two_columns
 from rewound.commands.tables import check_subject, compared, read_tables, report_tables
 from rewound.experiments.sweeps.declaration import declared
-from rewound.foundations.errors import InputError, as_path
+from rewound.foundations.errors import InputError
 from rewound.method.choices import HELP, Choices
 from rewound.reports.figures import Drawing
 from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.artifacts import DEFAULT_STORE
+from rewound.states.storage.backend import Place, as_place
 from rewound.tasks.hyperparameters import fields_in
 
 app = typer.Typer(
@@ -31,12 +32,15 @@ app = typer.Typer(
 )
 
 
-def _store(given: Path) -> Path:
-    return as_path("--store", given)
+def _store(given: str) -> Place:
+    return as_place("--store", given)
 
 
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
-StorePath = Annotated[Path, typer.Option("--store", help="the folder that holds all results", callback=_store)]
+StorePlace = Annotated[
+    str,
+    typer.Option("--store", help="the folder or bucket (s3://bucket/prefix) that holds all results", callback=_store),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
@@ -46,7 +50,7 @@ Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 @app.command("run", epilog="Example: rewound run digits --jobs 2")
 def run_command(
     sweep: SweepName,
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
     jobs: Jobs = 0,
     device: Device = "cpu",
     on: Annotated[str, typer.Option(help="where to run: local, or package.module:name")] = "local",
@@ -82,7 +86,7 @@ def run_command(
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
 def plan_command(
     sweep: SweepName,
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
     device: Device = "cpu",
     jobs: Jobs = 0,
 ) -> None:
@@ -97,7 +101,7 @@ def plan_command(
 @app.command("report", epilog="Example: rewound report digits --out report/")
 def report_command(
     sweep: Annotated[str | None, typer.Argument(help="a sweep; or give --results")] = None,
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
     results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
     dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
     compare: Annotated[
@@ -163,7 +167,7 @@ def prune_command(
     final: Annotated[float | None, typer.Option(help=HELP["final"])] = Choices.final,
     seed: Annotated[int, typer.Option(help="the seed of the trial")] = 1,
     device: Device = "cpu",
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
     keep: Annotated[
         str, typer.Option(help="tensors to keep: needed (a larger compression goes on from them), or all")
     ] = "needed",
@@ -215,7 +219,7 @@ def prune_command(
 @app.command("show", epilog="Example: rewound show 3f2a")
 def show_command(
     key: Annotated[str | None, typer.Argument(help="a key, or its first digits")] = None,
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
     """Show what is in the store, or everything known about one state."""
     from rewound.commands.stores import show_store
@@ -266,7 +270,7 @@ def bench_command(
     seconds: Annotated[float, typer.Option(help="about how long each backend is measured, after a warm-up")] = 10.0,
     recipe: ItsRecipe = None,
     fields: Fields = None,
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
     """Measure a network: dense beside pruned, beside slim where whole units were pruned."""
     from rewound.commands.timing import bench
@@ -304,7 +308,7 @@ def data_command(
 def pack_command(
     sweep: SweepName,
     out: Annotated[Path, typer.Option(help="the file to write; pieces get a number appended")],
-    store: StorePath = DEFAULT_STORE,
+    store: StorePlace = str(DEFAULT_STORE),
     split_mb: Annotated[int | None, typer.Option(help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
@@ -316,7 +320,8 @@ def pack_command(
 
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")
 def unpack_command(
-    files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")], store: StorePath = DEFAULT_STORE
+    files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")],
+    store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
     """Merge packs into the store; no measured result in it is overwritten."""
     from rewound.commands.stores import unpack_files

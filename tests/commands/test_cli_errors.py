@@ -247,12 +247,15 @@ STORED = {name: command for name, command in COMMANDS.items() if any(p.name == "
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_store_is_a_folder_and_no_url(rewound_command: Rewound, name: str) -> None:
+def test_a_store_is_a_folder_or_a_bucket(rewound_command: Rewound, name: str) -> None:
     needed = [word for p in STORED[name].params if p.required for word in (*p.opts[: "-" in p.opts[0]], "digits")]
-    code, out, err = rewound_command(name, *needed, "--store", "s3://bucket/x")
+    code, out, err = rewound_command(name, *needed, "--store", "http://bucket/x")
     assert (code, out) == (2, "")
-    assert err == "error: --store must be a path, not the URL s3://bucket/x; mount it and give its path\n"
-    assert list(Path().iterdir()) == [], "and no folder called s3:"
+    known = "s3://, az://, gs://"
+    assert (
+        err == f"error: --store must be a path or a URL ({known}), not 'http://bucket/x'; mount it and give its path\n"
+    )
+    assert list(Path().iterdir()) == [], "and no folder called http:"
 
 
 @pytest.mark.parametrize("words", [["prune", "digit"], ["run", "digits", "--jobs", "-3"]], ids=" ".join)

@@ -228,7 +228,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rewound.plan(sweep(experiment={})),
         "experiment is a list of tables ([[experiment]], with two brackets), not a table",
     ),
-    "a store on the web": (lambda: rewound.run(TABLE, store="s3://x"), "store must be a path, not the URL s3://x"),
+    "a store on the web": (lambda: rewound.run(TABLE, store="ftp://x"), "store must be a path or a URL (s3://, az://"),
     "fewer than no jobs": (lambda: rewound.run(TABLE, jobs=-1), "jobs must be at least 0, not -1; 0 means one per"),
     "half a job": (lambda: rewound.plan(TABLE, jobs=0.5), "jobs must be a whole number, not 0.5"),  # type: ignore[arg-type]
     "no such device": (lambda: rewound.run(TABLE, device="tpu"), "unknown device 'tpu'; use cpu or cuda"),

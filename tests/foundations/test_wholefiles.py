@@ -13,7 +13,7 @@ from rewound import Mask
 from rewound.conclusions.tables import write_table
 from rewound.experiments.compression import LevelReport, PrunedNetwork
 from rewound.foundations.owners import this_process
-from rewound.foundations.wholefiles import replacing, write_whole
+from rewound.foundations.wholefiles import default_cache, replacing, write_whole
 from rewound.states.storage.store import Store
 from stored import KEY, RESULT, a_mask, a_state
 
@@ -69,3 +69,14 @@ def test_what_a_killed_script_left_half_written_is_gone_when_it_runs_again(tmp_p
     for _ in run:
         assert not left.exists()
         break
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("REWOUND_CACHE", raising=False)
+    assert default_cache() == Path("/home/ada/.cache/rewound")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/xdg")
+    assert default_cache() == Path("/var/xdg/rewound")
+    monkeypatch.setenv("REWOUND_CACHE", "~/data")
+    assert default_cache() == Path("/home/ada/data")

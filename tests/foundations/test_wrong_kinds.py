@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no store": (lambda: rewound.prune(Tiny(), store=None), "store must be a path, not None"),  # type: ignore[arg-type]
     "a store by its URL": (
         lambda: rewound.prune(Tiny(), store="file:///x"),
-        "store must be a path, not the URL file:///x; mount it and give its path",
+        "store must be a path or a URL (s3://, az://, gs://), not 'file:///x'; mount it and give its path",
     ),
     "a folder by its URL": (
         lambda: epochs(checkpoint=Path("s3://b/run")),

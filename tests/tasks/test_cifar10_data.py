@@ -307,17 +307,6 @@ def test_a_library_that_is_missing_is_named(
         prepare(folder(tmp_path / "source", files), cache)
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("REWOUND_CACHE", raising=False)
-    assert cifar10.default_cache() == Path("/home/ada/.cache/rewound")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/xdg")
-    assert cifar10.default_cache() == Path("/var/xdg/rewound")
-    monkeypatch.setenv("REWOUND_CACHE", "~/data")
-    assert cifar10.default_cache() == Path("/home/ada/data")
-
-
 @pytest.mark.skipif("REWOUND_CIFAR10" not in os.environ, reason="set REWOUND_CIFAR10 to a copy of CIFAR-10 (any kind)")
 def test_the_real_data_set(cache: Path) -> None:
     cifar10.prepare(Path(os.environ["REWOUND_CIFAR10"]), cache)

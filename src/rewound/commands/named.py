@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.pruning.mask import Mask
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
+from rewound.states.storage.backend import Place, as_place
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.states.tickets.ticket import Ticket, load
 from rewound.tasks.recipe import Recipe, changed_fields
@@ -47,7 +48,7 @@ def named_network(
     if file.exists():
         return _of_ticket(file, recipe, fields)
     if isinstance(given, str) and re.fullmatch(r"[0-9a-f]{1,32}", given):
-        return _of_key(given, recipe, fields, as_path("store", store), say)
+        return _of_key(given, recipe, fields, as_place("store", store), say)
     if isinstance(given, str) and (given in RECIPES or ":" in given):
         if recipe is not None:
             raise InputError(f"recipe {recipe!r} goes with a ticket or a key, and {given!r} is a recipe; give one")
@@ -89,9 +90,11 @@ def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, ob
         return None
 
 
-def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Path, say: Say) -> NamedNetwork:
+def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Place, say: Say) -> NamedNetwork:
     if not is_store(root):
-        raise InputError(f"{prefix!r} may be a key, but there is no store at {root}; give its folder with --store")
+        raise InputError(
+            f"{prefix!r} may be a key, but there is no store at {root}; give its folder or URL with --store"
+        )
     store = Store(root, say)
     key, result = found_result(store, prefix)
     task = recipe_named(recipe).with_fields(fields) if recipe is not None else _recipe_of_result(key, result)
@@ -117,7 +120,7 @@ def found_result(store: Store, prefix: str) -> tuple[str, Result]:
     keys = [key for key in store.finished() if key.startswith(prefix)]
     if len(keys) != 1:
         found = f"{len(keys)} keys begin" if keys else "no key begins"
-        raise InputError(f"{found} with {prefix!r} in {store.root}; rewound report writes the keys into results.csv")
+        raise InputError(f"{found} with {prefix!r} in {store.name}; rewound report writes the keys into results.csv")
     result = store.result(keys[0])
     if result is None:
         raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")

@@ -18,11 +18,12 @@ from rewound.foundations.quantities import sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.method.pruning.counts import Counts
 from rewound.states.storage.artifacts import Result
+from rewound.states.storage.backend import Place
 from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
 
 
-def show_store(root: Path, key: str | None) -> None:
+def show_store(root: Place, key: str | None) -> None:
     """Print what is in a store, or everything known about one state."""
     again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
     if not is_store(root):
@@ -33,7 +34,7 @@ def show_store(root: Path, key: str | None) -> None:
     console.print(_overview(store) if key is None else _detail(store, key))
 
 
-def pack_sweep(given: str, root: Path, out: Path, split_mb: int | None) -> None:
+def pack_sweep(given: str, root: Place, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
     if split_mb is not None and split_mb < 1:
         raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
@@ -43,7 +44,7 @@ def pack_sweep(given: str, root: Path, out: Path, split_mb: int | None) -> None:
         say(f"{path} ({sized(path.stat().st_size)})")
 
 
-def unpack_files(files: Sequence[Path], root: Path) -> None:
+def unpack_files(files: Sequence[Path], root: Place) -> None:
     """Merge packs into a store, which is not touched if one of them cannot be read."""
     for path in files:
         if not path.is_file():
@@ -56,7 +57,7 @@ def unpack_files(files: Sequence[Path], root: Path) -> None:
 
 def _overview(store: Store) -> Group:
     results = [result for key in sorted(store.finished()) if (result := store.result(key))]
-    table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.root}", title_justify="left")
+    table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.name}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
         of_recipe = [result for result in results if result["recipe"] == recipe]
         took = spoken(sum(result["seconds"] for result in of_recipe))

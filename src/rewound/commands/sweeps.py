@@ -26,7 +26,7 @@ from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, par
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
-from rewound.foundations.errors import InputError, as_path, as_whole, shown
+from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.notebook import html_line, html_table, text_table
 from rewound.foundations.quantities import counted
@@ -34,6 +34,7 @@ from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
 from rewound.reports.writing import Report, report_folder, write_report
 from rewound.states.storage.artifacts import DEFAULT_STORE
+from rewound.states.storage.backend import Place, as_place
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 
@@ -50,7 +51,7 @@ class SweepResults:
     """The rows of a sweep, as far as it has run: its dense networks, and every retrained one."""
 
     sweep: Sweep
-    store: Path
+    store: Place
     tables: Tables
     """The rows, with what is known of layers and curves, as `report` writes them."""
     again: str
@@ -149,7 +150,7 @@ def plan(
     >>> plan(sweep, store="no-store", jobs=1).naive_epochs
     40.0
     """
-    root = as_path("store", store)
+    root = as_place("store", store)
     workers = _workers(jobs, device)
     found, _ = as_sweep(sweep, root)
     planned = planning.plan(found.targets)
@@ -182,7 +183,7 @@ def run(
     line at the beginning and one every 30 seconds. Other processes import the recipe, so that one defined in a
     notebook or in the script itself runs with `jobs=1` only.
     """
-    executor, root, all_kept = executor_named(on), as_path("store", store), keeps_all(keep)
+    executor, root, all_kept = executor_named(on), as_place("store", store), keeps_all(keep)
     options = Options(jobs=_workers(jobs, device), device=device, keep_all=all_kept, minutes=minutes, plain=plain)
     found, again = as_sweep(sweep, root)
     here = executor is local.run  # another executor looks for device and data where it works
@@ -209,7 +210,7 @@ def run(
 
 def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = print) -> SweepResults:
     """The rows of a sweep, as far as it has run; `say` takes a line where a file in the store is damaged."""
-    root = as_path("store", store)
+    root = as_place("store", store)
     return _collected(*as_sweep(sweep, root), root, say)
 
 
@@ -238,7 +239,7 @@ def report(
     if results is not None:
         return report_tables(results, dense, out, theirs, drawing, say)
     assert sweep is not None  # as checked just above
-    root = as_path("store", store)
+    root = as_place("store", store)
     found, again = as_sweep(sweep, root)
     folder = report_folder(out, found.name)
     return report_results(_collected(found, again, root, say), folder, theirs, drawing, say)
@@ -267,14 +268,14 @@ def report_results(
     return write_report(evidence, folder, origin, drawing, say, None if others else size)
 
 
-def _collected(sweep: Sweep, again: str, root: Path, say: Say) -> SweepResults:
+def _collected(sweep: Sweep, again: str, root: Place, say: Say) -> SweepResults:
     tables = collected(sweep.targets, store_to_read(sweep, root, again, say))
     if not tables.rows:
         raise _not_run(sweep, root, again)
     return SweepResults(sweep, root, tables, again)
 
 
-def as_sweep(given: AnySweep, root: Path) -> tuple[Sweep, str]:
+def as_sweep(given: AnySweep, root: Place) -> tuple[Sweep, str]:
     """The sweep that was given, and the command or the call that runs it in the store at `root`."""
     if isinstance(given, str | Path):
         declaration = declared(given)
@@ -290,18 +291,18 @@ def as_sweep(given: AnySweep, root: Path) -> tuple[Sweep, str]:
     )
 
 
-def store_to_read(sweep: Sweep, root: Path, again: str, say: Say) -> Store:
+def store_to_read(sweep: Sweep, root: Place, again: str, say: Say) -> Store:
     """The store of a sweep that has run; one that is not there is not made."""
     if not is_store(root):
         raise _not_run(sweep, root, again)
     return Store(root, say)
 
 
-def _not_run(sweep: Sweep, root: Path, again: str) -> InputError:
+def _not_run(sweep: Sweep, root: Place, again: str) -> InputError:
     return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
 
 
-def _store_option(root: Path) -> list[str]:
+def _store_option(root: Place) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 

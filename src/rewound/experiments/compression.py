@@ -28,6 +28,7 @@ from rewound.method.pruning.counts import Counts, counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
 from rewound.states.storage.artifacts import DEFAULT_STORE, digest
+from rewound.states.storage.backend import as_place
 from rewound.states.storage.statefile import Kept, separate
 from rewound.states.storage.store import Store
 from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
@@ -210,7 +211,7 @@ def prune(
     )
     targets = [dense(task, seed), *levels_asked]
     selected_counts(task, pruner).warn_of_small_part()
-    search = _Search(task, targets, opened(as_path("store", store), [task], device, say), device, say, progress)
+    search = _Search(task, targets, opened(as_place("store", store), [task], device, say), device, say, progress)
     for line in outdated(search.plan, search.store, Options(device=device)):
         say(line)
     present = search.present()

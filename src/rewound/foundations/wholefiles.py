@@ -26,26 +26,30 @@ _OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # its own unfinished file,
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` in one rename when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A path in the folder for a file that is renamed inside the block, or removed when it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{secrets.token_hex(8)}.{this_process().as_word()}.part"
     try:
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        mode = os.fstat(handle).st_mode
-        os.close(handle)
         yield temporary
-        temporary.chmod(mode)  # safetensors keeps what it writes to its owner
-        temporary.replace(path)
-    except OSError as error:
-        _name_target(error, temporary, path)
-        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _temporary(path: Path) -> Path:
-    return path.parent / f".{secrets.token_hex(8)}.{this_process().as_word()}.part"
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` in one rename when the block succeeds."""
+    with unfinished(path.parent) as temporary:
+        try:
+            handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            mode = os.fstat(handle).st_mode
+            os.close(handle)
+            yield temporary
+            temporary.chmod(mode)  # safetensors keeps what it writes to its owner
+            temporary.replace(path)
+        except OSError as error:
+            _name_target(error, temporary, path)
+            raise
 
 
 def _name_target(error: OSError, temporary: Path, path: Path) -> None:
@@ -65,20 +69,17 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 def create_whole(path: Path, content: bytes, *, durable: bool = True) -> bool:
     """Write a file of these bytes unless there is one, in one step; whether this call has made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        return _linked(temporary, path, content)
-    except OSError as error:
-        _name_target(error, temporary, path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    with unfinished(path.parent) as temporary:
+        try:
+            with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+                file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            return _linked(temporary, path, content)
+        except OSError as error:
+            _name_target(error, temporary, path)
+            raise
 
 
 def _linked(temporary: Path, path: Path, content: bytes) -> bool:
@@ -145,3 +146,14 @@ def writable_file(path: Path) -> Path:
         raise InputError(f"cannot write {path}: it is a folder; give the path of a file for out")
     writable(path.parent)
     return path
+
+
+def default_cache() -> Path:
+    """Where data sets and copies of tensors live: $REWOUND_CACHE, else $XDG_CACHE_HOME/rewound, else ~/.cache/rewound.
+
+    >>> default_cache().is_absolute()
+    True
+    """
+    if own := os.environ.get("REWOUND_CACHE"):
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "rewound"

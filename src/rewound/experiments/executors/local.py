@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -29,7 +28,7 @@ from rewound.foundations.names import path_of
 from rewound.foundations.owners import script_hidden
 from rewound.states.history import own_functions
 from rewound.states.storage.artifacts import Outcome
-from rewound.states.storage.backend import Backend, where_writable
+from rewound.states.storage.backend import Backend, Place, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
@@ -74,7 +73,7 @@ def run(
     tidy(plan, store, keep_all=options.keep_all)
 
 
-def opened(root: Path, recipes: Iterable[Recipe], device: str, say: Say) -> Store:
+def opened(root: Place, recipes: Iterable[Recipe], device: str, say: Say) -> Store:
     """The store to run in; none is made for what cannot begin here."""
     device_named(device)
     if not is_store(root):

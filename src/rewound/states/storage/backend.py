@@ -1,19 +1,30 @@
 """What a store is kept in: six primitives over paths such as `results/ab/abcd.json`, and the errors where one fails.
 
-Nothing else is assumed of the place: no rename, no lock, no clock, no folders. A folder is the first of them
-(`folder`); `conformance` checks any other. A file is there as a whole or not at all, and a path never changes its
-meaning: of two that create one, exactly one succeeds.
+Nothing else is assumed of the place: no rename, no lock, no clock, no folders. It is a folder (`folder`) or, given by
+its URL, a bucket of an object store (`objects`); `conformance` checks any other. A file is there as a whole or not at
+all, and a path never changes its meaning: of two that create one, exactly one succeeds.
 """
 
 import errno
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from safetensors import SafetensorError
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, as_path, shown
+
+Place: TypeAlias = Path | str
+"""Where a store is: the path of a folder, or the URL of a bucket as a text."""
+SCHEMES: Final = ("s3", "az", "gs")
+"""What the URL of a bucket begins with: Amazon S3 and what speaks like it, Azure, Google Cloud."""
+_URL = re.compile(
+    rf"(?P<scheme>{'|'.join(SCHEMES)})://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9._=+-]+)*)/*"
+)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 
 Source: TypeAlias = bytes | Callable[[Path], object]
 """What a file is to hold: its bytes, or a function that writes them to the local file that it is given."""
@@ -23,7 +34,7 @@ class Listed(NamedTuple):
     """What a listing says of a file."""
 
     version: str
-    """Another one after each write."""
+    """Another one after each write; of two within a second that write the same content, the second may be missed."""
     size: int
 
 
@@ -58,6 +69,29 @@ class Backend(Protocol):
     def sweep_up(self) -> None:
         """Remove what killed writers left; there is nothing where a write is one step by itself."""
         return
+
+    def probe(self) -> None:
+        """Refuse a place that does not keep the promise of `create`; called by who opens a store in it."""
+        return
+
+
+def as_place(name: str, value: object) -> Place:
+    """Where a store is, if what was given for `name` can be that.
+
+    >>> as_place("store", "runs"), as_place("store", "s3://bucket/runs/")
+    (PosixPath('runs'), 's3://bucket/runs')
+    """
+    if not isinstance(value, str | PathLike) or not (found := _SCHEME.match(str(value))):
+        return as_path(name, value)
+    url = str(value) if isinstance(value, str) else str(value).replace(":/", "://", 1)  # a Path has lost a slash
+    if re.search("[@?#]", url):  # it may have a password in it, and is not repeated
+        raise InputError(f"{name} must be a URL without credentials and options in it; give them by the environment")
+    if found[1] not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise InputError(f"{name} must be a path or a URL ({known}), not {shown(url)}; mount it and give its path")
+    if (matched := _URL.fullmatch(url)) and not {".", ".."} & {*matched["prefix"].split("/")}:
+        return f"{matched['scheme']}://{matched['bucket']}{matched['prefix']}"
+    raise InputError(f"{name} must be {found[1]}://BUCKET/PREFIX with letters, digits and . _ = + -, not {shown(url)}")
 
 
 class ReadOnly(InputError):

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -240,6 +241,16 @@ def check_a_frozen_owner_that_wakes_up_is_refused(opened: Opener) -> None:
         frozen.give_up(key)
         assert owner.holds(key) is not has_ended
         assert third.take(key) is has_ended
+
+
+def check_a_sign_of_life_that_says_the_same_is_seen(opened: Opener) -> None:
+    """A file that is written again has another version, also where its content is the same."""
+    owner, observer = opened(), opened()
+    owner.write("claims/x.1", b"alive", durable=False)
+    before = observer.list("claims/")["claims/x.1"]
+    time.sleep(1.1)  # some places count the time of a file in seconds
+    owner.write("claims/x.1", b"alive", durable=False)
+    assert observer.list("claims/")["claims/x.1"].version != before.version
 
 
 def check_the_claims_of_versions_before_are_respected(opened: Opener) -> None:

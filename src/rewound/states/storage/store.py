@@ -32,7 +32,7 @@ from rewound.states.storage.artifacts import (
     keys_in,
     outcome_of,
 )
-from rewound.states.storage.backend import Backend, Gone, Source, refusal, where_writable
+from rewound.states.storage.backend import Backend, Gone, Place, Source, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.statefile import Facts, Kept, header_size, read_facts, read_state, write_state
@@ -48,21 +48,30 @@ _HEADER = 1 << 16  # bytes that most headers fit into
 
 
 class Store:
-    """The artifacts and claims in one place: a folder, by its path, or any other backend; made on first use."""
+    """The artifacts and claims in one place: a folder by its path, a bucket by its URL, or any other backend.
 
-    def __init__(self, place: Path | Backend, say: Say = print, known: dict[str, Outcome] | None = None) -> None:
-        self.backend: Backend = Folder(place) if isinstance(place, Path) else place
+    It is made on first use.
+    """
+
+    def __init__(self, place: Place | Backend, say: Say = print, known: dict[str, Outcome] | None = None) -> None:
+        self.backend: Backend = backend_at(place) if isinstance(place, Path | str) else place
         self.say = say
         """Takes a line where a file is damaged."""
         self.known: dict[str, Outcome] = {} if known is None else known
         """Outcomes that were read or published before, by key: they stay as they are, and are not read again."""
         self._said: set[str] = set()
         self._leases = Leases(self.backend)
+        self.backend.probe()
         self._check_version()
 
     @property
-    def root(self) -> Path:
+    def name(self) -> str:
         """The place, as it is given for `--store` and named in messages."""
+        return self.backend.name
+
+    @property
+    def root(self) -> Path:
+        """The place, if it is a folder."""
         return Path(self.backend.name)
 
     def _check_version(self) -> None:
@@ -75,7 +84,7 @@ class Store:
             self._set_aside("version", "is not what was written", f"store version {VERSION} is taken for it")
         elif int(number[0]) > VERSION:
             raise InputError(
-                f"store {self.root} was written by a newer version ({int(number[0])}; this one knows {VERSION}); "
+                f"store {self.name} was written by a newer version ({int(number[0])}; this one knows {VERSION}); "
                 "upgrade rewound"
             )
         elif int(number[0]) == VERSION:
@@ -173,8 +182,8 @@ class Store:
             self._set_aside(path, damage.reason)
             return None
         except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot open or map the file
-            if not file.exists():  # dropped since it was looked for
-                return None
+            if not file.exists():  # dropped since it was looked for, or only its copy in a cache
+                return self.load(key, draft=draft, to_train=to_train, misfit=misfit)
             raise refusal(self.backend.name, error) from error  # that it cannot be read now says nothing about it
         return None if to_train and not kept.has_slots else kept
 
@@ -322,7 +331,7 @@ class Store:
             with where_writable():
                 self.backend.write(target, copied(file))
                 self.backend.remove(path)
-                what_became = f"set aside as {self.root / target}"
+                what_became = f"set aside as {self.name}/{target}"
         except Gone:
             return
         if (line := f"damaged: {name.name} {reason}; {what_became}, {then}") not in self._said:
@@ -351,6 +360,19 @@ def _version_line(version: int) -> bytes:
     return f"{version}\n".encode() if version == 1 else f"{version} {digest(version)}\n".encode()
 
 
-def is_store(root: Path) -> bool:
+def is_store(place: Place) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
-    return Folder(root).fetch("version") is not None
+    return backend_at(place).read("version", 1) is not None
+
+
+def backend_at(place: Place) -> Backend:
+    """What a store is kept in, by its path or URL."""
+    if isinstance(place, Path):
+        return Folder(place)
+    try:
+        from rewound.states.storage.objects import Bucket  # here, as few need obstore
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"store {place} needs {error.name}, which is not installed; pip install 'rewound[s3]'"
+        ) from error
+    return Bucket(place)

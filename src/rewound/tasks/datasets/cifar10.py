@@ -5,7 +5,6 @@ load:    cifar10.safetensors -> the sha256 still holds -> four tensors
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.wholefiles import replacing
+from rewound.foundations.wholefiles import default_cache, replacing
 from rewound.tasks.datasets.cifar10_sources import IMAGE, batches
 
 FILE = "cifar10.safetensors"
@@ -58,17 +57,6 @@ NAMES = tuple(CIFAR10.__dataclass_fields__)
 
 class _Damaged(InputError):
     """The cache file is there, but it is not what was written."""
-
-
-def default_cache() -> Path:
-    """Where prepared data sets live: $REWOUND_CACHE, else $XDG_CACHE_HOME/rewound, else ~/.cache/rewound.
-
-    >>> default_cache().is_absolute()
-    True
-    """
-    if own := os.environ.get("REWOUND_CACHE"):
-        return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "rewound"
 
 
 def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
