@@ -291,6 +291,27 @@ def bench_command(
         say(line)
 
 
+@app.command("export", epilog="Example: rewound export rewound-pruned/digits --to onnx --out digits.onnx")
+def export_command(
+    network: Network,
+    out: Annotated[Path, typer.Option(help="the file to write")],
+    to: Annotated[
+        str | None,
+        typer.Option(help="the format: onnx, torch-export or safetensors", show_default="by the ending of the file"),
+    ] = None,
+    slim: Annotated[bool, typer.Option("--slim", help="leave out the units that the mask removes")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    recipe: ItsRecipe = None,
+    fields: Fields = None,
+    store: StorePlace = str(DEFAULT_STORE),
+) -> None:
+    """Write a network for another runtime; the file is loaded again, run and compared."""
+    from rewound.commands.exporting import export
+
+    given = fields_in(fields or ())
+    say(str(export(network, out, to=to, slim=slim, overwrite=overwrite, recipe=recipe, fields=given, store=store)))
+
+
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")
 def data_command(
     name: Annotated[str, typer.Argument(help="a data set: cifar10")],

@@ -1,5 +1,6 @@
 """What `import rewound` gives: every public name, from the module that has it."""
 
+from rewound.commands.exporting import Export, export
 from rewound.commands.sweeps import SweepResults, plan, report, results, run
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
@@ -33,6 +34,7 @@ __all__ = [
     "Benchmark",
     "Diverged",
     "Epochs",
+    "Export",
     "Facts",
     "Failed",
     "Gradual",
@@ -74,6 +76,7 @@ __all__ = [
     "densities",
     "epochs",
     "evaluate",
+    "export",
     "from_torch_prune",
     "levels",
     "load",

@@ -75,7 +75,6 @@ def test_units_whose_own_weights_are_gone_leave_a_slim_network_too() -> None:
     rows[20, 0] = False  # a single weight
     found = brief(model, IMAGES, rewound.Mask({"0.weight": rows}), backend="eager")
     assert found.sizes[-1].parameters == 12 * 16 + 12 + 12 * 4 + 4
-    assert any("biases" in remark for remark in found.remarks)
 
 
 def test_networks_by_name_and_the_printed_table() -> None:
@@ -179,12 +178,14 @@ def test_a_wrong_network_is_not_measured() -> None:
 
 
 @pytest.mark.slow
-def test_torch_compiles_what_is_measured() -> None:
-    found = brief({"wide": perceptron(), "narrow": perceptron(8)}, IMAGES, backend="compiled")
-    assert [each.network for each in found.timings] == ["wide", "narrow"], found.remarks
+def test_torch_compiles_and_onnx_runtime_runs_what_is_measured() -> None:
+    found = brief({"wide": perceptron(), "narrow": perceptron(8)}, IMAGES, backend="compiled,onnx")
+    assert [(each.backend, each.network) for each in found.timings] == [
+        *(("compiled", "wide"), ("compiled", "narrow")),
+        *(("onnx", "wide"), ("onnx", "narrow")),
+    ], found.remarks
 
 
-@pytest.mark.slow
 def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
     task = Tiny()
     model = task.model(0)
@@ -192,11 +193,10 @@ def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
     mask.apply(model)
     rewound.save(model, mask, "ticket.safetensors", about={"recipe": "tiny:Tiny"})
     words = ("--recipe", "tiny:Tiny", "--batch", 2, "--threads", 1, "--seconds", 0.05)
-    code, out, err = rewound_command("bench", "ticket.safetensors", *words, "--backend", "eager,onnx")
+    code, out, err = rewound_command("bench", "ticket.safetensors", *words, "--backend", "eager")
     assert (code, err) == (0, "")
-    for backend in ("eager", "onnx"):
-        for network in ("dense", "pruned", "slim"):
-            assert re.search(rf"^{backend} +{network} +[\d.]+ ", out, re.MULTILINE), out
+    for network in ("dense", "pruned", "slim"):
+        assert re.search(rf"^eager +{network} +[\d.]+ ", out, re.MULTILINE), out
 
 
 # Which network

@@ -209,6 +209,27 @@ BAD = {
     "a recipe of a recipe": bad(
         ["bench", "digits", "--recipe", "digits"], "recipe 'digits' goes with a ticket or a key"
     ),
+    "an export without a file": bad(["export", "digits"], "rewound export needs --out, the file to write; for example"),
+    "an export of no format": bad(
+        ["export", "digits", "--out", "x.tflite"],
+        "x.tflite has no ending that names a format: .onnx (onnx), .pt2 (torch-export), .safetensors (safetensors);",
+    ),
+    "an unknown format": bad(
+        ["export", "digits", "--to", "onxx", "--out", "x.onnx"], "unknown format 'onxx'; did you mean 'onnx'"
+    ),
+    "another ending": bad(
+        ["export", "digits", "--to", "onnx", "--out", "x.pt2"],
+        "x.pt2 does not end with .onnx, as files of onnx do; give",
+    ),
+    "a file that is there": bad(
+        ["export", "digits", "--out", "x.onnx"], "x.onnx exists; choose another file, or have it repl", x_onnx="mine"
+    ),
+    "nothing to slim": bad(
+        ["export", "digits", "--out", "x.pt2", "--slim"], "this network has no mask, so that there is nothing to slim;"
+    ),
+    "nothing to export": bad(
+        ["export", "digts", "--out", "x.pt2"], "'digts' is no file, no key of a store, and no rec"
+    ),
     "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
 }
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
 from rewound.states.storage.backend import Place, as_place
 from rewound.states.storage.store import Say, Store, is_store
@@ -157,6 +159,17 @@ def _scalar(default: object, text: str) -> object:
     if isinstance(default, bool):
         return text == "true"
     return type(default)(text) if isinstance(default, int | float) else text
+
+
+def slim_network(model: nn.Module, mask: Mask, example: tuple[Tensor, ...]) -> Slim | None:
+    """The network without units that the mask removes, or whose producing weights it removes; None if there are none.
+
+    Such a unit goes wholly, with a bias or normalisation that the mask keeps. Single weights that are pruned elsewhere
+    stay, as zeros.
+    """
+    groups = units(model, example)
+    gone = groups.gone(groups.whole(mask))
+    return slim(model, groups.mask_without(gone), example) if gone else None
 
 
 def batched(example: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:

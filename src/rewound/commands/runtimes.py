@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from rewound.foundations.errors import Failed, InputError, as_whole
+from rewound.foundations.errors import Failed, InputError, as_whole, shown
 from rewound.tasks.devices import device_named
 
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -102,7 +103,7 @@ def _compiled(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
 def _onnx(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
     with TemporaryDirectory() as folder:
         file = Path(folder, "network.onnx")
-        write_onnx(model, inputs, file)
+        write_onnx(torch.export.export(model, inputs, strict=False), file)
         session = onnx_session(file, on)
     names = [each.name for each in session.get_inputs()]
     if on.device.type == "cpu":
@@ -137,8 +138,8 @@ def check_installed(purpose: str, modules: Sequence[str]) -> None:
         raise InputError(f"{purpose} needs {' and '.join(missing)}, not installed here; pip install 'rewound[onnx]'")
 
 
-def write_onnx(model: nn.Module, inputs: Inputs, file: Path, dynamic_shapes: Any = None) -> None:
-    """Write a network as ONNX."""
+def write_onnx(program: ExportedProgram, file: Path) -> None:
+    """Write the graph of a network as ONNX."""
     check_installed("ONNX", ("onnx", "onnxscript"))
     torch_log = logging.getLogger("torch.onnx")
     before = torch_log.level
@@ -146,9 +147,7 @@ def write_onnx(model: nn.Module, inputs: Inputs, file: Path, dynamic_shapes: Any
     try:
         with redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model, inputs, file, dynamo=True, external_data=False, dynamic_shapes=dynamic_shapes, verbose=False
-            )
+            torch.onnx.export(program, (), file, dynamo=True, external_data=False, verbose=False)
     finally:
         torch_log.setLevel(before)
 
@@ -166,6 +165,14 @@ def onnx_session(file: Path, on: Machine) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = on.threads, 1, 3
     return onnxruntime.InferenceSession(file, options, providers=[provider])
+
+
+def inputs_in(given: Tensor | Sequence[Tensor] | None) -> Inputs:
+    """The inputs of a module that was given."""
+    inputs = (given,) if isinstance(given, Tensor) else tuple(given or ())
+    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        raise InputError(f"example_inputs must be what the network takes, tensors with a batch, not {shown(given)}")
+    return inputs
 
 
 def tensors_in(thing: Any) -> list[Tensor]:

@@ -18,8 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rewound.commands.named import batched, named_network
-from rewound.commands.runtimes import BACKENDS, Machine, Prepared, check_installed, expected, machine, prepared
+from rewound.commands.named import batched, named_network, slim_network
+from rewound.commands.runtimes import (
+    BACKENDS,
+    Machine,
+    Prepared,
+    check_installed,
+    expected,
+    inputs_in,
+    machine,
+    prepared,
+)
 from rewound.foundations.errors import Failed, InputError, as_number, as_whole, check_kind, shown
 from rewound.foundations.names import unknown
 from rewound.foundations.notebook import html_line, html_table, text_table
@@ -28,8 +37,6 @@ from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.flops import profile
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import slim
-from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.tasks.devices import cpu_kind
 
@@ -192,7 +199,7 @@ def bench(
         dense = found.recipe.model(0) if found.mask is not None else found.model
         variants, remarks = variants_of(dense, found.model, found.mask, example)
     else:
-        name, example, costs = "networks", _inputs(network, example_inputs, batch), MULTIPLY_ADDS
+        name, example, costs = "networks", _inputs(example_inputs, batch), MULTIPLY_ADDS
         if isinstance(network, Mapping):
             variants, remarks = [Variant(word, model) for word, model in network.items()], []
             _check_modules(network, mask)
@@ -230,10 +237,8 @@ def _backends(given: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _inputs(network: object, given: Tensor | Sequence[Tensor] | None, batch: int | None) -> tuple[Tensor, ...]:
-    inputs = (given,) if isinstance(given, Tensor) else tuple(given or ())
-    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
-        raise InputError(f"example_inputs must be what the network takes, tensors with a batch, not {shown(given)}")
+def _inputs(given: Tensor | Sequence[Tensor] | None, batch: int | None) -> tuple[Tensor, ...]:
+    inputs = inputs_in(given)
     present = len(inputs[0])
     if batch in (None, present):
         return inputs
@@ -258,20 +263,12 @@ def variants_of(
     check_kind("mask", mask, Mask, "the order is rewound.bench(network, example_inputs, mask)")
     pruned = copy.deepcopy(model)
     mask.apply(pruned)
-    variants, remarks = [Variant("dense", dense), Variant("pruned", pruned, mask)], list[str]()
+    variants = [Variant("dense", dense), Variant("pruned", pruned, mask)]
     try:
-        groups = units(pruned, example)
-        gone = groups.mask_without(groups.gone(whole := groups.whole(mask)))
-        if len(gone):
-            smaller = slim(pruned, gone, example)
-            variants.append(Variant("slim", smaller.model, smaller.mask))
+        smaller = slim_network(pruned, mask, example)
     except InputError as error:
         return variants, [f"There is no slim network: {error}."]
-    if len(gone) and any(name not in mask or not torch.equal(mask[name].cpu(), whole[name]) for name in whole):
-        remarks.append(
-            "The slim network also lacks the biases and normalisation of units whose own weights are all pruned."
-        )
-    return variants, remarks
+    return variants if smaller is None else [*variants, Variant("slim", smaller.model, smaller.mask)], []
 
 
 def _size(variant: Variant, example: tuple[Tensor, ...], costs: Costs) -> Size:

@@ -1,0 +1,171 @@
+"""`rewound export`: what is read from the file puts out what the network does, or there is no file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import rewound
+from command_line import Rewound
+from rewound.commands import exporting
+from sameness import assert_same
+from tiny import Tiny
+
+IMAGES = torch.randn(3, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+SUFFIXES = {"onnx": "onnx", "torch-export": "pt2", "safetensors": "safetensors"}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 3)]
+    return nn.Sequential(*layers)
+
+
+def unit_mask(model: nn.Module) -> rewound.Mask:
+    return rewound.Pruner(pattern="unit", score="l1")(model, density=0.6, example_inputs=(IMAGES,))
+
+
+def outputs(path: Path, inputs: Tensor) -> Tensor:
+    """What somebody without rewound gets from the file."""
+    if path.suffix == ".pt2":
+        found: Tensor = torch.export.load(path).module()(inputs)
+        return found
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
+
+
+@pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slim", [False, True])
+def test_the_file_puts_out_what_the_masked_network_does(tmp_path: Path, to: str, slim: bool) -> None:
+    model = network().train()
+    mask = unit_mask(model)
+    path = tmp_path / f"network.{SUFFIXES[to]}"
+    made = rewound.export(model, path, example_inputs=IMAGES[:1], mask=mask, slim=slim)
+    assert (made.to, made.batch, made.bytes) == (to, None, path.stat().st_size)
+    assert "takes batches of any size" in str(made)
+    assert model.training, "the given network stays as it is"
+    mask.apply(model.eval())
+    for batch in (1, 2, 3):
+        assert torch.allclose(outputs(path, IMAGES[:batch]), model(IMAGES[:batch]), atol=1e-5)
+    full = rewound.export(model, tmp_path / f"full.{SUFFIXES[to]}", example_inputs=IMAGES).bytes
+    if slim:
+        assert path.stat().st_size < full - 1000, "a slim network is smaller in its file"
+
+
+def test_tensors_alone(tmp_path: Path) -> None:
+    model = network()
+    mask = unit_mask(model)
+    made = rewound.export(model, tmp_path / "a.safetensors", example_inputs=IMAGES, mask=mask)
+    assert str(made).startswith(f"{tmp_path}/a.safetensors: safetensors, ")
+    mask.apply(model)
+    assert_same(load_file(made.path), model.state_dict())
+    rewound.export(model, tmp_path / "b.safetensors", example_inputs=IMAGES, mask=mask, slim=True)
+    slim = rewound.slim(model, mask, (IMAGES,))
+    assert_same(load_file(tmp_path / "b.safetensors"), slim.model.state_dict())
+
+
+class ForOne(nn.Linear):
+    """Takes a batch of one alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).reshape(1, 4)
+
+
+class Undecided(nn.Linear):
+    """What it computes depends on values, which no graph can say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_network_that_takes_one_batch_size(tmp_path: Path) -> None:
+    made = rewound.export(ForOne(4, 4), tmp_path / "a.pt2", example_inputs=torch.ones(1, 4))
+    assert made.batch == 1
+    assert str(made).endswith("takes batches of 1 alone")
+
+
+def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:
+    with pytest.raises(rewound.InputError, match=r"this network cannot be exported \(\w+: .*; safetensors takes any"):
+        rewound.export(Undecided(4, 4), tmp_path / "a.pt2", example_inputs=torch.ones(1, 4))
+    assert not list(tmp_path.iterdir())
+    rewound.export(Undecided(4, 4), tmp_path / "a.safetensors", example_inputs=torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("to", ["torch-export", "safetensors"])
+def test_a_file_that_gives_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    def damaged(tensors: dict[str, Tensor], *rest: object) -> None:
+        save({name: tensor * 1.001 for name, tensor in tensors.items()}, *rest)  # type: ignore[arg-type]
+
+    save, load = exporting.save_file, torch.export.load
+    monkeypatch.setattr(exporting, "save_file", damaged)
+    monkeypatch.setattr(torch.export, "load", lambda file: Wrong(load(file).module()))
+    path = tmp_path / f"a.{SUFFIXES[to]}"
+    path.write_text("mine")
+    with pytest.raises(
+        rewound.Failed, match=r"the network in the file differs from the network by \S+, where rounding"
+    ):
+        rewound.export(network(), path, example_inputs=IMAGES, overwrite=True)
+    assert path.read_text() == "mine"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+class Wrong:
+    """A program that multiplies."""
+
+    def __init__(self, program: nn.Module) -> None:
+        self.program = program
+
+    def module(self) -> "Wrong":
+        return self
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        found: Tensor = 1.001 * self.program(*inputs)
+        return found
+
+
+def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
+    task = Tiny()
+    model = task.model(0)
+    mask = rewound.Pruner(floor=0.1)(model, density=0.5)
+    mask.apply(model)
+    Path("pruned").mkdir()
+    rewound.save(model, mask, "pruned/ticket.safetensors")
+    words = ("export", "pruned", "--recipe", "tiny:Tiny", "--to", "torch-export", "--out", "a.pt2")
+    code, out, err = rewound_command(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith("a.pt2: torch-export, ")
+    images = torch.randn(2, *task.example()[0].shape[1:])
+    assert torch.allclose(outputs(Path("a.pt2"), images), model.eval()(images), atol=1e-5)
+    before = Path("a.pt2").read_bytes()
+    assert rewound_command(*words).code == 2
+    assert Path("a.pt2").read_bytes() == before
+    assert rewound_command(*words, "--overwrite").code == 0
+    code, _, err = rewound_command(*words, "--overwrite", "--slim")
+    assert (code, "has a mask that removes no unit wholly, so that there is nothing to slim" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"example_inputs": None}, "example_inputs must be what the network takes, tensors with a batch, not None"),
+        ({"mask": {}}, "mask must be of type Mask"),
+        ({"network": 5}, "network must be of type Module, not 5; give a module, the path of a ticket"),
+        ({"network": "digits"}, "'digits' has inputs and a mask of its own"),
+        ({"out": "s3://bucket/a.pt2"}, "out must be a path, not the URL"),
+    ],
+)
+def test_bad_calls(tmp_path: Path, options: dict[str, object], says: str) -> None:
+    given = {"network": network(), "out": tmp_path / "a.pt2", "example_inputs": IMAGES, **options}
+    with pytest.raises(rewound.InputError, match=says):
+        rewound.export(**given)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_onnx_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(rewound.InputError, match=r"export to ONNX needs onnx and onnxscript and onnxruntime, not inst"):
+        rewound.export(network(), tmp_path / "a.onnx", example_inputs=IMAGES)
