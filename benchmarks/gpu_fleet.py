@@ -33,7 +33,7 @@ from rewound.foundations.errors import Diverged, InputError  # noqa: E402
 from rewound.foundations.randomness import fold, permutation  # noqa: E402
 from rewound.method.pruning.mask import Mask  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
-from rewound.tasks.fleets.captured import Program  # noqa: E402
+from rewound.tasks.fleets.captured import Program, program  # noqa: E402
 from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
 from rewound.tasks.fleets.place import Run  # noqa: E402
 from rewound.tasks.recipe import Position, Recipe  # noqa: E402
@@ -153,8 +153,8 @@ def table(kind: type[Any], options: argparse.Namespace) -> None:
     row("eager loop, bfloat16", lambda: eager_seconds(fast, options.steps, options.repeats))
     begun = time.perf_counter()
     fleet = Fleet(fast, CUDA, capacity=max(options.fleets))
-    if options.torch_optimizer and fleet._program is not None:
-        fleet._program.momentum = None
+    if options.torch_optimizer:
+        program(fast, CUDA, fast).momentum = None
     state, mask = begin(fast, 1), sparse(fast)
     finished(fleet, [Run(state, mask, [Segment(0.1, 1)])])
     print(f"first captured step: {time.perf_counter() - begun:.1f} s after the fleet was asked for", flush=True)

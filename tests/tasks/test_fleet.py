@@ -18,6 +18,7 @@ from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipe import changed_fields
 from rewound.tasks.recipes.images import ImageClassification
 from rewound.tasks.recipes.resident import ResidentRecipe
+from rewound.tasks.slimmed import cut_state, kept_by, slimmed
 from rewound.tasks.training import State, begin, evaluate
 from sameness import assert_same
 from small_fleets import (
@@ -126,7 +127,9 @@ def placed(
 ) -> Fleet:
     """A fleet of places on the CPU, where nothing is captured; `free` is the memory it finds at each look."""
     fleet, looks = Fleet(recipe, "cpu", capacity), iter(free)
-    monkeypatch.setattr(fleet, "_program", Program(recipe, CPU, None))
+    monkeypatch.setattr(fleet, "captures", True)
+    programs: dict[object, Program] = {}
+    monkeypatch.setattr(fleet, "_program", lambda each: programs.setdefault(each, Program(each, CPU, None)))
     monkeypatch.setattr(fleet, "_memory", lambda: next(looks) << 30)
     return fleet
 
@@ -145,6 +148,27 @@ def test_a_fleet_of_places_ends_branches_and_fails_like_one_of_trains(monkeypatc
         for mine, theirs in zip(outcomes[member], alone(recipe, run), strict=True):
             assert isinstance(mine, State)
             assert furthest(mine, theirs) < ROUNDING
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("places", [True, False])
+def test_networks_of_several_shapes_advance_together(monkeypatch: pytest.MonkeyPatch, places: bool) -> None:
+    recipe = Digits64(blocks=(1,), widths=(8,))
+    groups = recipe.units
+    masks = [groups.mask_without(group.units[:left]) for group, left in zip(groups, (3, 5), strict=False)]
+    runs = [Run(begin(recipe, 1), None, RATES, [6])]
+    for mask in [*masks, masks[0]]:
+        kept = kept_by(recipe, mask)
+        runs.append(Run(cut_state(begin(recipe, 2), kept), None, RATES, [10], recipe=slimmed(recipe, kept)))
+    fleet = placed(monkeypatch, 2, [90] * 9, recipe) if places else Fleet(recipe, "cpu", 2)
+    outcomes = together(fleet, runs)
+    for member, run in enumerate(runs):
+        for mine, theirs in zip(outcomes[member], alone(run.recipe or recipe, run), strict=True):
+            assert isinstance(mine, State)
+            assert furthest(mine, theirs) < ROUNDING
+    sizes = {sum(tensor.numel() for tensor in run.state.model.values()) for run in runs}
+    assert len(sizes) == 3
 
 
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError])
@@ -263,6 +287,16 @@ class TestOnTheGPU:
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
         recipe = Noise(precision="bfloat16")
         runs = [Run(begin(recipe, seed), sparse(recipe), RATES, [5 * seed]) for seed in (1, 2, 3)]
+        outcomes = together(Fleet(recipe, "cuda", capacity=2), runs)
+        for member, run in enumerate(runs):
+            assert_same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])
+
+    def test_slim_networks_beside_large_ones_equal_runs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+        recipe = Noise()
+        kept = kept_by(recipe, recipe.units.mask_without(recipe.units.groups[1].units[:5]))
+        slim = Run(cut_state(begin(recipe, 2), kept), None, RATES, [5], recipe=slimmed(recipe, kept))
+        runs = [Run(begin(recipe, 1), None, RATES, [5]), slim, Run(begin(recipe, 3), None, RATES), slim]
         outcomes = together(Fleet(recipe, "cuda", capacity=2), runs)
         for member, run in enumerate(runs):
             assert_same(outcomes[member], together(Fleet(recipe, "cuda", capacity=1), [run])[0])

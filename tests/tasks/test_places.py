@@ -4,9 +4,11 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
+import torch
 
 from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Vectors
 from rewound.foundations.errors import Diverged
+from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment
 from rewound.tasks.fleets.captured import Program, capturable
 from rewound.tasks.fleets.fleet import _Plain
@@ -108,7 +110,8 @@ def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
 )
 @pytest.mark.usefixtures("float64")
 def test_whatever_a_recipe_does_in_a_step_a_place_does(recipe: ResidentRecipe) -> None:
-    mask = sparse(recipe)
+    biases = {name: bias for name, bias in recipe.skeleton.named_parameters() if name.endswith("bias")}
+    mask = Mask({**sparse(recipe), **{name: torch.arange(len(bias)) > 1 for name, bias in biases.items()}})
     (middle,) = alone(recipe, Run(begin(recipe, 3), None, [Segment(0.01, 3)]))
     place = Place(Program(recipe, CPU, None))
     for state in (middle, begin(recipe, 5)):  # the second must not find slots of the first

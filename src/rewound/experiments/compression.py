@@ -15,16 +15,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.experiments.executors.local import opened, run
+from rewound.experiments.plans.collection import measured_density
 from rewound.experiments.plans.execution import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
-from rewound.experiments.plans.realisation import recomputing, stored_state
+from rewound.experiments.plans.realisation import Realised, in_large_shapes, network_of, recomputing, stored_state
 from rewound.experiments.sweeps.targets import Target, dense, retrained
 from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
 from rewound.foundations.wholefiles import replacing, write_whole
 from rewound.method.algorithm import has_dropped, longest_time, returned
 from rewound.method.choices import Choices, Chosen, takes_choices
-from rewound.method.pruning.counts import Counts, counts_of, parameter_count
+from rewound.method.pruning.counts import counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
 from rewound.states.storage.artifacts import DEFAULT_STORE, digest
@@ -35,6 +36,7 @@ from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
 from rewound.states.tickets.ticket import save as write_ticket
 from rewound.tasks.recipe import Recipe, check_recipe, selected_counts
 from rewound.tasks.recipes import recipe_named
+from rewound.tasks.training import loaded
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class PrunedNetwork:
     """A pruned network, and what each level on the way to it reached; `levels[0]` is the dense network."""
 
     model: nn.Module
+    """With `slim` the smaller network, else one whose pruned weights are exactly zero."""
     mask: Mask
+    """What is gone, in the shapes of the network that was pruned."""
+    large: nn.Module
+    """With `slim` the same network with zeros where units are gone, else the model itself; tickets hold this one."""
     levels: tuple[LevelReport, ...]
     chosen: int
     settings: Mapping[str, object]
     """What was asked for, by name; all of it is in `summary.json`."""
-    network_of: Callable[[int], tuple[nn.Module, Mask] | None] = lambda level: None
-    """The network of a level, as long as the store keeps it."""
+    network_of: Callable[[int], tuple[nn.Module, Mask, nn.Module] | None] = lambda level: None
+    """The network of a level (`model`, `mask` and `large`), as long as the store keeps it."""
 
     def __repr__(self) -> str:
         last, level = len(self.levels) - 1, self.levels[self.chosen]
@@ -82,7 +88,7 @@ class PrunedNetwork:
         with replacing(folder / "mask.safetensors") as temporary:
             save_file(self.mask.packed(), temporary, {"shapes": shapes})
         about = self._about(self.chosen)
-        write_ticket(self.model, self.mask, folder / "ticket.safetensors", about)
+        write_ticket(self.large, self.mask, folder / "ticket.safetensors", about)
         self._save_levels(folder / "levels")
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
         write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
@@ -102,20 +108,21 @@ class PrunedNetwork:
         for level in self.levels:
             if place_of(level.level, level.density) in tickets.kept:
                 continue
-            found = (self.model, self.mask) if level.level == self.chosen else self.network_of(level.level)
+            own = (self.model, self.mask, self.large)
+            found = own if level.level == self.chosen else self.network_of(level.level)
             if found is None:
                 gone.append(str(level.level))
                 continue
-            model, mask = found
+            _, mask, large = found
             kept = KeptLevel(
                 level=level.level,
                 density=level.density,
-                counts=counts_of(model, mask),
+                counts=counts_of(large, mask),
                 flops=level.flops,
                 metric=f"{self.settings.get('metric', 'metric')} (validation)",
                 value=level.val,
             )
-            tickets.add(kept, model.state_dict(), mask, self._about(level.level))
+            tickets.add(kept, large.state_dict(), mask, self._about(level.level))
         if gone:
             warn(f"there are no tickets of levels {few(gone)} in {folder}: the store no longer has their tensors")
         chosen = self.levels[self.chosen]
@@ -230,7 +237,7 @@ def prune(
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
             break
     best = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
-    model, mask = search.network(best)
+    model, mask, large = search.network(best)
     if not all_kept:
         search.tidy(len(levels), but=present)
     settings: dict[str, object] = {
@@ -241,7 +248,7 @@ def prune(
         "unit": task.metric.unit,
         "direction": task.metric.direction,
     }
-    return PrunedNetwork(model, mask, tuple(levels), best, settings, search.kept_network)
+    return PrunedNetwork(model, mask, large, tuple(levels), best, settings, search.kept_network)
 
 
 @dataclass(frozen=True)
@@ -275,12 +282,12 @@ class _Search:
         result = self.store.result(target.state.key)
         if result is None or "failed" in result:
             raise self._failure(part, f"level {number} (density {target.density:.4g})")
-        density, scores = target.density, (result["val"], result["test"], result["flops"])
+        scores = (result["val"], result["test"], result["flops"])
         pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
         network = parameter_count(self.recipe.skeleton)
-        left = Counts(network - pruned, network, network)
-        cost, key = target.search_epochs, target.state.key
-        return LevelReport(number, density, 1 / density, *scores, cost, key, left.network_compression)
+        left = result.get("parameters_left", network - pruned)
+        density, cost, key = measured_density(target, result), target.search_epochs, target.state.key
+        return LevelReport(number, density, 1 / density, *scores, cost, key, network / left)
 
     def _failure(self, part: Plan, level: str) -> Diverged | Failed:
         """Why a level was not reached: it diverged, or something on the way to it did."""
@@ -289,7 +296,7 @@ class _Search:
                 return Diverged(result["failed"]["step"], float(result["failed"]["loss"]), f"{level}: ")
         return Failed(f"{level} has no result; run the same command again")
 
-    def network(self, number: int) -> tuple[nn.Module, Mask]:
+    def network(self, number: int) -> tuple[nn.Module, Mask, nn.Module]:
         """The network of a level that has been reached."""
         key = self.targets[number].state.key
         if (stored := self._stored(number)) is None:  # measured before, by a run that kept no tensors
@@ -299,16 +306,20 @@ class _Search:
             stored = self._stored(number)
         if stored is None:
             raise Failed(f"the tensors of {key[:12]} are gone from the store; run the same command again")
-        return self._network(stored)
+        return self._network(number, stored)
 
-    def kept_network(self, number: int) -> tuple[nn.Module, Mask] | None:
+    def kept_network(self, number: int) -> tuple[nn.Module, Mask, nn.Module] | None:
         """The network of a level, if the store has its tensors."""
-        return None if (stored := self._stored(number)) is None else self._network(stored)
+        return None if (stored := self._stored(number)) is None else self._network(number, stored)
 
-    def _network(self, stored: Kept) -> tuple[nn.Module, Mask]:
-        model = self.recipe.model(stored.state.seed)
-        model.load_state_dict(dict(stored.state.model))
-        return model, stored.mask if stored.mask is not None else Mask.full(self.recipe.prunable(model))
+    def _network(self, number: int, stored: Kept) -> tuple[nn.Module, Mask, nn.Module]:
+        past = self.targets[number].state
+        trained = network_of(past, stored.mask).recipe
+        model = loaded(trained, stored.state)
+        large = model
+        if trained is not self.recipe:
+            large = loaded(self.recipe, in_large_shapes(past, Realised(stored.state, stored.mask)))
+        return model, Mask.full(self.recipe.prunable(model)) if stored.mask is None else stored.mask, large
 
     def _stored(self, number: int) -> Kept | None:
         return stored_state(self.targets[number].state, self.store, to_train=False)

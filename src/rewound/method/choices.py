@@ -123,7 +123,7 @@ HELP = {each.name: str(each.metadata["help"]) for each in fields(Choices)}
 
 def check_slim(pruner: "Pruner", technique: Technique) -> None:
     """An error for what does not leave a smaller network behind."""
-    if not pruner.preset and pruner.pattern not in ("unit", "filter"):
+    if not pruner.preset and not pruner.by_units:
         raise InputError(
             f"slim needs whole units to go, and pattern {pruner.pattern!r} does not remove them: a mask of single "
             "weights makes no smaller network; use pattern 'unit' or 'filter', or leave out slim"

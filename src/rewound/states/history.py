@@ -236,6 +236,12 @@ def start_of(past: Past | Pruned) -> Start:
     return past
 
 
+def is_slim(past: Past | Pruned) -> bool:
+    """Whether its tensors are those of a network without the units that its mask removes."""
+    root = past.root if isinstance(past, Trained) else past
+    return isinstance(root, Pruned) and root.slim
+
+
 def lineage(past: Past) -> list[Trained]:
     """The levels that led to a state, the dense run first: each the source of the next one's mask."""
     levels: list[Trained] = []

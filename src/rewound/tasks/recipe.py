@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.schedule import Schedule
+from rewound.method.structure.tracing import Units, units
 from rewound.tasks.hyperparameters import coerced, field_word, widened
 
 Batch: TypeAlias = tuple[Tensor, ...]
@@ -141,6 +142,11 @@ class Recipe(ABC):
         """The shapes of the prunable weights, by name."""
         return {name: tuple(weight.shape) for name, weight in self.prunable(self.skeleton).items()}
 
+    @property
+    def units(self) -> Units:
+        """What lives or dies together in the network; an error where it cannot be traced."""
+        return _units_of(self)
+
     @cached_property
     def profile(self) -> Profile:
         """The operation counts of one forward pass; an error where the model does not take the example."""
@@ -200,6 +206,14 @@ class Recipe(ABC):
         return cls(**chosen)  # type: ignore[arg-type]  # each of its default's type, as checked
 
 
+@lru_cache(maxsize=16)
+def _units_of(recipe: Recipe) -> Units:
+    try:
+        return units(recipe.skeleton, recipe.example())
+    except InputError as error:
+        raise InputError(f"recipe {recipe.label()}: {error}") from error
+
+
 def changed_fields(recipe: Recipe) -> list[str]:
     """The fields that differ from their defaults, a word each.
 
@@ -210,6 +224,18 @@ def changed_fields(recipe: Recipe) -> list[str]:
     changed = recipe.identity()["fields"]
     assert isinstance(changed, dict)
     return [field_word(name, value) for name, value in changed.items()]
+
+
+def shapes_to_prune(recipe: Recipe, pruner: Pruner) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of what a pruner is given: prunable weights, or all that trains where whole units go.
+
+    What the recipe's `prunable` leaves out stays as it is, so that a unit with weights there stays, too.
+    """
+    if not pruner.by_units:
+        return recipe.shapes
+    left_out = prunable_weights(recipe.skeleton).keys() - recipe.shapes.keys()
+    trained = ((name, each) for name, each in recipe.skeleton.named_parameters() if each.requires_grad)
+    return {name: tuple(each.shape) for name, each in trained if name not in left_out}
 
 
 def selected_counts(recipe: Recipe, pruner: Pruner) -> Counts:

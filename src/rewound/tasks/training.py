@@ -197,10 +197,7 @@ def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Mod
     """The model and optimizer in that state, on that device."""
     check_recipe(recipe)
     check_kind("state", state, State, "give what rewound.begin or rewound.train made")
-    with own_draws(_CPU):  # layers draw weights when they are made
-        model = recipe.model(state.seed)
-    model.load_state_dict(dict(state.model))
-    model.to(device)
+    model = loaded(recipe, state).to(device)
     optimizer = recipe.optimizer(model)
     slots: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in state.slots.items():
@@ -215,6 +212,14 @@ def restored(recipe: Recipe, state: State, device: torch.device) -> tuple[nn.Mod
                 copy = value.clone().to(counts_on if slot in _COUNTS else device)
                 optimizer.state[parameter][slot] = copy.item() if _was_python(copy) else copy
     return model, optimizer
+
+
+def loaded(recipe: Recipe, state: State) -> nn.Module:
+    """The model in that state."""
+    with own_draws(_CPU):  # layers draw weights when they are made
+        model = recipe.model(state.seed)
+    model.load_state_dict(dict(state.model))
+    return model
 
 
 def viewed(model: nn.Module, optimizer: Optimizer, seed: int, position: Position, loss: float) -> State:

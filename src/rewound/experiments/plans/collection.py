@@ -131,5 +131,18 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     )
 
 
+def measured_density(target: Target, result: Result) -> float:
+    """The fraction of the prunable weights that is left; where it is exactly what was asked for, that.
+
+    Units differ in size, so that removing whole ones meets a density only nearly. A preset's is the paper's own count.
+    """
+    root = target.state.root
+    if not isinstance(root, Pruned) or not root.pruner.by_units:
+        return target.density
+    names = root.pruner.selected(result["layers"], target.recipe.skeleton)
+    layers = [result["layers"][name] for name in names]
+    return sum(layer["kept"] for layer in layers) / sum(layer["total"] for layer in layers)
+
+
 def _layers(key: str, result: Result) -> list[LayerRow]:
     return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]

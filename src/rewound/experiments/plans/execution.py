@@ -13,12 +13,20 @@ from dataclasses import dataclass
 import torch
 
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.realisation import Realised, pruned, rates, realised, stored_state
+from rewound.experiments.plans.realisation import (
+    Network,
+    Realised,
+    network_of,
+    pruned,
+    rates,
+    realised,
+    stored_state,
+)
 from rewound.experiments.plans.remaining import release, sufficient_outcome
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.method.pruner import Pruner
-from rewound.method.pruning.counts import parameter_count
+from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import sliced
 from rewound.states.history import Pruned, described, own_functions
@@ -175,8 +183,9 @@ class Job:
         if isinstance(update := stage.parent, Pruned) and update.runs_on and update.steps == done:
             source = (self.worker.store, self.worker.device, self.worker.say)
             state, self.mask, _ = pruned(update, Realised(state.clone(), self.mask), *source)
-        ends = _epoch_ends(self.node.recipe, done, stage.steps)
-        return Run(state, self.mask, sliced(self.rates, done, stage.steps), ends, self.is_due)
+        ends, self.network = _epoch_ends(self.node.recipe, done, stage.steps), network_of(self.node.state, self.mask)
+        recipe, mask = self.network
+        return Run(state, mask, sliced(self.rates, done, stage.steps), ends, self.is_due, recipe)
 
     def _take_over(self, notes: Notes) -> None:
         """Go on with what a draft has noted, from where it began: another plan may have cut the run elsewhere."""
@@ -264,7 +273,7 @@ class Job:
         result = self._result()
         if scores is not None:
             result["val"], result["test"] = scores
-            _count(result, node.recipe, self.mask)
+            _count(result, node.recipe, self.mask, self.network)
         if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
             store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
         # Looked at again: to save takes a while. What has its result was done again for its tensors alone.
@@ -312,10 +321,11 @@ def _epoch_ends(recipe: Recipe, start: int, end: int) -> list[int]:
     return [step - start for step in range((start // per_epoch + 1) * per_epoch, end, per_epoch)]
 
 
-def _count(result: Result, recipe: Recipe, mask: Mask | None) -> None:
-    """Add FLOPs and kept counts, in all and by layer."""
-    result["flops"], result["parameters"] = recipe.profile.total(mask), parameter_count(recipe.skeleton)
-    flops = recipe.profile.layers(mask)
+def _count(result: Result, recipe: Recipe, mask: Mask | None, network: Network) -> None:
+    """Add FLOPs and kept counts, in all and by layer: of what is trained, and of what the large network has of it."""
+    profile, counts = network.recipe.profile, counts_of(recipe.skeleton, mask or Mask({}))
+    result["flops"], flops = profile.total(network.mask), profile.layers(network.mask)
+    result["parameters"], result["parameters_left"] = counts.network, counts.left
     result["layers"] = {}
     for name, shape in recipe.shapes.items():
         total = torch.Size(shape).numel()

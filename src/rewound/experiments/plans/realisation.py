@@ -1,19 +1,24 @@
 """From a history to tensors: read from the store where they are, made again where they are not."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold
 from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, sliced
+from rewound.method.structure.slimming import check_path, mask_of_zeros, shapes_of
 from rewound.method.technique import Facts
-from rewound.states.history import Past, Pruned, Ruled, Start, Trained, lineage, start_of
+from rewound.states.history import Past, Pruned, Ruled, Start, Trained, is_slim, lineage, start_of
 from rewound.states.storage.statefile import Kept
 from rewound.states.storage.store import Say, Store
+from rewound.tasks.recipe import Recipe, shapes_to_prune
+from rewound.tasks.slimmed import cut_state, expanded_state, kept_by, slimmed
 from rewound.tasks.training import State, begin, train
 
 
@@ -57,7 +62,8 @@ def _stored(past: Trained | Pruned, store: Store) -> Realised | None:
 def _trained(past: Trained, before: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """A state that is no longer in the store, trained again."""
     lr = sliced(rates(past, before.facts, store, device, say), past.parent.steps)
-    *_, state = train(start_of(past).recipe, before.state, before.mask, lr=lr, device=device)
+    recipe, mask = network_of(past, before.mask)
+    *_, state = train(recipe, before.state, mask, lr=lr, device=device)
     return Realised(state, before.mask)
 
 
@@ -73,15 +79,19 @@ def _misfit(past: Trained, draft: bool, kept: Kept) -> str | None:
         return f"holds a state of seed {kept.state.seed}, not of seed {seed}"
     if prunings != past.prunings or not (0 < steps < past.steps if draft else steps == past.steps):
         return f"holds a state after {prunings} prunings and {steps} steps, not {past.prunings} and {past.steps}"
+    if (kept.mask is not None) != isinstance(past.root, Pruned):
+        return "holds a mask, but nothing was pruned" if kept.mask is not None else "holds no mask"
+    if kept.mask is not None and not kept.mask.fits(recipe.skeleton):
+        return f"holds a mask for another model than that of {recipe.label()}"
+    try:
+        model = network_of(past, kept.mask).recipe.skeleton
+    except InputError:
+        return f"holds a mask that is not of whole units of the model of {recipe.label()}"
     shapes = {name: tensor.shape for name, tensor in kept.state.model.items()}
-    if shapes != {name: tensor.shape for name, tensor in recipe.skeleton.state_dict().items()}:
+    if shapes != {name: tensor.shape for name, tensor in model.state_dict().items()}:
         return f"holds other tensors than the model of {recipe.label()} has"
     if strange := {name.split("/", 1)[1] for name in kept.state.slots} - shapes.keys():
         return f"holds optimizer slots of {min(strange)!r}, which the model of {recipe.label()} has not"
-    if (kept.mask is not None) != isinstance(past.root, Pruned):
-        return "holds a mask, but nothing was pruned" if kept.mask is not None else "holds no mask"
-    if any(tuple(mask.shape) != recipe.shapes.get(name) for name, mask in (kept.mask or {}).items()):
-        return f"holds a mask for another model than that of {recipe.label()}"
     return None
 
 
@@ -101,18 +111,58 @@ def recomputing(key: str) -> str:
 
 def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:
     """W (.) m: the mask pruned from one state, on the weights of another; and what that pruning took away."""
-    if past.slim:
-        raise InputError("slim networks cannot be trained yet; leave out slim")
-    source, before, _ = found
-    recipe = start_of(past).recipe
-    weights = {name: source.model[name] for name in recipe.shapes}
+    recipe, before = start_of(past).recipe, found.mask
+    source = in_large_shapes(past.source, found)
+    weights = {name: source.model[name] for name in shapes_to_prune(recipe, past.pruner)}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
     drawn = fold(seed, past.prunings, *([past.steps] if past.runs_on else []))
-    mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton)
+    groups = recipe.units if past.pruner.by_units else None
+    mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton, groups=groups)
+    if past.slim:
+        mask = _of_whole_units(recipe, mask)
     shared = past.weights.key == past.source.key
     state = source if shared else realised(past.weights, store, device, say).state
     state = state.pruned(mask, past.prunings, seed, steps=past.steps)
-    return Realised(state, mask, facts_of(weights, before, mask))
+    weights = {name: source.model[name] for name in recipe.shapes}
+    facts = facts_of(weights, before and _among(weights, before), _among(weights, mask))
+    return Realised(cut_state(state, kept_by(recipe, mask)) if past.slim else state, mask, facts)
+
+
+def in_large_shapes(past: Past, found: Realised) -> State:
+    """A state as it is pruned: what a slim one has lost is zeros again."""
+    if found.mask is None or not is_slim(past):
+        return found.state
+    recipe = start_of(past).recipe
+    return expanded_state(found.state, kept_by(recipe, found.mask), shapes_of(recipe.skeleton))
+
+
+def _of_whole_units(recipe: Recipe, mask: Mask) -> Mask:
+    """The mask, completed to whole units, as a preset masks filters alone; an error if it cuts the network in two."""
+    whole = recipe.units.whole(mask)
+    check_path(recipe.skeleton, recipe.units, whole, recipe.example())
+    return whole
+
+
+def _among(weights: Mapping[str, Tensor], mask: Mask) -> Mask:
+    """What a mask says of prunable weights; one of units says it also of biases and normalisation."""
+    return Mask({name: kept for name, kept in mask.items() if name in weights})
+
+
+class Network(NamedTuple):
+    """What the states of a history are trained as."""
+
+    recipe: Recipe
+    mask: Mask | None
+    """In the shapes of that recipe's model. A slim network needs one only where a layer is wholly gone."""
+
+
+def network_of(past: Trained | Pruned, mask: Mask | None) -> Network:
+    """The recipe and the mask that a state is trained with; a slim one has a recipe of its own."""
+    recipe = start_of(past).recipe
+    if mask is None or not is_slim(past):
+        return Network(recipe, mask)
+    kept = kept_by(recipe, mask)
+    return Network(slimmed(recipe, kept), mask_of_zeros(mask, kept))
 
 
 def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:

@@ -15,7 +15,7 @@ from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import Technique, technique_label, technique_named
 from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, trained
-from rewound.tasks.recipe import Recipe, changed_fields
+from rewound.tasks.recipe import Recipe, changed_fields, shapes_to_prune
 
 _ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do
 _PATTERNS = {"weight": UNSTRUCTURED}  # the paper's word; other patterns keep their name
@@ -191,8 +191,10 @@ def _weights(level: Level, original: Trained, previous: Trained) -> Past:
 @lru_cache(maxsize=4096)
 def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
     pruner.check([*recipe.shapes, *(name for name, _ in recipe.skeleton.named_parameters(remove_duplicate=False))])
-    pruner.check_zeros_stay(recipe.skeleton, recipe.shapes)
-    return pruner.kept(recipe.shapes, density, model=recipe.skeleton)
+    if not pruner.by_units:
+        pruner.check_zeros_stay(recipe.skeleton, recipe.shapes)
+    groups = recipe.units if pruner.by_units else None
+    return pruner.kept(shapes_to_prune(recipe, pruner), density, model=recipe.skeleton, groups=groups)
 
 
 @lru_cache(maxsize=4096)

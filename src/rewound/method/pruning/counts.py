@@ -38,7 +38,12 @@ class Counts(NamedTuple):
     @property
     def network_compression(self) -> float:
         """Of all parameters of the network."""
-        return _ratio(self.network, self.network - self.selected + self.kept)
+        return _ratio(self.network, self.left)
+
+    @property
+    def left(self) -> int:
+        """How many parameters the network still has."""
+        return self.network - self.selected + self.kept
 
     def at(self, density: float) -> "Counts":
         """The same weights of the same network, pruned to `density`.

@@ -127,6 +127,8 @@ class Result(TypedDict, total=False):
     layers: dict[str, LayerCount]
     parameters: int
     """How many the whole network has; missing in earlier results."""
+    parameters_left: int
+    """How many of them are not pruned, biases and normalisation included; missing in earlier results."""
     failed: Failure
 
 
@@ -279,6 +281,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "test": _is_number,
     "flops": _is_count,
     "parameters": _is_count,
+    "parameters_left": _is_count,
     "layers": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_layer, value.values())),
     "failed": _is_failure,
 }

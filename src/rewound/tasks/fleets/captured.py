@@ -132,7 +132,6 @@ class Program:
             recipe.optimizer(model),
             factors=recipe.rate_factors,
             clip_norm=recipe.clip_norm,
-            prunable=recipe.shapes,
             reached=self.trial.reached,
         )
 
@@ -154,16 +153,28 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
 
-_made: dict[tuple[Recipe, torch.device], Program] = {}
+_PROGRAMS = 16  # of the shapes that slim networks of a recipe have
+_compiled: dict[tuple[Recipe, torch.device], dict[Recipe, Program]] = {}
 
 
-def program(recipe: ResidentRecipe, device: torch.device) -> Program:
-    """The program of a recipe, compiled once and kept until another is asked for: what it holds is device memory."""
-    if (recipe, device) not in _made:
-        _made.clear()
+def program(recipe: ResidentRecipe, device: torch.device, large: Recipe | None = None) -> Program:
+    """The program of a recipe, compiled once and kept until one of another recipe is asked for.
+
+    What it holds is device memory. Slim networks of one `large` recipe are trained beside each other, and each shape
+    has its program; where there are very many, all of them are given up.
+    """
+    key = (large or recipe, device)
+    known = _compiled.get(key, {})
+    is_full = recipe not in known and len(known) >= _PROGRAMS
+    if not known or is_full:
+        _compiled.clear()
         gc.collect()  # a program has functions of itself
-        _made[recipe, device] = Program(recipe, device, "inductor" if device.type == "cuda" else None)
-    return _made[recipe, device]
+    if is_full:
+        torch._dynamo.reset()  # or torch would remember every shape, and compile no more of them at its limit
+    programs = _compiled.setdefault(key, {})
+    if recipe not in programs:
+        programs[recipe] = Program(recipe, device, "inductor" if device.type == "cuda" else None)
+    return programs[recipe]
 
 
 def counts(module: nn.Module) -> bool:

@@ -1,9 +1,10 @@
 """Several Train^t(W, m, g) of one recipe advancing together on one device.
 
 On CUDA each run has a place with its own stream and captured step (`place`), and the streams share the GPU: a small
-network alone leaves most of it idle. Elsewhere, for recipes whose step cannot be captured, and where that is asked for,
-a fleet drives `train` in turn. Runs end, branch (a clone of one's state starts another) and fail separately; what one
-computes does not depend on the others.
+network alone leaves most of it idle. Slim networks of the recipe have programs and places of their own, by their
+shapes. Elsewhere, for recipes whose step cannot be captured, and where that is asked for, a fleet drives `train` in
+turn. Runs end, branch (a clone of one's state starts another) and fail separately; what one computes does not depend on
+the others.
 """
 
 import itertools
@@ -19,6 +20,7 @@ from rewound.method.schedule import total
 from rewound.tasks.fleets.captured import Program, capturable, program
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipe import Recipe, Scores
+from rewound.tasks.recipes.resident import ResidentRecipe
 from rewound.tasks.training import State, evaluate, train
 
 CAPACITY = 12
@@ -40,6 +42,7 @@ class Event(NamedTuple):
 class _Room(Protocol):
     """Where one run at a time is done."""
 
+    def takes(self, recipe: Recipe) -> bool: ...
     def start(self, run: Run) -> None: ...
     def launch(self) -> bool: ...
     def arrived(self) -> bool: ...
@@ -49,7 +52,7 @@ class _Room(Protocol):
 
 
 class Fleet:
-    """Runs of one recipe on one device; as many at a time as there are places.
+    """Runs of one recipe, and of slim networks of it, on one device; as many at a time as there are places.
 
     >>> from rewound.tasks.recipes.digits import Digits
     >>> from rewound.method.schedule import Segment
@@ -64,12 +67,10 @@ class Fleet:
         self, recipe: Recipe, device: torch.device | str, capacity: int | None = None, *, plain: bool = False
     ) -> None:
         self.recipe, self.device = recipe, torch.device(device)
-        self._program: Program | None = None
-        if self.device.type == "cuda" and not plain and capturable(recipe, self.device):
-            if self.device.index is not None:
-                torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
-            self._program = program(recipe, self.device)
-        self.capacity = capacity if capacity is not None else CAPACITY if self._program else 1
+        self.captures = self.device.type == "cuda" and not plain and capturable(recipe, self.device)
+        if self.captures and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
+        self.capacity = capacity if capacity is not None else CAPACITY if self.captures else 1
         if self.capacity < 1:
             raise InputError(f"a fleet has room for at least 1 run, not {self.capacity}")
         self._made, self._footprint = 0, 0
@@ -144,28 +145,31 @@ class Fleet:
         return Event(member, outcome, ended)
 
     def _seat(self) -> None:
-        while self._waiting and (room := self._room()) is not None:
+        while self._waiting and (room := self._room(self._waiting[0][1].recipe or self.recipe)) is not None:
             member, run = self._waiting.popleft()
             if self._held is not None and self._held[1] is room:
                 self._held = None
             room.start(run)
             self._busy[member] = room
 
-    def _room(self) -> _Room | None:
-        """An idle place, else a new one if there is memory for it; running out lowers the capacity."""
-        if self._idle:
-            return self._idle.popleft()
-        if self._made == self.capacity:
+    def _room(self, recipe: Recipe) -> _Room | None:
+        """An idle place for the recipe, else a new one if there is memory for it; running out lowers the capacity."""
+        if (room := next((room for room in self._idle if room.takes(recipe)), None)) is not None:
+            self._idle.remove(room)
+            return room
+        if self._made == self.capacity and not self._give_up_idle():
             return None
-        if self._program is None:
+        if not self.captures:
             self._made += 1
             return _Plain(self.recipe, self.device)
         before = self._memory()
+        while self._made and before < self._footprint + _RESERVE and self._give_up_idle():
+            before = self._memory()
         if self._made and before < self._footprint + _RESERVE:
             self.capacity = self._made
             return None
         try:
-            place = Place(self._program)
+            place = Place(self._program(recipe))
         except torch.OutOfMemoryError as error:
             if not self._made:
                 raise Failed(
@@ -183,6 +187,20 @@ class Fleet:
         self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
         return place
 
+    def _program(self, recipe: Recipe) -> Program:
+        assert isinstance(recipe, ResidentRecipe)  # as capturable ones are, and their slim networks
+        return program(recipe, self.device, self.recipe)
+
+    def _give_up_idle(self) -> bool:
+        """Drop an idle place, which is for another shape; whether there was one."""
+        if not self._idle:
+            return False
+        room = self._idle.popleft()
+        if self._held is not None and self._held[1] is room:
+            self._held = None  # its view ends when a run is started
+        self._made -= 1
+        return True
+
     def _memory(self) -> int:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
@@ -192,10 +210,14 @@ class _Plain:
     """A run by `train` itself."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
+        self._default, self.recipe, self.device = recipe, recipe, device
         self._state: State | None = None
 
+    def takes(self, recipe: Recipe) -> bool:
+        return True
+
     def start(self, run: Run) -> None:
+        self.recipe = run.recipe or self._default
         self._end = run.state.position.steps + total(run.lr)
         self._states = train(
             self.recipe, run.state, run.mask, lr=run.lr, stops=run.stops, due=run.due, device=self.device

@@ -22,7 +22,7 @@ from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, total
 from rewound.tasks.fleets.captured import Program, counts, kernels, quiet_compilation
-from rewound.tasks.recipe import Position, Scores
+from rewound.tasks.recipe import Position, Recipe, Scores
 from rewound.tasks.training import State, never, scored
 
 _LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
@@ -32,7 +32,8 @@ _LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a
 class Run:
     """One Train^t(W, m, g) to do: `stops` are counted in steps from the start, the last step is always one.
 
-    `due` is asked after each step whether to stop there, too: by the clock, for example.
+    `due` is asked after each step whether to stop there, too: by the clock, for example. `recipe` is that of a slim
+    network; None: the fleet's.
     """
 
     state: State
@@ -40,6 +41,7 @@ class Run:
     lr: Sequence[Segment]
     stops: Collection[int] = ()
     due: Callable[[], bool] = never
+    recipe: Recipe | None = None
 
 
 class Place:
@@ -124,6 +126,10 @@ class Place:
             yield
         finally:
             shared.graphsafe_set_state(before)
+
+    def takes(self, recipe: Recipe) -> bool:
+        """Whether networks of a recipe have the shapes of this place."""
+        return recipe == self.program.recipe
 
     def start(self, run: Run) -> None:
         """Take a run: copy its state into the static buffers."""

@@ -172,12 +172,12 @@ class TorchOptimizer:
         *,
         factors: Sequence[float],
         clip_norm: float,
-        prunable: Collection[str],
         reached: Collection[str],
     ) -> None:
         self.optimizer, self.factors, self.clip_norm = optimizer, factors, clip_norm
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self.masks = {n: torch.ones_like(p, dtype=torch.bool) for p, n in self.names.items() if n in prunable}
+        # Of every parameter: a mask of units has biases and normalisation, too.
+        self.masks = {name: torch.ones_like(p, dtype=torch.bool) for p, name in self.names.items()}
         self.trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         device = self.trained[0].device
         for group in optimizer.param_groups:
@@ -201,12 +201,12 @@ class TorchOptimizer:
                     continue
                 given = slots.get(f"{slot}/{name}")
                 value.fill_(_FIRST.get(slot, 0.0)) if given is None else value.copy_(given)
-                if name in self.masks and value.shape == parameter.shape:
+                if value.shape == parameter.shape:
                     value.masked_fill_(~self.masks[name], 0)
 
     def apply(self, gradients: Gradients, lr: Tensor) -> None:
         for (parameter, name), gradient in zip(self.names.items(), gradients, strict=True):
-            if gradient is not None and name in self.masks:
+            if gradient is not None:
                 gradient = torch.where(self.masks[name], gradient, 0.0)
             parameter.grad = gradient
         if math.isfinite(self.clip_norm):
