@@ -148,10 +148,12 @@ def prune_command(
     ] = None,
     rate: Annotated[float, typer.Option(help=HELP["rate"])] = Choices.rate,
     one_shot: Annotated[bool, typer.Option("--one-shot", help=HELP["one_shot"])] = Choices.one_shot,
-    score: Annotated[str, typer.Option(help="what to rank weights by")] = "magnitude",
+    score: Annotated[
+        str, typer.Option(help="what to rank by: magnitude (l1), l2, random, taylor; units: bn-scale, activation")
+    ] = "magnitude",
     scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
     pattern: Annotated[
-        str, typer.Option(help="what is pruned as one: weight, unit, filter, or package.module:name")
+        str, typer.Option(help="what is pruned as one: weight, unit, filter, 2:4, 'block 4x4', or package.module:name")
     ] = "weight",
     only: Annotated[
         list[str] | None, typer.Option(help="prune only these weights, e.g. 'encoder.*'; repeatable")
@@ -162,6 +164,12 @@ def prune_command(
     k: Annotated[int, typer.Option(help="how much the preset prunes, 1 to 5")] = 0,
     round_to: Annotated[int, typer.Option(help="keep a multiple of so many units of each group")] = 1,
     min_units: Annotated[int, typer.Option(help="keep so many units of each group at least")] = 1,
+    rates: Annotated[
+        list[str] | None,
+        typer.Option(help="prune this fraction of each of these weights, e.g. 'stage1.*=0.3'; repeatable"),
+    ] = None,
+    of: Annotated[str, typer.Option(help="what compression is of: weights, or flops where units go")] = "weights",
+    batches: Annotated[int, typer.Option(help="how many batches the scores taylor and activation are measured on")] = 8,
     slim: Annotated[bool, typer.Option("--slim", help=HELP["slim"])] = Choices.slim,
     max_drop: Annotated[float | None, typer.Option(help=HELP["max_drop"])] = Choices.max_drop,
     final: Annotated[float | None, typer.Option(help=HELP["final"])] = Choices.final,
@@ -183,6 +191,7 @@ def prune_command(
     from rewound.commands.networks import prune_network
     from rewound.experiments.compression import prune
     from rewound.method.pruner import Pruner
+    from rewound.method.pruning.settings import rates_in
     from rewound.tasks.recipes import recipe_named
 
     pruned = partial(
@@ -204,6 +213,9 @@ def prune_command(
             k=k,
             round_to=round_to,
             min_units=min_units,
+            rates=rates_in(rates or ()),
+            of=of,
+            batches=batches,
         ),
         slim=slim,
         max_drop=max_drop,

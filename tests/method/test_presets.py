@@ -158,7 +158,10 @@ def test_slim_is_an_axis_and_another_address() -> None:
             {"pruner": {"floor": 0.1}, "density": 0.5, "slim": True},
             "slim needs whole units to go",
         ),
-        ({"density": 0.5}, "a preset says itself how much goes: its experiment has neither density nor levels"),
+        (
+            {"density": 0.5},
+            "preset structured-b says itself how much goes: its experiment has neither density",
+        ),
         ({"pruner": {"preset": "structured-c", "k": 1}}, "unknown preset 'structured-c'; did you mean"),
         ({"pruner": {"preset": "structured-b"}}, "k of preset structured-b must be at least 1, not 0; the paper has 1"),
         ({"pruner": {"k": 2}}, "k=2 belongs to a preset; give preset='structured-b' with it"),

@@ -191,7 +191,7 @@ def test_wrapped_and_compiled_models_are_seen_through() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 0.08929 of the weights are left"),
+        ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 0.0893 of the weights are left"),
         ({"density": 0.5, "round_to": 5}, "round_to must be from 1 to the 4 units of 2.weight, not 5; lower it, or"),
         ({"density": 1.5}, "density must be above 0 and at most 1, not 1.5"),
         ({"density": 0.5, "round_to": 0}, "round_to must be at least 1 unit, not 0"),
@@ -208,7 +208,7 @@ def test_targets_that_cannot_be_met_name_what_can(options: dict[str, Any], messa
 
 def test_the_nearest_target_that_is_named_can_be_met() -> None:
     model = two_layers()
-    assert weights_left(pruned(model, 0.08929)) == 5, "one unit of each: 2 + 1 + 2"
+    assert weights_left(pruned(model, 0.0893)) == 5, "one unit of each: 2 + 1 + 2"
 
 
 def test_example_inputs_are_asked_for() -> None:

@@ -67,6 +67,13 @@ class Course(Choices):
             raise InputError(
                 f"preset {preset} is for the paper's networks, in rewound.prune and sweeps; give a pruner without it"
             )
+        if self.the_pruner.rates:
+            raise InputError("a table of rates is for rewound.prune and sweeps; give a pruner without it")
+        if self.the_pruner.needs_batches:
+            raise InputError(
+                f"score {self.the_pruner.score!r} is measured on batches, which a loop does not give; use another "
+                "score, or rewound.prune and sweeps"
+            )
         if self.unit == "step":
             self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
         source = self.levels[0].weights_from

@@ -81,16 +81,18 @@ class Choices:
 
     @property
     def iterative(self) -> bool:
-        """Whether it prunes in several levels; gradual pruning and a preset have one."""
-        return not self.one_shot and self.the_technique.gradual is None and not self.the_pruner.preset
+        """Whether it prunes in several levels; gradual pruning, and a pruner that says how much goes, have one."""
+        return not self.one_shot and self.the_technique.gradual is None and not self.the_pruner.sets_density
 
     @property
     def densities(self) -> list[float]:
-        """What each level prunes to; nothing for a preset, which says itself how much goes."""
-        if preset := self.the_pruner.preset:
-            if (self.compression, self.rate) != (Choices.compression, RATE):
-                raise InputError(f"preset {preset} says itself how much goes; leave out compression and rate")
-            return []
+        """What each level prunes to; nothing for a preset or a table of rates, which depends on the network."""
+        if said := self.the_pruner.sets_density:
+            own = self.the_pruner.fixed_density
+            agrees = own is not None and math.isclose(1 / self.compression, own, rel_tol=1e-9)
+            if self.rate != RATE or not (agrees or self.compression == Choices.compression):
+                raise InputError(f"{said} says itself how much goes; leave out compression and rate")
+            return [] if own is None else [own]
         if not 0 < self.rate < 1:
             raise InputError(
                 f"rate must be between 0 and 1, not {self.rate:g}: it is the fraction of the remaining weights that a "

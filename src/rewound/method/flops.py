@@ -55,6 +55,10 @@ class Profile:
         """Names of the matrices and larger weights that no rule charged, such as embeddings and unlisted layers."""
         return [name for name, shape in self.shapes.items() if len(shape) > 1 and name not in self.weights]
 
+    def per_element(self) -> dict[str, float]:
+        """How many operations each element of a weight takes part in, on average."""
+        return {name: sum(operations) / len(operations) for name, operations in self.weights.items()}
+
     def _operations(self, name: str, kept: Tensor | None) -> int:
         per_element = self.weights[name]
         if kept is None:
@@ -63,7 +67,13 @@ class Profile:
         return sum(count * operations for count, operations in zip(counts, per_element, strict=True))
 
 
-def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs = MULTIPLY_ADDS) -> Profile:
+def profile(
+    model: nn.Module,
+    example: Tensor | tuple[Tensor, ...],
+    costs: Costs = MULTIPLY_ADDS,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+) -> Profile:
     """Count the operations of one evaluation pass of `model` on `example`, a batch of one; the model stays untouched.
 
     Parameters shared by several modules are counted under their first name, and modules called twice cost twice.
@@ -76,7 +86,7 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
     80
     """
     check_kind("model", model, nn.Module, "give the model itself")
-    if not _tensors(example):
+    if not _tensors([example, keywords]):
         raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
     training = {module: module.training for module in model.modules()}
     counted = _Counted(model, costs)
@@ -85,7 +95,7 @@ def profile(model: nn.Module, example: Tensor | tuple[Tensor, ...], costs: Costs
         model.eval()  # a single example must neither meet nor move batch statistics
         counted.look(stack)
         with torch.no_grad():
-            model(*example if isinstance(example, tuple) else (example,))
+            model(*example if isinstance(example, tuple) else (example,), **(keywords or {}))
     return counted.profile()
 
 

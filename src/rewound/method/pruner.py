@@ -1,68 +1,55 @@
 """Which weights go: score x scope x pattern, three small tables of pure functions.
 
-A score says how much a weight matters, a scope which tensors are ranked together, a pattern what is pruned as one.
-The default is the paper's: magnitude, over all layers at once, single weights. A preset (`presets`) says all of it for
-the paper's networks: which filters go, and how many.
-
-Two patterns follow the network's graph and remove whole units (`structure/selection`), so that `rewound.slim` can make
-a smaller network of the mask: `unit`, whatever the graph ties together, and `filter`, output filters of convolutions.
+A score says how much a weight matters (`scores`), a scope which tensors are ranked together, a pattern what is pruned
+as one (`patterns`). The default is the paper's: magnitude, over all layers at once, single weights. A preset
+(`presets`) says all of it for the paper's networks: which filters go, and how many. Where whole units go
+(`structure/unit_pruning`), `rewound.slim` makes a smaller network of the mask.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from rewound.foundations.errors import InputError, as_number, as_whole, check_kind, few, shown, warn
-from rewound.foundations.names import check_function, lookup, unknown
-from rewound.method.pruning.cutting import cut, kept_count, kept_of, largest
+from rewound.foundations.errors import InputError, check_kind, few, shown, warn
+from rewound.foundations.names import lookup
+from rewound.method.flops import Profile, profile
+from rewound.method.pruning.cutting import cut, kept_of, largest
 from rewound.method.pruning.mask import Mask, all_names, bare_model, plain_name, plain_parameters
-from rewound.method.pruning.presets import PRESETS, masks_density, removed_filters, reported_density
+from rewound.method.pruning.patterns import Blocks, NofM, Own
+from rewound.method.pruning.presets import masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
-from rewound.method.pruning.scores import SAME_SCORE, SCORES, Score, draws
-from rewound.method.structure.selection import (
-    Candidates,
-    Least,
-    Size,
-    alive_units,
-    candidates,
-    mean_scores,
-)
-from rewound.method.structure.tracing import UnitGroup, Units, as_arguments, units
-
-Shapes = Mapping[str, tuple[int, ...]]
-Scope = Callable[[Sequence[str]], Sequence[Sequence[str]]]  # names -> groups that are ranked together
-Pattern = Callable[[Tensor], Tensor]  # scores of weights -> scores of units, in a shape that expands to the weight's
-
-
-SCOPES: Mapping[str, Scope] = {"global": lambda names: [names], "layer": lambda names: [[name] for name in names]}
-PATTERNS: Mapping[str, Pattern] = {"weight": lambda scores: scores}
-UNIT_PATTERNS = ("unit", "filter")
-_TABLES: Mapping[str, Mapping[str, object]] = {
-    "score": SCORES,
-    "scope": SCOPES,
-    "pattern": {**PATTERNS, **dict.fromkeys(UNIT_PATTERNS)},
-}
-_PARAMETERS = {"score": ("weight", "name", "seed"), "scope": ("names",), "pattern": ("scores",)}
+from rewound.method.pruning.scores import SCORES, Evidence, evidence
+from rewound.method.pruning.settings import SCOPES, PrunerFields, Shapes
+from rewound.method.structure.tracing import Units, as_arguments, units
+from rewound.method.structure.unit_pruning import candidates_of, kept_of_units, mask_of_units
 
 
 @dataclass(frozen=True)
-class Pruner:
+class Pruner(PrunerFields):
     """Prunes a model to a density: `Pruner()(model, 0.2)` keeps the fifth of the weights with the largest magnitude.
 
     `only` and `skip` are name patterns (`"encoder.*"`) over the prunable set; a tied weight has several names, and a
     pattern needs to match only one of them. `floor` is the minimum fraction kept in each tensor. What is frozen is not
     pruned. Where weight_norm or spectral_norm divides by a norm, one weight at least stays, as 0/0 is no number.
 
+    `score` is `"magnitude"`, also called `"l1"`, `"l2"`, `"random"` or `"taylor"` (|w dL/dw|); of whole units also
+    `"bn-scale"` and `"activation"`. `"taylor"` and `"activation"` are measured on the first `batches` of those that are
+    given. `scope` ranks all layers together (`"global"`) or each by itself (`"layer"`); `rates` says what fraction goes
+    of each layer, by name pattern, as `{"stage1.*": 0.3}`: no density is given then, and other layers stay whole.
+
+    `pattern="2:4"` keeps 2 of every 4 weights along the inputs, as sparse tensor cores want it, and any N of M
+    likewise; `"block 4x4"` prunes blocks of a layer's matrix, of outputs and all the rest. Weights whose shape does not
+    divide are left out.
+
     `pattern="unit"` removes whole units, which `rewound.units` finds in the network as it runs on `example_inputs`: all
     weights that produce and read them, with biases and normalisation. `"filter"` removes only output filters of
     convolutions, ranked by their own weights. A group of units may be pruned if all its parameters train, and `only`
     and `skip` select all weights that produce it; `floor`, `min_units` and `round_to` (a multiple stays) are for each
-    group. `density` counts the selected weights as for other patterns, and no more than that fraction is left.
+    group. `density` counts the selected weights as for other patterns, or with `of="flops"` the operations of a forward
+    pass, and no more than that fraction is left.
 
     `preset` and `k` are the paper's structured pruning of its residual networks: `Pruner(preset="structured-b", k=3)`
     says itself how much goes, so that no density is given.
@@ -76,82 +63,6 @@ class Pruner:
     (4, 4, 4)
     """
 
-    score: str = "magnitude"
-    scope: str = "global"
-    pattern: str = "weight"
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    floor: float = 0.0
-    preset: str = ""
-    k: int = 0
-    round_to: int = 1
-    min_units: int = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "score", SAME_SCORE.get(self.score, self.score))
-        for kind, name in (("score", self.score), ("scope", self.scope), ("pattern", self.pattern)):
-            found = lookup(kind, name, _TABLES[kind])
-            if name not in _TABLES[kind]:
-                check_function(kind, name, found, _PARAMETERS[kind])
-        for field in ("only", "skip"):
-            if isinstance(patterns := getattr(self, field), str):
-                raise InputError(f"{field} takes a tuple of name patterns, not {patterns!r}; write ({patterns!r},)")
-            globs = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
-            for glob in globs:
-                check_kind(f"each of {field}", glob, str, "give patterns of parameters' names, as ('encoder.*',)")
-            object.__setattr__(self, field, globs)
-        object.__setattr__(self, "floor", as_number("floor", self.floor))
-        if not 0 <= self.floor < 1:
-            raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
-        self._check_units()
-        self._check_preset()
-
-    def _check_units(self) -> None:
-        for field in ("round_to", "min_units"):
-            if (value := as_whole(field, getattr(self, field))) < 1:
-                raise InputError(f"{field} must be at least 1 unit, not {value}")
-            if value > 1 and not self.by_units:
-                raise InputError(f"{field} counts units, and pattern {self.pattern!r} has none; use pattern 'unit'")
-        if self.by_units and self.scope not in SCOPES:
-            raise InputError(f"units are ranked with scope global or layer, not {self.scope!r}")
-
-    @property
-    def by_units(self) -> bool:
-        """Whether whole units go: the network's graph is needed to know them."""
-        return self.pattern in UNIT_PATTERNS
-
-    def _check_preset(self) -> None:
-        if not self.preset:
-            if self.k:
-                raise InputError(f"k={self.k} belongs to a preset; give preset='structured-b' with it")
-            return
-        if self.preset not in PRESETS:
-            raise InputError(unknown("preset", str(self.preset), PRESETS))
-        if as_whole("k", self.k) < 1:
-            raise InputError(f"k of preset {self.preset} must be at least 1, not {self.k}; the paper has 1 to 5")
-        others = [name for name in vars(self) if name not in ("preset", "k") and name in self.words]
-        if others:
-            raise InputError(f"preset {self.preset} says all of a pruner but k; leave out {few(others)}")
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Its fields by name; those that earlier versions did not have only where they differ from their defaults."""
-        later = ("preset", "k", "round_to", "min_units")  # than the first files that hold settings
-        return {
-            name: value for name, value in vars(self).items() if name not in later or value != getattr(Pruner, name)
-        }
-
-    @property
-    def words(self) -> dict[str, str]:
-        """What is not as in the paper, a word for each field.
-
-        >>> Pruner(score="random", skip=("stem.*", "dense.*"), floor=0.01).words
-        {'score': 'random', 'skip': 'skip=stem.*,dense.*', 'floor': 'floor=0.01'}
-        """
-        changed = {name: value for name, value in vars(self).items() if value != getattr(Pruner, name)}
-        texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
-        return {name: text if name in ("score", "scope") else f"{name}={text}" for name, text in texts.items()}
-
     def __call__(
         self,
         model: nn.Module,
@@ -162,26 +73,39 @@ class Pruner:
         example_inputs: object = None,
         example_keywords: Mapping[str, object] | None = None,
         groups: Units | None = None,
+        batches: Iterable[object] | None = None,
+        loss: Callable[[nn.Module, object], Tensor] | None = None,
     ) -> Mask:
         """The mask of `density` for `model`, within `mask` where one is given; the model is not changed.
 
         Patterns of units need `example_inputs` (and `example_keywords`), what the model takes, or the `groups` that
-        `rewound.units` found in it.
+        `rewound.units` found in it. Scores that are measured need `batches` of training data, and `loss`, a function of
+        the model and a batch.
         """
         check_kind("model", model, nn.Module, "give the model itself")
         model = bare_model(model)
         self.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         check_memory(model)
-        if self.by_units and groups is None:
-            groups = self._units_of(model, example_inputs, example_keywords)
+        self.check_density(density)
         weights = plain_parameters(model, tied=False) if self.by_units else prunable_weights(model)
         before = _within(mask, weights, all_names(model))
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
         self._tell_of_frozen(model, weights, trained)
         if not self.by_units:
             self.check_zeros_stay(model, trained)
-        left = None if mask is None else Mask({name: kept for name, kept in before.items() if name in trained})
-        return Mask({**before, **self.prune(trained, density, left, seed=seed, model=model, groups=groups)})
+        elif groups is None:
+            groups = self._units_of(model, example_inputs, example_keywords)
+        pruned = self.prune(
+            trained,
+            density,
+            None if mask is None else Mask({name: kept for name, kept in before.items() if name in trained}),
+            seed=seed,
+            model=model,
+            groups=groups,
+            evidence=self._evidence(model, batches, loss),
+            profile=self._profile(model, example_inputs, example_keywords),
+        )
+        return Mask({**before, **pruned})
 
     def _units_of(self, model: nn.Module, example_inputs: object, keywords: Mapping[str, object] | None) -> Units:
         if example_inputs is None and keywords is None:
@@ -191,6 +115,33 @@ class Pruner:
         if hidden := [name for name, _ in model.named_parameters() if plain_name(name) != name]:
             raise InputError(f"a part of this model is compiled ({hidden[0]}); prune it before torch.compile")
         return units(model, () if example_inputs is None else as_arguments(example_inputs), keywords)
+
+    def _profile(
+        self, model: nn.Module, example_inputs: object, keywords: Mapping[str, object] | None
+    ) -> Profile | None:
+        if self.of != "flops":
+            return None
+        if example_inputs is None and keywords is None:
+            raise InputError("of='flops' counts a forward pass; give example_inputs=, a batch of what the model takes")
+        example = () if example_inputs is None else as_arguments(example_inputs)
+        return profile(model, example, keywords=keywords)
+
+    def _evidence(
+        self,
+        model: nn.Module,
+        batches: Iterable[object] | None,
+        loss: Callable[[nn.Module, object], Tensor] | None,
+    ) -> Evidence | None:
+        if not self.needs_batches:
+            if batches is not None or loss is not None:
+                raise InputError(f"score {self.score!r} needs neither batches nor loss; leave them out")
+            return None
+        if batches is None or loss is None:
+            raise InputError(
+                f"score {self.score!r} is measured on training data; give batches=, a list of batches, and loss=, a "
+                "function of the model and a batch"
+            )
+        return evidence(model, batches, loss, count=self.batches)
 
     def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
         """What does not train is not pruned (law 11)."""
@@ -206,14 +157,6 @@ class Pruner:
             f"{few(frozen)} are frozen, and so neither pruned nor counted; unfreeze what is to be pruned, or name the "
             "others in skip"
         )
-
-    def check(self, parameters: Iterable[str]) -> None:
-        """An error for a pattern that matches none of a model's parameters, prunable or not."""
-        names = list(dict.fromkeys(map(plain_name, parameters)))
-        for field in ("only", "skip"):
-            for pattern in getattr(self, field):
-                if not any(_matches(name, (pattern,)) for name in names):
-                    raise InputError(f"{field} {pattern!r} matches no parameter of the model; it has {few(names)}")
 
     def check_zeros_stay(self, model: nn.Module, names: Collection[str]) -> None:
         """An error if zeros in what is selected of these would not be zeros in what the model computes with."""
@@ -232,41 +175,96 @@ class Pruner:
         seed: int = 0,
         model: nn.Module | None = None,
         groups: Units | None = None,
+        evidence: Evidence | None = None,
+        profile: Profile | None = None,
     ) -> Mask:
         """The same for named weights, the prunable set already chosen.
 
         `model` is the module that has them: it knows their other names, and what it divides by a norm. For a pattern of
-        units, `weights` are all parameters that train, and `groups` the units of the network.
+        units, `weights` are all parameters that train, and `groups` the units of the network. `evidence` is what
+        batches say (`needs_batches`), `profile` what a forward pass costs (`of="flops"`).
         """
+        if not self.sets_density:  # else it is what the pruner says itself
+            self.check_density(density)
+        if self.needs_batches and evidence is None:
+            raise InputError(f"score {self.score!r} is measured on training data, and no batches are given here")
+        before = _within(mask, weights, all_names(model) if model is not None and not self.preset else {})
         if self.preset:
-            return self._without_filters(weights, _within(mask, weights, {}))
-        if density is None:
-            raise InputError("give the density to prune to, the fraction of the weights that stays, as density=0.2")
-        if not 0 < as_number("density", density) <= 1:
-            raise InputError(f"density must be above 0 and at most 1, not {density:g}")
+            return self._without_filters(weights, before)
+
+        def score(name: str) -> Tensor:
+            return self._scores(weights[name].detach(), name, seed, before.get(name), evidence)
+
         if self.by_units:
-            return self._without_units(weights, density, mask, seed, model, groups)
-        chosen = {name: weights[name].detach() for name in self._chosen(weights, model)}
-        score, pattern = lookup("score", self.score, SCORES), lookup("pattern", self.pattern, PATTERNS)
-        before = _within(mask, weights, all_names(model) if model is not None else {})
-        divided = divided_by_norm(model, chosen) if model is not None else {}
-
-        def scores(name: str) -> Tensor:
-            return pattern(self._scores(score, chosen[name], name, seed, before.get(name)))
-
-        shapes = self._units({name: w.shape for name, w in chosen.items()}, chosen)
-        # A unit is left while any of its weights is.
-        left = Mask({name: m.sum_to_size(shapes[name]).bool() for name, m in before.items() if name in chosen})
-        kept: dict[str, Tensor] = {}
-        for group in self._groups(chosen):
-            sizes = {name: shapes[name].numel() for name in group}
-            kept |= cut(sizes, scores, density, left, self.floor, divided, _parts(shapes, divided))
-        # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
-        pruned = Mask(dict(before) | {name: _expanded(kept[name], w, before.get(name)) for name, w in chosen.items()})
+            pruned = mask_of_units(
+                self,
+                weights,
+                density,
+                before,
+                score,
+                seed=seed,
+                model=model,
+                groups=groups,
+                evidence=evidence,
+                profile=profile,
+            )
+        else:
+            chosen = self._chosen(_shapes(weights), model, tell=True)
+            by_name = self._n_of_m if isinstance(self.the_pattern, NofM) else self._cut
+            kept = by_name({name: weights[name].detach() for name in chosen}, density, before, score, model)
+            # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
+            pruned = Mask(dict(before) | kept)
         _warn_of_starved(pruned)
         return pruned
 
-    def _scores(self, score: Score, weight: Tensor, name: str, seed: int, left: Tensor | None) -> Tensor:
+    def _cut(
+        self,
+        chosen: Mapping[str, Tensor],
+        density: float | None,
+        before: Mask,
+        score: Callable[[str], Tensor],
+        model: nn.Module | None,
+    ) -> dict[str, Tensor]:
+        """What is kept of each weight, piece by piece."""
+        pattern = self.the_pattern
+        assert isinstance(pattern, Own | Blocks)
+        divided = divided_by_norm(model, chosen) if model is not None else {}
+        shapes = self._pieces({name: tuple(w.shape) for name, w in chosen.items()})
+        left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
+        kept: dict[str, Tensor] = {}
+        for together, part in self._ranked(chosen, density, model):
+            sizes = {name: shapes[name].numel() for name in together}
+            kept |= cut(
+                sizes,
+                lambda name: pattern.pieces(score(name)),
+                part,
+                left,
+                self.floor,
+                divided,
+                _parts(shapes, divided),
+            )
+        return {
+            name: _within_left(pattern.spread(kept[name], tuple(w.shape)), before.get(name))
+            for name, w in chosen.items()
+        }
+
+    def _n_of_m(
+        self,
+        chosen: Mapping[str, Tensor],
+        density: float | None,
+        before: Mask,
+        score: Callable[[str], Tensor],
+        model: nn.Module | None,
+    ) -> dict[str, Tensor]:
+        pattern, inputs = self.the_pattern, self.inputs(model)
+        assert isinstance(pattern, NofM)
+        return {name: pattern.kept(score(name), inputs.get(name, 1), before.get(name)) for name in chosen}
+
+    def _scores(self, weight: Tensor, name: str, seed: int, left: Tensor | None, found: Evidence | None) -> Tensor:
+        if self.score == "taylor":
+            assert found is not None  # as checked in `prune`
+            return found.effects[name]
+        score = lookup("score", self.score, SCORES)
         scores = score(weight, name, seed)
         if self.score not in SCORES and not _is_score(scores, weight, left):
             raise InputError(
@@ -285,110 +283,65 @@ class Pruner:
             masks[name] = mask & stay.to(mask.device).reshape(-1, *[1] * (weight.ndim - 1))
         return Mask(masks)
 
-    def _without_units(
-        self,
-        weights: Mapping[str, Tensor],
-        density: float,
-        mask: Mask | None,
-        seed: int,
-        model: nn.Module | None,
-        groups: Units | None,
-    ) -> Mask:
-        """All parameters of units but those of the units that go."""
-        network = self._candidates(_shapes(weights), model, groups)
-        before = _within(mask, weights, all_names(model) if model is not None else {})
-        score = lookup("score", self.score, SCORES)
-
-        @cache
-        def scored(name: str) -> Tensor:
-            return self._scores(score, weights[name].detach(), name, seed, before.get(name))
-
-        def of_units(group: UnitGroup) -> Tensor:
-            if self.score == "random":
-                return draws(seed, group.name, len(group), torch.device("cpu"))
-            return mean_scores(group, network.ranked_by(group), scored, before)
-
-        order = network.removal(of_units, alive_units(network.groups, before))
-        target = self._target(network, density)
-        if target > order.left(0) + order.largest_batch:  # more than the size of units explains
-            raise InputError(
-                f"density {density:g} keeps {target:,} weights, but only {order.left(0):,} are left: a mask only "
-                "shrinks"
-            )
-        gone = network.groups.mask_without(order.until(target))
-        kept = {
-            name: torch.ones(weights[name].shape, dtype=torch.bool) for name in network.parameters if name in weights
-        }
-        kept |= {name: each.cpu() for name, each in before.items()}
-        pruned = Mask({name: each & gone[name] if name in gone else each for name, each in kept.items()})
-        _warn_of_starved(pruned)
-        return pruned
-
-    def _candidates(self, shapes: Shapes, model: nn.Module | None, groups: Units | None) -> Candidates:
-        """The units that may go; `shapes` are those of all parameters that train."""
-        if groups is None:
-            raise InputError(f"pattern {self.pattern!r} needs the units of the network; give groups=rewound.units(...)")
-        names = all_names(model) if model is not None else {}
-        prunable = shapes if model is None else [name for name in prunable_weights(model) if name in shapes]
-        matrices = [name for name in prunable if sum(size > 1 for size in shapes[name]) > 1]
-        chosen = self._chosen(matrices, model)
-        if model is not None:  # where a layer computes its weight from others, removing a unit is not setting it to 0
-            computed = {*divided_by_norm(model, chosen), *dense_originals(model, chosen)}
-            chosen = [name for name in chosen if name not in computed]
-        return candidates(
-            groups,
-            trained={other for name in shapes for other in names.get(name, (name,))},
-            weights=matrices,
-            chosen=chosen,
-            only_filters=self.pattern == "filter",
-            size=Size({name: shapes[name] for name in chosen}, dict.fromkeys(chosen, 1)),
-            least=Least(self.min_units, self.floor, self.round_to),
-            scope=self.scope,
-        )
-
-    def _target(self, network: Candidates, density: float) -> int:
-        """How much is left at most; an error where that cannot be reached."""
-        total = network.size.without({})
-        target, smallest = kept_count(total, density), network.smallest
-        if smallest > target:
-            raise InputError(
-                f"density {density:g} cannot be reached by removing units: {smallest / total:.4g} of the weights are "
-                "left where every group has as few units as it may; give at least that, or prune single weights, too"
-            )
-        return target
-
-    def reported_density(self, shapes: Shapes) -> float:
-        """The density that a preset prunes a network of these weights to, as the paper counts it."""
-        return reported_density(removed_filters(self.preset, self.k, shapes), shapes)
-
     def kept(
         self,
         shapes: Shapes,
-        density: float,
+        density: float | None,
         *,
         model: nn.Module | None = None,
         groups: Units | None = None,
+        profile: Profile | None = None,
     ) -> int:
         """How many weights pruning to `density` leaves, known from the shapes alone; an error where it cannot be done.
 
-        Where whole units go, it is how many are left at most; `shapes` are then those of all parameters that train.
+        Where whole units go, it is how many (or how many operations) are left at most; `shapes` are then those of all
+        parameters that train.
         """
         if self.preset:
-            total = sum(torch.Size(shape).numel() for shape in shapes.values())
-            return round(total * masks_density(removed_filters(self.preset, self.k, shapes), shapes))
+            return round(_total(shapes) * masks_density(removed_filters(self.preset, self.k, shapes), shapes))
         if self.by_units:
-            return self._target(self._candidates(shapes, model, groups), density)
-        pieces = self._units(shapes, self._chosen(shapes, model))
+            return kept_of_units(self, shapes, density, model=model, groups=groups, profile=profile)
+        chosen = {name: shapes[name] for name in self._chosen(shapes, model)}
+        if isinstance(pattern := self.the_pattern, NofM):
+            return _total(chosen) * pattern.n // pattern.m
+        pieces = self._pieces(chosen)
         divided = divided_by_norm(model, pieces) if model is not None else {}
         parts = _parts(pieces, divided)
         sizes = {name: piece.numel() for name, piece in pieces.items()}
-        if density * (total := sum(sizes.values())) < 1 - 1e-9:
+        if density is not None and density * (total := sum(sizes.values())) < 1 - 1e-9:
             raise InputError(
                 f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
                 f"the largest compression is {total:,}"
             )
-        ranked = [{name: sizes[name] for name in together} for together in self._groups(pieces)]
-        return sum(kept_of(together, density, self.floor, parts) for together in ranked)
+        kept = sum(
+            kept_of({name: sizes[name] for name in together}, part, self.floor, parts)
+            for together, part in self._ranked(pieces, density, model)
+        )
+        return kept * pattern.size if isinstance(pattern, Blocks) else kept
+
+    def own_density(self, shapes: Shapes, *, model: nn.Module | None = None, groups: Units | None = None) -> float:
+        """The density of a pruner that says itself how much goes (`sets_density`); a preset's as the paper counts it.
+
+        >>> Pruner(pattern="1:4").own_density({"weight": (8, 8)})
+        0.25
+        """
+        if self.preset:
+            return reported_density(removed_filters(self.preset, self.k, shapes), shapes)
+        if self.by_units:
+            total = candidates_of(self, shapes, model, groups, None).size.without({})
+        else:
+            total = _total({name: shapes[name] for name in self._chosen(shapes, model)})
+        return self.kept(shapes, None, model=model, groups=groups) / total
+
+    def _ranked(
+        self, names: Collection[str], density: float | None, model: nn.Module | None
+    ) -> list[tuple[list[str], float]]:
+        """The names that are ranked together, and the density that they are pruned to."""
+        if self.rates:
+            every = all_names(model) if model is not None else {}
+            return [([name], 1 - self.rate_of(every.get(name, (name,)))) for name in names]
+        assert density is not None  # as checked in `check_density`
+        return [(together, density) for together in self._groups(names)]
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """The names that are ranked together, each in one group."""
@@ -405,41 +358,33 @@ class Pruner:
             )
         return groups
 
-    def _units(self, shapes: Mapping[str, tuple[int, ...]], chosen: Iterable[str]) -> dict[str, torch.Size]:
-        pattern = lookup("pattern", self.pattern, PATTERNS)
-        return {name: pattern(torch.empty(shapes[name], device="meta")).shape for name in chosen}
+    def _pieces(self, shapes: Shapes) -> dict[str, torch.Size]:
+        pattern = self.the_pattern
+        assert isinstance(pattern, Own | Blocks)
+        return {name: pattern.pieces(torch.empty(shape, device="meta")).shape for name, shape in shapes.items()}
 
-    def _chosen(self, names: Collection[str], model: nn.Module | None) -> list[str]:
-        chosen = self.selected(names, model)
+    def _chosen(self, shapes: Shapes, model: nn.Module | None, *, tell: bool = False) -> list[str]:
+        """The weights to prune, an error if there are none; with `tell` a warning of those that do not divide."""
+        given = [name for name in shapes if self._selects((all_names(model) if model else {}).get(name, (name,)))]
+        chosen = self.fitting({name: shapes[name] for name in given}, model)
+        if given and not chosen:
+            raise InputError(f"pattern {self.pattern!r} divides the shape of none of {few(given)}; use another pattern")
         if not chosen:
             raise InputError(
                 "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
-                "outside normalisation layers" + (", selected by only and skip" if names else "")
+                "outside normalisation layers" + (", selected by only and skip" if shapes else "")
             )
+        if tell and (others := [name for name in given if name not in chosen]):
+            warn(f"pattern {self.pattern!r} does not divide {few(others)}: they are neither pruned nor counted")
         return chosen
-
-    def selected(self, names: Iterable[str], model: nn.Module | None) -> list[str]:
-        """Those that `only` and `skip` leave to be pruned; a tied weight counts by all names that the model has for it.
-
-        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        >>> model[1].weight = model[0].weight
-        >>> Pruner(only=("1.*",)).selected(["0.weight"], model), Pruner(skip=("1.*",)).selected(["0.weight"], model)
-        (['0.weight'], [])
-        """
-        every = all_names(model) if model is not None and (self.only or self.skip) else {}
-        return [name for name in names if self._selects(every.get(name, (name,)))]
-
-    def _selects(self, names: Collection[str]) -> bool:
-        only = not self.only or any(_matches(name, self.only) for name in names)
-        return only and not any(_matches(name, self.skip) for name in names)
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
-def _matches(name: str, globs: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
+def _total(shapes: Shapes) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
 def _parts(units: Mapping[str, torch.Size], divided: Mapping[str, int | None]) -> dict[str, int]:
@@ -489,10 +434,9 @@ def _is_score(scores: object, weight: Tensor, left: Tensor | None) -> bool:
     return whole or not bool(weight.isfinite().all())
 
 
-def _expanded(kept: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
-    """The weights of the units that are kept, as far as they were left."""
-    expanded = kept.expand(weight.shape)
-    return expanded.contiguous() if before is None else expanded & before.to(expanded.device)
+def _within_left(kept: Tensor, left: Tensor | None) -> Tensor:
+    """What is kept, as far as it was left."""
+    return kept.contiguous() if left is None else kept & left.to(kept.device)
 
 
 def _warn_of_starved(mask: Mask) -> None:

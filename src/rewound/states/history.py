@@ -258,8 +258,8 @@ def own_functions(past: Past) -> list[str]:
         if isinstance(stage.rates, Ruled):
             names.add(stage.rates.path)
         if isinstance(stage.parent, Pruned):
-            names |= {stage.parent.pruner.score, stage.parent.pruner.scope, stage.parent.pruner.pattern}
-    return sorted(name for name in names if ":" in name)
+            names |= stage.parent.pruner.own_functions
+    return sorted(names)
 
 
 def described(past: Past) -> list[str]:

@@ -47,7 +47,7 @@ from rewound.tasks.recipe import Recipe, check_recipe
 from rewound.tasks.recipes import recipe_named
 
 RANDOMNESS = ("shared", "independent")
-_LISTS = {field.name: 1 for field in fields(Pruner) if isinstance(field.default, tuple)}  # only and skip
+_LISTS = {field.name: 1 for field in fields(Pruner) if field.name in ("only", "skip")}
 _TWO_WAYS = "density = {density:.6g} (one-shot) or levels = {{ compression = {compression:.6g} }} (iterative)"
 
 
@@ -249,22 +249,25 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
             f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
         )
     pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
-    by_preset = any(pruner.preset for pruner in pruners)
-    if by_preset and ("density" in table or "levels" in table or not all(pruner.preset for pruner in pruners)):
+    given = "density" in table or "levels" in table
+    # A preset, a table of rates, and N:M say how much goes; only N:M may have its own density given all the same.
+    say_it = [p.sets_density for p in pruners if p.sets_density and not (given and p.fixed_density)]
+    own_density = bool(say_it)
+    if own_density and (given or len(say_it) < len(pruners)):
         raise InputError(
-            "a preset says itself how much goes: its experiment has neither density nor levels, nor other pruners"
+            f"{say_it[0]} says itself how much goes: its experiment has neither density nor levels, nor other pruners"
         )
-    if not by_preset and ("density" in table) == ("levels" in table):
+    if not own_density and ("density" in table) == ("levels" in table):
         raise InputError("an experiment has either density (one-shot) or levels (iterative)")
-    one_shot = by_preset or "density" in table
+    one_shot = own_density or "density" in table
     chains: list[tuple[float, ...]]
-    if by_preset:
+    if own_density:
         chains = [()]
     elif one_shot:
         chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
     else:
         chains = [chain for value in axis_in(table, "levels") for chain in _chains(value)]
-    for chain in chains if not by_preset else ():
+    for chain in chains if not own_density else ():
         check_densities(chain)
     return Experiment(
         tuple(texts_in(table, "technique")),
@@ -321,14 +324,17 @@ def _pruners(value: object) -> Iterator[Pruner]:
     """The pruners that one table of `pruner` stands for."""
     if not isinstance(value, Mapping):
         raise InputError(f'pruner is a table such as {{ score = "magnitude" }}, not {value!r}')
-    check_keys("key of pruner", value, [f.name for f in fields(Pruner)])
-    return map(_pruner, combinations(value, _LISTS))
+    table = {key.replace("-", "_"): given for key, given in value.items()}
+    check_keys("key of pruner", table, [f.name for f in fields(Pruner)])
+    return map(_pruner, combinations(table, _LISTS))
 
 
 def _pruner(table: Table) -> Pruner:
     words = {key: tuple(given) if isinstance(given, list) else given for key, given in table.items()}
     for key, given in words.items():
         default = getattr(Pruner, key)
+        if key == "rates":
+            continue  # a table, which `Pruner` checks
         if isinstance(default, tuple) and isinstance(given, str):
             raise InputError(f'{key} of pruner is a list; write {key} = ["{given}"]')
         if not isinstance(given, int | float if key == "floor" else type(default)):

@@ -103,15 +103,15 @@ def retrained(
 ) -> Iterator[Target]:
     """The target of every level of one run of the algorithm; `final` holds after the end of the schedule.
 
-    A preset says itself how much goes: no densities are given with it. `slim` networks are trained without the units
-    that are pruned.
+    A preset, rates or N:M say themselves how much goes: no densities are given with them. `slim` networks are trained
+    without the units that are pruned.
     """
     pruner = as_pruner(pruner)
     chosen = technique_named(technique)
     if slim:
         check_slim(pruner, chosen)
-    if pruner.preset:
-        densities = _densities_of_preset(recipe, pruner, densities, chosen)
+    if pruner.sets_density:
+        densities = [_own_density(recipe, pruner, densities, chosen)]
     schedule = recipe.schedule if final is None else replace(recipe.schedule, declared_final=final)
     check_time(chosen, epochs, recipe.training_epochs, recipe.label())
     try:
@@ -151,15 +151,14 @@ def retrained(
         )
 
 
-def _densities_of_preset(
-    recipe: Recipe, pruner: Pruner, densities: Sequence[float], technique: Technique
-) -> list[float]:
-    if densities:
-        raise InputError(f"preset {pruner.preset} says itself how much goes; leave out the density {densities[-1]:g}")
+def _own_density(recipe: Recipe, pruner: Pruner, densities: Sequence[float], technique: Technique) -> float:
+    """The density of a pruner that says itself how much goes."""
+    for density in densities:
+        pruner.check_density(density)
     if technique.gradual:
-        raise InputError(f"preset {pruner.preset} prunes at once; use another technique than gradual")
+        raise InputError(f"{pruner.sets_density} prunes at once; use another technique than gradual")
     try:
-        return [pruner.reported_density(recipe.shapes)]
+        return pruner.own_density(recipe.shapes, model=recipe.skeleton)
     except InputError as error:
         raise InputError(f"{recipe.label()}: {error}") from error
 

@@ -47,6 +47,19 @@ def prunable_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in parameters.items() if is_prunable(p) and id(p) not in normalised}
 
 
+def normalisation_scales(model: nn.Module) -> list[str]:
+    """The plain names of the weights of normalisation layers.
+
+    >>> normalisation_scales(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
+    ['1.weight']
+    """
+    return [
+        plain_name(f"{path}.weight".lstrip("."))
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _NORMALISATION) and isinstance(getattr(module, "weight", None), nn.Parameter)
+    ]
+
+
 def dense_originals(model: nn.Module, names: Collection[str]) -> list[str]:
     """The named parametrized originals whose zeros do not reach the weight that the layer uses.
 

@@ -1,24 +1,44 @@
-"""How much a weight matters: functions that give one number for each weight, none below 0."""
+"""How much a weight matters: one number for each weight, none below 0.
 
-from collections.abc import Callable, Mapping
+| score        | of a weight                         | of a unit, where whole units go                           |
+|--------------|-------------------------------------|-----------------------------------------------------------|
+| `magnitude`  | w in absolute value: the paper's    | the mean of its weights' scores; also called `l1`         |
+| `l2`         | w squared                           | the mean of its weights' scores                           |
+| `taylor`     | w dL/dw in absolute value           | the mean of its weights' scores                           |
+| `random`     | a uniform draw                      | one draw                                                  |
+| `bn-scale`   |                                     | the scale of its normalisation, in absolute value         |
+| `activation` |                                     | the mean absolute value of what layers read from it       |
+
+`taylor` (Molchanov et al. 2017, to first order) and `activation` are means over batches of training data (`evidence`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import bits, fold
+from rewound.method.pruning.mask import plain_parameters
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
-SAME_SCORE = {"l1": "magnitude"}
-"""Other names of scores; an address has the name on the right."""
+OTHER_NAMES = {"l1": "magnitude"}
+"""Other names of scores; addresses have the name on the right."""
+B = TypeVar("B")
 
 
 def magnitude(weight: Tensor, name: str, seed: int) -> Tensor:
-    """|w|: the paper's. Of many weights the mean is their L1 norm, divided by their number."""
+    """|w|, whose mean over many weights is their L1 norm divided by their number."""
     return weight.abs()
 
 
 def l2(weight: Tensor, name: str, seed: int) -> Tensor:
-    """w^2, whose order is that of |w|, but the mean of many weights goes by their L2 norm."""
+    """w^2, whose order is that of |w|, but its mean over many weights goes by their L2 norm."""
     return weight.square()
 
 
@@ -34,3 +54,96 @@ def draws(seed: int, name: str, count: int, device: torch.device) -> Tensor:
 
 
 SCORES: Mapping[str, Score] = {"magnitude": magnitude, "l2": l2, "random": random}
+WITH_BATCHES = ("taylor", "activation")
+OF_UNITS = ("bn-scale", "activation")
+"""Scores that single weights do not have."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What batches say of a network's weights and of what layers read, as means over the batches."""
+
+    effects: Mapping[str, Tensor]
+    """By the name of a weight: |w dL/dw|, to first order how much the loss changes without it."""
+    inputs: Mapping[tuple[str, int], Tensor]
+    """By the name of a weight and its dimension that reads: the mean |x| for each index of it."""
+
+
+def evidence(
+    model: nn.Module, batches: Iterable[B], loss: Callable[[nn.Module, B], Tensor], *, count: int = 8
+) -> Evidence:
+    """Run the first batches through the network in evaluation mode; its weights and gradients stay as they are.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+    >>> found = evidence(model, [torch.tensor([[3.0, 5.0]])], lambda model, x: model(x).sum())
+    >>> found.effects["weight"].tolist(), found.inputs["weight", 1].tolist()
+    ([[3.0, 10.0]], [3.0, 5.0])
+    """
+    parameters = {name: p for name, p in plain_parameters(model, tied=False).items() if p.requires_grad}
+    effects = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    training = [module for module in model.modules() if module.training]
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    reads, taken = _Reads(plain_parameters(model, tied=True)), 0
+    model.eval()
+    try:
+        for _, batch in zip(range(count), batches, strict=False):
+            # cuDNN has no gradients of recurrent layers in evaluation mode.
+            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
+                with reads:
+                    value = loss(model, batch)
+                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            taken += 1
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                if gradient is not None:
+                    effects[name] += (parameter.detach() * gradient).abs()
+    finally:
+        for module in training:
+            module.training = True
+    if not taken:
+        raise InputError("there are no batches to measure scores on; give at least one")
+    return Evidence({name: effect / taken for name, effect in effects.items()}, reads.means())
+
+
+class _Reads(TorchFunctionMode):
+    """Notes what linear layers and convolutions read, however modules call them."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.names: dict[int, list[str]] = {}
+        for name, parameter in parameters.items():
+            self.names.setdefault(id(parameter), []).append(name)
+        self.sums: dict[tuple[str, int], tuple[Tensor, int]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _READERS:
+            at, dim, channels = _READERS[func]
+            x = args[at] if len(args) > at else kwargs.get("input")
+            weight = args[at + 1] if len(args) > at + 1 else kwargs.get("weight")
+            if isinstance(x, Tensor) and isinstance(weight, Tensor) and id(weight) in self.names:
+                self.note(x.detach(), weight, dim, channels)
+        return func(*args, **kwargs)
+
+    def note(self, x: Tensor, weight: Tensor, dim: int, channels: int | None) -> None:
+        place = -1 if channels is None else channels if x.ndim == weight.ndim else channels - 1
+        if x.shape[place] != weight.shape[dim]:  # a grouped convolution: its dimension is a part of the channels
+            return
+        rows = x.movedim(place, 0).reshape(x.shape[place], -1)
+        for name in self.names[id(weight)]:
+            total, count = self.sums.get((name, dim), (torch.zeros_like(rows[:, 0], dtype=torch.float64), 0))
+            self.sums[name, dim] = total + rows.double().abs().sum(1), count + rows.shape[1]
+
+    def means(self) -> dict[tuple[str, int], Tensor]:
+        return {place: (total / max(count, 1)).cpu() for place, (total, count) in self.sums.items()}
+
+
+# (where the input is among the arguments, the weight's dimension that reads, the input's dimension; None: the last)
+_READERS: Mapping[Callable[..., Any], tuple[int, int, int | None]] = {
+    F.linear: (0, 1, None),
+    torch.addmm: (1, 0, None),  # the Conv1D of transformers
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), (0, 1, 1)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), (0, 0, 1)),
+}

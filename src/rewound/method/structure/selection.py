@@ -1,7 +1,7 @@
 """Which units go: those with the smallest scores, until no more is left of the network than was asked for.
 
-A unit's score is the mean of the scores of its weights, so that units of different sizes can be ranked together: it is
-what their removal costs for each weight saved. `random` draws one number for each unit.
+Most scores of a unit are the mean of the scores of its weights, so that units of different sizes can be ranked
+together: it is what their removal costs for each weight saved.
 
 Units differ in size, so that a count of weights is not met exactly: as many go as are needed to have no more left.
 Each group keeps a minimum of units, and a multiple of `round_to`.
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rewound.foundations.errors import InputError, check_kind, few
+from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.tracing import Place, Unit, UnitGroup, Units
 
@@ -93,18 +94,59 @@ def _taken(group: UnitGroup, which: Tensor) -> list[Unit]:
     return [unit for unit, taken in zip(group.units, which.tolist(), strict=True) if taken]
 
 
+UnitScores = Callable[[UnitGroup], Tensor]
+
+
+def no_scores(group: UnitGroup) -> Tensor:
+    """Zeros, where only the number of units counts."""
+    return torch.zeros(len(group))
+
+
 def mean_scores(group: UnitGroup, places: Sequence[Place], score: Callable[[str], Tensor], before: Mask) -> Tensor:
     """The mean of the scores of each unit's weights that are left, over some of the places where it has weights."""
     totals, counts = torch.zeros(len(group), dtype=torch.float64), torch.zeros(len(group), dtype=torch.float64)
     for name, dim in places:
         scores = score(name).double().cpu()
         left = before[name].cpu() if name in before else torch.ones_like(scores, dtype=torch.bool)
-        indices = [unit.indices[name, dim] for unit in group.units]
-        owners = torch.arange(len(group)).repeat_interleave(torch.tensor([len(each) for each in indices]))
-        flat = torch.tensor([index for each in indices for index in each])
-        totals.index_add_(0, owners, _rows(scores * left, dim).sum(1)[flat])
-        counts.index_add_(0, owners, _rows(left, dim).sum(1).double()[flat])
+        totals += _sums(group, (name, dim), _rows(scores * left, dim).sum(1))
+        counts += _sums(group, (name, dim), _rows(left, dim).sum(1).double())
     return totals / counts.clamp(min=1)
+
+
+def scale_scores(group: UnitGroup, scales: Mapping[str, Tensor]) -> Tensor:
+    """The absolute value of the scale of each unit's normalisation; the mean where it has several."""
+    places = [place for place in group.members if place[0] in scales]
+    if not places:
+        raise InputError(
+            f"score bn-scale is the scale of a unit's normalisation, and the units of {group.name} have none; leave "
+            f"them out with skip=({group.name!r},), or use another score"
+        )
+    return mean_scores(group, places, lambda name: scales[name].detach().abs(), Mask({}))
+
+
+def read_scores(group: UnitGroup, inputs: Mapping[Place, Tensor]) -> Tensor:
+    """The mean absolute value of what layers read from each unit."""
+    places = [place for place in group.members if place in inputs]
+    if not places:
+        raise InputError(
+            f"score activation is what linear layers and convolutions read from a unit, and none reads those of "
+            f"{group.name}; leave them out with skip=({group.name!r},), or use another score"
+        )
+    totals = torch.stack([_sums(group, place, inputs[place].double()) for place in places]).sum(0)
+    return totals / torch.stack([_sums(group, place, torch.ones_like(inputs[place])) for place in places]).sum(0)
+
+
+def _sums(group: UnitGroup, place: Place, values: Tensor) -> Tensor:
+    """The sum of the values of each unit's indices at a place."""
+    indices = [unit.indices[place] for unit in group.units]
+    owners = torch.arange(len(group)).repeat_interleave(torch.tensor([len(each) for each in indices]))
+    flat = torch.tensor([index for each in indices for index in each])
+    return torch.zeros(len(group), dtype=torch.float64).index_add_(0, owners, values.double()[flat])
+
+
+def producing_weights(group: UnitGroup, weights: Collection[str]) -> list[str]:
+    """The weights that produce the units of a group; those that only read them where none does."""
+    return [name for name, _ in group.producers or group.members if name in weights]
 
 
 class _Batch(NamedTuple):
@@ -133,6 +175,11 @@ class Removal:
         """The units to remove to have no more left than the target."""
         count = bisect_left(range(len(self.batches)), -target, key=lambda count: -self.left(count))
         return [self.groups[batch.group].units[unit] for batch in self.batches[:count] for unit in batch.units]
+
+    @property
+    def smallest(self) -> int:
+        """The size of the network without all that may go."""
+        return self.left(len(self.batches))
 
     @property
     def largest_batch(self) -> int:
@@ -169,6 +216,8 @@ class Candidates:
     """The numbers of the groups that may lose units."""
     weights: Collection[str]
     """Those that are no biases and no normalisation."""
+    counted: Collection[str]
+    """Those of them that are selected to be pruned."""
     only_filters: bool
     size: Size
     least: Least
@@ -179,44 +228,69 @@ class Candidates:
     def parameters(self) -> list[str]:
         """What a mask without units is for: all that belongs to units that may go, and what density counts."""
         inside = (name for number in self.free for name, _ in self.groups.groups[number].members)
-        return list(dict.fromkeys([*(name for name in inside if name in self.groups.shapes), *self.size.shapes]))
+        return list(dict.fromkeys([*(name for name in inside if name in self.groups.shapes), *self.counted]))
 
     def ranked_by(self, group: UnitGroup) -> list[Place]:
         """The weights whose scores are those of the units."""
         inside = [place for place in group.members if place[0] in self.weights]
         return [place for place in inside if place in group.producers] if self.only_filters else inside
 
-    def removal(self, scores: Callable[[UnitGroup], Tensor], alive: Sequence[Tensor]) -> Removal:
+    def removal(self, scores: UnitScores, alive: Sequence[Tensor]) -> Removal:
         """The order in which units go."""
         batches = [batch for number in self.free for batch in self._batches(number, scores, alive[number])]
+        return self._removal(sorted(batches, key=lambda batch: batch[:2]), alive)
+
+    def _removal(self, batches: Sequence[_Batch], alive: Sequence[Tensor]) -> Removal:
         gone: dict[Place, int] = {}
         for group, which in zip(self.groups, alive, strict=True):
             for unit in _taken(group, ~which):
                 for place, indices in unit.indices.items():
                     gone[place] = gone.get(place, 0) + len(indices)
-        return Removal(self.groups.groups, sorted(batches, key=lambda batch: batch[:2]), gone, self.size)
+        return Removal(self.groups.groups, batches, gone, self.size)
 
-    def _batches(self, number: int, scores: Callable[[UnitGroup], Tensor], alive: Tensor) -> Iterator[_Batch]:
-        group, left = self.groups.groups[number], alive.nonzero()[:, 0].tolist()
-        own = scores(group).tolist()
-        ascending = sorted(left, key=own.__getitem__)  # among equals the later index stays
-        multiple = self.least.round_to
-        first = len(left) % multiple or multiple  # what is over goes first, so that a multiple is left
+    def _batches(self, number: int, scores: UnitScores, alive: Tensor) -> Iterator[_Batch]:
+        group, (own, ascending) = self.groups.groups[number], self._ascending(number, scores, alive)
+        size, multiple = len(ascending), self.least.round_to
+        first = size % multiple or multiple  # what is over goes first, so that a multiple is left
         rank = -math.inf
-        for start, end in pairwise([0, *range(first, len(left) - self.least.of(group) + 1, multiple)]):
+        for start, end in pairwise([0, *range(first, size - self.least.of(group) + 1, multiple)]):
             batch = tuple(ascending[start:end])
             if self.scope == "layer":
-                rank = (len(group) - len(left) + end) / len(group)
+                rank = (len(group) - size + end) / len(group)
             else:
                 rank = max(rank, sum(own[unit] for unit in batch) / len(batch))
             yield _Batch(rank, number, batch)
 
+    def _ascending(self, number: int, scores: UnitScores, alive: Tensor) -> tuple[list[float], list[int]]:
+        """The scores of a group's units, and those that are left, the smallest first; the later of equals stays."""
+        own: list[float] = scores(self.groups.groups[number]).tolist()
+        return own, sorted(alive.nonzero()[:, 0].tolist(), key=own.__getitem__)
+
+    def at_rates(self, rate: Callable[[str], float], scores: UnitScores, alive: Sequence[Tensor]) -> Removal:
+        """The units that go where each group loses the smallest rate of the weights that produce it."""
+        batches = []
+        for number in self.free:
+            group = self.groups.groups[number]
+            least = min(rate(name) for name in self._producers(group))
+            enough = max(kept_count(len(group), 1 - least), self.least.of(group))
+            stay = min(math.ceil(enough / self.least.round_to) * self.least.round_to, len(group))
+            _, ascending = self._ascending(number, scores, alive[number])
+            if gone := tuple(ascending[: max(len(ascending) - stay, 0)]):
+                batches.append(_Batch(0, number, gone))
+        return self._removal(batches, alive)
+
+    def _producers(self, group: UnitGroup) -> list[str]:
+        return producing_weights(group, self.weights)
+
     @property
     def smallest(self) -> int:
         """What is left at least."""
-        alive = [torch.ones(len(group), dtype=torch.bool) for group in self.groups]
-        order = self.removal(lambda group: torch.zeros(len(group)), alive)
-        return order.left(len(order.batches))
+        return self.removal(no_scores, self.whole).smallest
+
+    @property
+    def whole(self) -> list[Tensor]:
+        """All units of each group."""
+        return [torch.ones(len(group), dtype=torch.bool) for group in self.groups]
 
 
 def candidates(
@@ -237,8 +311,7 @@ def candidates(
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     free, frozen = list[int](), dict[str, None]()
     for number, group in enumerate(groups):
-        inside = group.producers or group.members
-        produced_by = [name for name, _ in inside if name in weights]
+        produced_by = producing_weights(group, weights)
         if not produced_by or not all(name in chosen for name in produced_by):
             continue
         if only_filters and not all(len(groups.shapes[name]) > 2 for name in produced_by):
@@ -250,7 +323,7 @@ def candidates(
     if not free:
         raise InputError(f"no units can be removed: {_why_none(groups, list(frozen))}")
     least.check([groups.groups[number] for number in free])
-    return Candidates(groups, free, weights, only_filters, size, least, scope)
+    return Candidates(groups, free, weights, chosen, only_filters, size, least, scope)
 
 
 def _why_none(groups: Units, frozen: Sequence[str]) -> str:

@@ -1,0 +1,171 @@
+"""Pruning of whole units, as the fields of a pruner say: which may go, how many, and the mask without them."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from rewound.foundations.errors import InputError
+from rewound.method.flops import Profile
+from rewound.method.pruning.cutting import kept_count
+from rewound.method.pruning.mask import Mask, all_names
+from rewound.method.pruning.prunable import dense_originals, divided_by_norm, normalisation_scales, prunable_weights
+from rewound.method.pruning.scores import Evidence, draws
+from rewound.method.pruning.settings import PrunerFields, Shapes
+from rewound.method.structure.selection import (
+    Candidates,
+    Least,
+    Removal,
+    Size,
+    UnitScores,
+    alive_units,
+    candidates,
+    mean_scores,
+    no_scores,
+    read_scores,
+    scale_scores,
+)
+from rewound.method.structure.tracing import UnitGroup, Units
+
+
+def mask_of_units(
+    pruner: PrunerFields,
+    parameters: Mapping[str, Tensor],
+    density: float | None,
+    before: Mask,
+    score: Callable[[str], Tensor],
+    *,
+    seed: int,
+    model: nn.Module | None,
+    groups: Units | None,
+    evidence: Evidence | None,
+    profile: Profile | None,
+) -> Mask:
+    """All parameters of units that may go, without those of the units that go; `score` gives scores of weights."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    network = candidates_of(pruner, shapes, model, groups, profile)
+    scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, evidence)
+    alive = alive_units(network.groups, before)
+    if pruner.rates:
+        order = network.at_rates(_rate(pruner, model), scores, alive)
+        gone = order.until(order.smallest)
+    else:
+        assert density is not None  # as `check_density` has checked
+        order = network.removal(scores, alive)
+        target = target_of(pruner, network, density)
+        _check_shrinks(pruner, order, target, density)
+        gone = order.until(target)
+    without = network.groups.mask_without(gone)
+    inside = [name for name in network.parameters if name in parameters]  # a tied one by its first name
+    kept = {name: torch.ones(shapes[name], dtype=torch.bool) for name in inside}
+    kept |= {name: each.cpu() for name, each in before.items()}
+    return Mask({name: each & without[name] if name in without else each for name, each in kept.items()})
+
+
+def kept_of_units(
+    pruner: PrunerFields,
+    shapes: Shapes,
+    density: float | None,
+    *,
+    model: nn.Module | None,
+    groups: Units | None,
+    profile: Profile | None,
+) -> int:
+    """How much is left at most (weights or operations), or exactly where rates say it; an error if it cannot be."""
+    network = candidates_of(pruner, shapes, model, groups, profile)
+    if pruner.rates:
+        return network.at_rates(_rate(pruner, model), no_scores, network.whole).smallest
+    pruner.check_density(density)
+    assert density is not None  # as just checked
+    return target_of(pruner, network, density)
+
+
+def candidates_of(
+    pruner: PrunerFields, shapes: Shapes, model: nn.Module | None, groups: Units | None, profile: Profile | None
+) -> Candidates:
+    """The units that may go; `shapes` are those of all parameters that train."""
+    if groups is None:
+        raise InputError(f"pattern {pruner.pattern!r} needs the units of the network; give groups=rewound.units(...)")
+    names = all_names(model) if model is not None else {}
+    prunable = shapes if model is None else [name for name in prunable_weights(model) if name in shapes]
+    weights = [name for name in prunable if sum(size > 1 for size in shapes[name]) > 1]
+    chosen = pruner.selected(weights, model)
+    if not chosen:
+        raise InputError("no units can be removed: only and skip leave no weight of a layer; select more of them")
+    if model is not None:  # where a layer computes its weight from others, a unit of zeros is not a unit less
+        computed = {*divided_by_norm(model, chosen), *dense_originals(model, chosen)}
+        chosen = [name for name in chosen if name not in computed]
+    return candidates(
+        groups,
+        trained={other for name in shapes for other in names.get(name, (name,))},
+        weights=weights,
+        chosen=chosen,
+        only_filters=pruner.pattern == "filter",
+        size=_size(pruner, {name: shapes[name] for name in chosen}, profile),
+        least=Least(pruner.min_units, pruner.floor, pruner.round_to),
+        scope=pruner.scope,
+    )
+
+
+def _size(pruner: PrunerFields, counted: Shapes, profile: Profile | None) -> Size:
+    """What density is a fraction of: the selected weights, or the operations of a forward pass."""
+    if pruner.of == "weights":
+        return Size(counted, dict.fromkeys(counted, 1))
+    if profile is None:
+        raise InputError(f"of={pruner.of!r} needs the costs of a forward pass; give profile=rewound.profile(...)")
+    return Size(profile.shapes, profile.per_element(), profile.fixed)
+
+
+def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
+    """How much is left at most; an error where that cannot be reached."""
+    total = network.size.without({})
+    target, smallest = kept_count(total, density), network.smallest
+    if smallest > target:
+        nearest = -(-10_000 * smallest // total) / 10_000  # rounded up, so that it can be reached
+        raise InputError(
+            f"density {density:g} cannot be reached by removing units: {nearest:.4g} of the {pruner.of} are left where "
+            "every group has as few units as it may; give at least that, or prune single weights, too"
+        )
+    return target
+
+
+def _check_shrinks(pruner: PrunerFields, order: Removal, target: int, density: float) -> None:
+    """An error for a mask that has lost more than the target keeps, by more than the size of units explains."""
+    if target > (left := order.left(0)) + order.largest_batch:
+        raise InputError(
+            f"density {density:g} keeps {target:,} {pruner.of}, but only {left:,} are left: a mask only shrinks"
+        )
+
+
+def _rate(pruner: PrunerFields, model: nn.Module | None) -> Callable[[str], float]:
+    names = all_names(model) if model is not None else {}
+    return lambda name: pruner.rate_of(names.get(name, (name,)))
+
+
+def _unit_scores(
+    pruner: PrunerFields,
+    network: Candidates,
+    parameters: Mapping[str, Tensor],
+    before: Mask,
+    score: Callable[[str], Tensor],
+    seed: int,
+    model: nn.Module | None,
+    evidence: Evidence | None,
+) -> UnitScores:
+    if pruner.score == "random":
+        return lambda group: draws(seed, group.name, len(group), torch.device("cpu"))
+    if pruner.score == "activation":
+        assert evidence is not None  # as `Pruner.prune` has checked
+        inputs = evidence.inputs
+        return lambda group: read_scores(group, inputs)
+    if pruner.score == "bn-scale":
+        if model is None:
+            raise InputError("score bn-scale needs the model, which knows its normalisation layers; give model=")
+        scales = {name: parameters[name] for name in normalisation_scales(model) if name in parameters}
+        return lambda group: scale_scores(group, scales)
+
+    def mean(group: UnitGroup) -> Tensor:
+        return mean_scores(group, network.ranked_by(group), score, before)
+
+    return mean
