@@ -19,6 +19,7 @@ from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
 from rewound.states.storage.backend import Place, as_place
 from rewound.states.storage.store import Say, Store, is_store
+from rewound.states.tickets.rebuilding import recipe_of
 from rewound.states.tickets.ticket import Ticket, load
 from rewound.tasks.recipe import Recipe, changed_fields
 from rewound.tasks.recipes import RECIPES, recipe_named
@@ -83,13 +84,7 @@ def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, ob
     """The recipe that was given, or the one that the ticket names; None if it names none that can be used."""
     if recipe is not None:
         return recipe_named(recipe).with_fields(fields)
-    said, values = ticket.about.get("recipe"), ticket.about.get("fields", {})
-    if not isinstance(said, str) or said not in RECIPES or not isinstance(values, Mapping):
-        return None
-    try:
-        return recipe_named(said).with_fields({**values, **fields})
-    except InputError:  # fields of another version
-        return None
+    return recipe_of(ticket.about, fields)
 
 
 def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Place, say: Say) -> NamedNetwork:

@@ -246,9 +246,12 @@ class Keeper:
             value=reached.value,
         )
         try:
-            about = {"technique": course.technique, f"retrain_{course.unit}s": course.retraining_time}
-            if self.run.structure is not None:
-                state = self.run.structure.large_state(state, mask)
+            about: dict[str, object] = {
+                "technique": course.technique,
+                f"retrain_{course.unit}s": course.retraining_time,
+            }
+            if (structure := self.run.structure) is not None:
+                state, about = structure.large_state(state, mask), about | structure.facts
             self.tickets.add(kept, state, mask, about)
         except InputError as error:
             if isinstance(error.__cause__, OSError):

@@ -25,6 +25,7 @@ from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.slimming import Slim, expanded, kept_of, mask_of_zeros, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
+from rewound.states.tickets.rebuilding import described_example
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -128,6 +129,14 @@ class Structure:
         """A state of the small network that this mask leaves, in the shapes of the large one."""
         kept = kept_of(self.units, mask, self.shapes) if self.slims else {}
         return expanded(state, kept, self.shapes)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a ticket needs to say, so that the small network can be built from the large one."""
+        kind = None if self.example is None else described_example(*self.example)
+        kind_of_model = type(self.subjects.model)
+        model = f"{kind_of_model.__module__}:{kind_of_model.__qualname__}"
+        return {"model": model} if kind is None else {"model": model, "example": kind}
 
     def held(self, mask: Mask) -> Mask:
         """What must stay attached of a mask: all of it, or in a small network what stands for layers that are gone."""

@@ -3,10 +3,12 @@
 What the file looks like, and why reading it needs no trust, is in `fileformat`.
 """
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,10 @@ from rewound.foundations.errors import InputError, as_path, check_kind, few, war
 from rewound.foundations.wholefiles import write_whole
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import Mask, by_plain_name
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import as_arguments
 from rewound.states.tickets.fileformat import DTYPES, REMEDY, Extent, Packed, decoded, encoded
+from rewound.states.tickets.rebuilding import Model, drawn_example, large_network, recipe_of
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -59,6 +64,45 @@ class Ticket:
         names = by_plain_name({name: name for name in own})
         self._check_fits({plain: own[name] for plain, name in names.items()})
         inside.load_state_dict({names[name]: tensor for name, tensor in self.state.items()})
+
+    def slim(
+        self,
+        model: Model | None = None,
+        example_inputs: object = None,
+        example_keywords: Mapping[str, object] | None = None,
+    ) -> Slim:
+        """The small network: without the units that the mask removes, which must be whole ones.
+
+        `model` is the large network, which stays as it is, or a function or "package.module:name" that makes it; a
+        ticket of a recipe that comes with the package needs none. The example that it is traced with is by default of
+        the kind that the ticket says. Nothing is imported because a ticket names it.
+
+        >>> import tempfile
+        >>> from rewound.method.structure.tracing import units
+        >>> net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 4)
+        >>> mask = units(net, (x,)).mask_without(units(net, (x,)).groups[0].units[:5])
+        >>> mask.apply(net)
+        >>> save(net, mask, path := Path(tempfile.mkdtemp(), "ticket.safetensors"))
+        >>> load(path).slim(net, x).model[0]
+        Linear(in_features=4, out_features=3, bias=True)
+        """
+        network = copy.deepcopy(large_network(model, self.about))
+        self.into(network)
+        inputs, keywords = self._example(model, example_inputs, example_keywords)
+        return slim(_averaged(network), self.mask, inputs, keywords)
+
+    def _example(
+        self, model: object, inputs: object, keywords: Mapping[str, object] | None
+    ) -> tuple[tuple[Any, ...], Mapping[str, object]]:
+        if inputs is not None or keywords is not None:
+            return () if inputs is None else as_arguments(inputs), keywords or {}
+        if (drawn := drawn_example(self.about.get("example"))) is not None:
+            return drawn
+        if model is None and (recipe := recipe_of(self.about)) is not None:
+            return recipe.example(), {}
+        raise InputError(
+            "this ticket does not say what its network takes; give example_inputs= (and example_keywords=), a batch"
+        )
 
     def _check_fits(self, own: Mapping[str, Tensor]) -> None:
         """An error for a model whose state would not hold this ticket's network."""
