@@ -289,7 +289,8 @@ def _pruning_line(pruned: Pruned) -> str:
     pruner = pruned.pruner
     others = "".join(f" {word}" for name, word in pruner.words.items() if name not in ("score", "scope"))
     others += " slim" if pruned.slim else ""
-    what = f"prune {pruner.score}/{pruner.scope}{others} to {pruned.kept:,} weights ({pruned.density:.4g})"
+    unit = "FLOPs" if pruner.of == "flops" else "weights"
+    what = f"prune {pruner.score}/{pruner.scope}{others} to {pruned.kept:,} {unit} ({pruned.density:.4g})"
     return f"{what}, {_weights_of(pruned)}"
 
 

@@ -1,6 +1,7 @@
 """From a history to tensors: read from the store where they are, made again where they are not."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -8,18 +9,19 @@ import torch
 from torch import Tensor
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.randomness import fold
+from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.scores import Evidence, evidence
 from rewound.method.schedule import Segment, sliced
 from rewound.method.structure.slimming import check_path, mask_of_zeros, shapes_of
 from rewound.method.technique import Facts
 from rewound.states.history import Past, Pruned, Ruled, Start, Trained, is_slim, lineage, start_of
 from rewound.states.storage.statefile import Kept
 from rewound.states.storage.store import Say, Store
-from rewound.tasks.recipe import Recipe, shapes_to_prune
+from rewound.tasks.recipe import Position, Recipe, shapes_to_prune
 from rewound.tasks.slimmed import cut_state, expanded_state, kept_by, slimmed
-from rewound.tasks.training import State, begin, train
+from rewound.tasks.training import State, begin, restored, train
 
 
 class Realised(NamedTuple):
@@ -116,8 +118,16 @@ def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, sa
     weights = {name: source.model[name] for name in shapes_to_prune(recipe, past.pruner)}
     seed = fold(source.seed, past.salt) if past.salt else source.seed
     drawn = fold(seed, past.prunings, *([past.steps] if past.runs_on else []))
-    groups = recipe.units if past.pruner.by_units else None
-    mask = past.pruner.prune(weights, past.density, before, seed=drawn, model=recipe.skeleton, groups=groups)
+    mask = past.pruner.prune(
+        weights,
+        past.density,
+        before,
+        seed=drawn,
+        model=recipe.skeleton,
+        groups=recipe.units if past.pruner.by_units else None,
+        evidence=_evidence(past, recipe, replace(source, seed=seed), device),
+        profile=recipe.profile if past.pruner.of == "flops" else None,
+    )
     if past.slim:
         mask = _of_whole_units(recipe, mask)
     shared = past.weights.key == past.source.key
@@ -126,6 +136,16 @@ def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, sa
     weights = {name: source.model[name] for name in recipe.shapes}
     facts = facts_of(weights, before and _among(weights, before), _among(weights, mask))
     return Realised(cut_state(state, kept_by(recipe, mask)) if past.slim else state, mask, facts)
+
+
+def _evidence(past: Pruned, recipe: Recipe, source: State, device: torch.device) -> Evidence | None:
+    """What batches say of the weights that are pruned: the first ones of the level that the pruning begins (law 1)."""
+    if not past.pruner.needs_batches:
+        return None
+    model, _ = restored(recipe, source, device)
+    batches = recipe.batches(source.seed, Position(past.prunings, past.steps * recipe.accumulation), device)
+    with own_draws(device, fold(source.seed, past.prunings, past.steps)):
+        return evidence(model, batches, recipe.loss, count=past.pruner.batches)
 
 
 def in_large_shapes(past: Past, found: Realised) -> State:

@@ -158,7 +158,8 @@ def _own_density(recipe: Recipe, pruner: Pruner, densities: Sequence[float], tec
     if technique.gradual:
         raise InputError(f"{pruner.sets_density} prunes at once; use another technique than gradual")
     try:
-        return pruner.own_density(recipe.shapes, model=recipe.skeleton)
+        groups = recipe.units if pruner.by_units else None
+        return pruner.own_density(shapes_to_prune(recipe, pruner), model=recipe.skeleton, groups=groups)
     except InputError as error:
         raise InputError(f"{recipe.label()}: {error}") from error
 
@@ -192,8 +193,13 @@ def _kept(recipe: Recipe, pruner: Pruner, density: float) -> int:
     pruner.check([*recipe.shapes, *(name for name, _ in recipe.skeleton.named_parameters(remove_duplicate=False))])
     if not pruner.by_units:
         pruner.check_zeros_stay(recipe.skeleton, recipe.shapes)
-    groups = recipe.units if pruner.by_units else None
-    return pruner.kept(shapes_to_prune(recipe, pruner), density, model=recipe.skeleton, groups=groups)
+    return pruner.kept(
+        shapes_to_prune(recipe, pruner),
+        density,
+        model=recipe.skeleton,
+        groups=recipe.units if pruner.by_units else None,
+        profile=recipe.profile if pruner.of == "flops" else None,
+    )
 
 
 @lru_cache(maxsize=4096)
