@@ -106,6 +106,40 @@ def test_a_residual_branch_may_go_and_one_unit_of_zeros_keeps_its_place() -> Non
     assert not made.model.get_parameter(name).any()
 
 
+class Branches(nn.Module):
+    """Layers beside a shortcut: an odd convolution, and two linear layers with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Conv2d(3, 5, 3, padding=2, dilation=2), nn.Conv2d(5, 3, 3, stride=2, padding=1)
+        self.wide, self.narrow = nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x[..., ::2, ::2] + self.outside(self.inside(x).relu())).mean((2, 3))
+        found: Tensor = x + self.narrow(self.wide(x).relu())
+        return found
+
+
+def operations(model: nn.Module, kinds: str) -> int:
+    graph = torch.export.export(model, EXAMPLE, strict=False).graph
+    return sum(kind in str(node.target) for node in graph.nodes for kind in kinds.split())
+
+
+@pytest.mark.parametrize("model", [network(), Branches().double()], ids=["resnet", "branches"])
+def test_to_run_it_dead_layers_take_no_time(model: nn.Module) -> None:
+    found = units(model, EXAMPLE)
+    inner = [INNER] if isinstance(model, ResNet) else ["inside.weight", "wide.weight"]
+    mask = found.mask_without(unit for name in inner for unit in producer_of(found, name).units)
+    made = slim(model, mask, EXAMPLE)
+    fast = made.for_inference()
+    assert operations(fast, "conv linear") == operations(made.model.eval(), "conv linear") - 2 * len(inner)
+    for images in (EXAMPLE[0], EXAMPLE[0][:1, :, 1:, 2:]):
+        assert torch.allclose(fast(images), made.model(images), rtol=0, atol=1e-12)
+    assert not fast.training
+    assert fast.state_dict().keys() == made.model.state_dict().keys()
+    assert torch.equal(copy.deepcopy(fast).float()(EXAMPLE[0].float()), copy.deepcopy(fast.float())(EXAMPLE[0].float()))
+
+
 def test_a_mask_without_dead_layers_needs_nothing_to_stay_attached() -> None:
     model = network()
     assert len(slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE).mask) == 0

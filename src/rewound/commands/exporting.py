@@ -136,7 +136,7 @@ def _without_units(model: nn.Module, mask: Mask | None, example: Inputs) -> nn.M
     if smaller is None:
         lacks = "has no mask" if mask is None else "has a mask that removes no unit wholly"
         raise InputError(f"this network {lacks}, so that there is nothing to slim; leave out slim (--slim)")
-    return smaller.model.eval()
+    return smaller.for_inference()
 
 
 def _write_tensors(model: nn.Module, example: Inputs, file: Path) -> tuple[float, None]:

@@ -8,6 +8,7 @@ its own, as one graph of fixed shapes; a network that needs several graphs is re
 import copy
 import importlib.util
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -48,6 +49,11 @@ class Machine:
                 yield
         finally:
             torch.set_num_threads(before)
+
+    def clock(self) -> float:
+        """Seconds: of CPU time where one thread works, which other programs disturb least; otherwise of wall time."""
+        alone = self.device.type == "cpu" and self.threads == 1
+        return time.process_time() if alone else time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -2,13 +2,13 @@
 
 Networks take turns: a round measures each of them once, in a new random order, so that whatever else the machine does
 meets all of them alike. A time is the median over rounds and a speed-up the ratio of two medians; their intervals (95%)
-come from resampling the rounds. Each network is checked to put out on every backend what it puts out eagerly.
+come from resampling the rounds. One thread of a CPU is measured in CPU time, which other programs disturb least. Each
+network is checked to put out on every backend what it puts out eagerly.
 """
 
 import copy
 import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +268,7 @@ def variants_of(
         smaller = slim_network(pruned, mask, example)
     except InputError as error:
         return variants, [f"There is no slim network: {error}."]
-    return variants if smaller is None else [*variants, Variant("slim", smaller.model, smaller.mask)], []
+    return variants if smaller is None else [*variants, Variant("slim", smaller.for_inference(), smaller.mask)], []
 
 
 def _size(variant: Variant, example: tuple[Tensor, ...], costs: Costs) -> Size:
@@ -325,11 +325,11 @@ def measured(runs: Sequence[Callable[[], object]], on: Machine, seconds: float) 
 
 def _seconds(run: Callable[[], object], calls: int, on: Machine) -> float:
     on.wait()
-    start = time.perf_counter()
+    start = on.clock()
     for _ in range(calls):
         run()
     on.wait()
-    return (time.perf_counter() - start) / calls
+    return (on.clock() - start) / calls
 
 
 def no_speedup(timings: Sequence[Timing], *, has_slim: bool) -> list[str]:
