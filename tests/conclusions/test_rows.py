@@ -43,7 +43,16 @@ def test_what_is_no_density_or_time_is_refused() -> None:
 
 
 def test_the_columns_are_the_contract() -> None:
-    assert ",".join(COLUMNS) == HEADER
+    assert ",".join(COLUMNS) == f"{HEADER},asked_density"
+
+
+def test_what_was_asked_for_is_a_column_only_where_it_is_not_the_density(tmp_path: Path) -> None:
+    units = replace(PRUNED, pruning="unit", density=0.24, asked_density=0.25)
+    write_rows([DENSE, units], path := tmp_path / "results.csv")
+    assert path.read_text().splitlines()[0] == f"{HEADER},asked_density"
+    assert read_rows(path) == [DENSE, units]
+    with pytest.raises(InputError, match="asked_density 2 is outside"):
+        replace(units, asked_density=2.0)
 
 
 def test_the_bytes_of_a_table(tmp_path: Path) -> None:

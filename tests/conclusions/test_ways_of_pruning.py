@@ -11,6 +11,7 @@ from torch import Tensor
 
 from command_line import SWEEP, Rewound, command, environment
 from rewound.commands.tables import report_tables
+from rewound.conclusions.cells import cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.figures import FIGURES, panels
 from rewound.conclusions.paper.panels import measured
@@ -101,6 +102,24 @@ def test_a_density_of_units_is_told_from_one_of_weights() -> None:
     )
     (note,) = notes(LayerRow("k", "one", 20, 100), LayerRow("k", "two", 100, 200))
     assert note.startswith("mine, test:rows: density 0.5 leaves 0.4 of the weights in layers.csv, as units of unequal")
+
+
+def test_networks_that_were_asked_for_at_one_density_are_one_cell() -> None:
+    first = Row("digits", "unit", False, "fine-tuning", 0.24, 4, 1, 0.9, 0.9, key="a", asked_density=0.25)
+    trials = [replace(first, trial=trial, density=density) for trial, density in ((1, 0.24), (2, 0.23), (3, 0.245))]
+    failed = replace(first, trial=4, density=0.25, val=None, test=None)
+    other = replace(first, technique="lr-rewinding", density=0.22)
+    deeper = replace(first, density=0.1, asked_density=0.125)
+    dense = Row("digits", "unstructured", False, "", 1, None, 1, 0.95, 0.95)
+    evidence = Evidence(Tables([dense, *trials, failed, other, deeper]))
+    found = {(cell.line.technique, cell.density): cell.trials for cell in cells(evidence.rows)}
+    assert found == {("fine-tuning", 0.23): 3, ("lr-rewinding", 0.23): 1, ("fine-tuning", 0.1): 1}
+    assert [row.density for row in evidence.rows if row.test is None] == [0.23]
+    assert evidence.tables.rows[1].density == 0.24, "a table has what was measured"
+    (sentence,) = [each for each in evidence.weaknesses if "only nearly" in each]
+    assert "furthest off is 0.1 where 0.125 was asked for" in sentence
+    same = [replace(first, density=0.2, asked_density=asked) for asked in (0.25, 0.21)]
+    assert {row.density for row in Evidence(Tables([dense, *same])).rows[1:]} == {0.25, 0.21}, "two stay two"
 
 
 def test_structured_tables_are_reported_as_any_other(tmp_path: Path) -> None:

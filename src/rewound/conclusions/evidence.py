@@ -8,7 +8,7 @@ from typing import Final
 
 from rewound.conclusions.cells import Baseline, baselines, cells
 from rewound.conclusions.comparison import Card, compare
-from rewound.conclusions.tables import Row, Tables, is_structured
+from rewound.conclusions.tables import Row, Tables, is_structured, with_common_densities
 from rewound.method.pruning.presets import PRESETS
 
 LEAST_TRIALS: Final = 3
@@ -26,10 +26,13 @@ class Evidence:
     test_shares: Mapping[str, float] = field(default_factory=dict)
     """The fraction of the held-out images that is the test set, for recipes that are compared on all of them."""
 
-    @property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "theirs", with_common_densities(self.theirs))
+
+    @cached_property
     def rows(self) -> list[Row]:
-        """Our results."""
-        return self.tables.rows
+        """Our results, those that were asked for at one density under one density."""
+        return with_common_densities(self.tables.rows)
 
     @cached_property
     def baselines(self) -> dict[str, Baseline]:
@@ -63,7 +66,7 @@ class Evidence:
     @property
     def weaknesses(self) -> list[str]:
         """What makes the conclusions from our table weak, one sentence each."""
-        sentences = [*weaknesses(self.rows), *uneven_units(self.tables)]
+        sentences = [*weaknesses(self.rows), *uneven_units(self.tables), *missed_densities(self.tables.rows)]
         if guesses := [f"{recipe}: T = {longest:g}" for recipe, longest in sorted(self.guessed.items()) if longest]:
             sentences.append(
                 "the table does not say how long a recipe trains, so its longest retraining time is taken for that "
@@ -111,7 +114,8 @@ def uneven_units(tables: Tables) -> list[str]:
         total[layer.key] += layer.total
     found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, the density, that of the weights
     for row in tables.rows:
-        if total[row.key] and is_structured(row.pruning) and row.pruning not in PRESETS and not row.dense:
+        by_size = row.asked_density is not None or row.pruning.split(" ")[0] in PRESETS
+        if total[row.key] and is_structured(row.pruning) and not by_size and not row.dense:
             weights = kept[row.key] / total[row.key]
             place, off = (row.recipe, row.pruning), abs(weights / row.density - 1)
             found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.density, weights))
@@ -120,4 +124,23 @@ def uneven_units(tables: Tables) -> list[str]:
         "unequal sizes count alike, or not all of these layers are pruned"
         for (recipe, pruning), (_, density, weights) in sorted(found.items())
         if density
+    ]
+
+
+def missed_densities(rows: Iterable[Row]) -> list[str]:
+    """Where whole units are pruned: how far the networks are from the densities that were asked for, beyond 1%.
+
+    A density of operations is another matter than that of weights.
+    """
+    found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, what was asked for, what is there
+    for row in rows:
+        if row.asked_density is not None and "of=flops" not in row.pruning.split(" "):
+            off = abs(row.density / row.asked_density - 1)
+            place = (row.recipe, row.pruning)
+            found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.asked_density, row.density))
+    return [
+        f"{recipe}, {pruning}: whole units meet a density only nearly; furthest off is {density:.3g} where {asked:g} "
+        "was asked for, and networks that were asked for alike are compared at the median of what they have"
+        for (recipe, pruning), (_, asked, density) in sorted(found.items())
+        if asked
     ]

@@ -6,13 +6,15 @@ is what is pruned as one, "unstructured" for single weights; then follows how, w
 "unstructured random".
 
 `density` is the fraction of the weights that is kept: it counts weights, not units, also where filters or neurons are
-pruned as one. For a preset it is the density of the network without its filters, as the authors count it. There is one
-exception: if a user's pattern makes units of unequal sizes, the table has the fraction of units that was asked for, and
-`evidence.uneven_units` says what fraction of the weights that is.
+pruned as one. For a preset it is the density of the network without its filters, as the authors count it. Whole units
+(patterns `unit` and `filter`) meet a density only nearly: `density` is then measured, and `asked_density` is what was
+asked for, by which trials belong together (`with_common_densities`). There is one exception: if a user's pattern makes
+units of unequal sizes, the table has the fraction of units that was asked for, and `evidence.uneven_units` says what
+fraction of the weights that is.
 
-The last three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or
-any other, and `direction` whether higher or lower values are better. A table without these columns holds accuracies as
-fractions.
+Three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or any other,
+and `direction` whether higher or lower values are better. A table without these columns holds accuracies as fractions.
+The column `asked_density` is in a table only where some row has it.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column.
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any, Final, TypeVar
 
 from rewound.foundations.errors import InputError
@@ -60,6 +63,7 @@ class Row:
     metric: str = "accuracy"
     unit: str = "fraction"
     direction: str = "higher"
+    asked_density: float | None = None
 
     def __post_init__(self) -> None:
         if not self.metric or not self.unit or self.direction not in ("higher", "lower"):
@@ -67,8 +71,9 @@ class Row:
                 f"a row with metric {self.metric!r}, unit {self.unit!r}, direction {self.direction!r}; give all three, "
                 "and higher or lower for the direction that is better"
             )
-        if not (0 < self.density <= 1 and math.isfinite(1 / self.density)):
-            raise InputError(f"density {self.density:g} is outside (0, 1]; give the fraction of weights kept")
+        for name, density in (("density", self.density), ("asked_density", self.asked_density)):
+            if density is not None and not (0 < density <= 1 and math.isfinite(1 / density)):
+                raise InputError(f"{name} {density:g} is outside (0, 1]; give the fraction of weights kept")
         if self.retrain_epochs is not None and self.retrain_epochs < 0:
             raise InputError(
                 f"retrain_epochs must be at least 0, not {self.retrain_epochs:g}; give the retraining time"
@@ -133,7 +138,7 @@ def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
 COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
-_METRIC: Final = COLUMNS[-3:]
+_METRIC: Final = ("metric", "unit", "direction")
 
 
 def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]:
@@ -161,7 +166,9 @@ def read_curves(path: str | Path) -> list[CurveRow]:
 
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
     """Write `results.csv`, in the same bytes whatever order the rows came in."""
-    write_table(COLUMNS, map(_values, ordered(rows)), path)
+    found = ordered(rows)
+    count = len(COLUMNS) if any(row.asked_density is not None for row in found) else len(COLUMNS) - 1
+    write_table(COLUMNS[:count], (_values(row)[:count] for row in found), path)
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
@@ -187,8 +194,34 @@ def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
 
 def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int, str], list[str]]:
     line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
+    density = row.density if row.asked_density is None else row.asked_density
     # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
-    return line, (-row.density, row.retrain_epochs or 0, row.trial, row.key), [text_of(value) for value in _values(row)]
+    return line, (-density, row.retrain_epochs or 0, row.trial, row.key), [text_of(value) for value in _values(row)]
+
+
+def with_common_densities(rows: Iterable[Row]) -> list[Row]:
+    """The rows, those with one asked density under one common density: the median of what was measured.
+
+    Networks that were asked for at one density are compared with each other, whatever exactly each of them has.
+
+    >>> row = Row("digits", "unit", False, "fine-tuning", 0.24, 16, 1, 0.9, 0.9, asked_density=0.25)
+    >>> [row.density for row in with_common_densities([row, replace(row, density=0.23), replace(row, density=0.22)])]
+    [0.23, 0.23, 0.23]
+    """
+    rows, measured = list(rows), dict[tuple[str, str, bool, float], list[float]]()
+    for row in rows:
+        if row.asked_density is not None and row.test is not None:
+            measured.setdefault(_asked(row), []).append(row.density)
+    common = {asked: median_low(densities) for asked, densities in measured.items()}
+    # Two that lead to the same density stay two.
+    times = Counter((*asked[:3], density) for asked, density in common.items())
+    common = {asked: density if times[*asked[:3], density] == 1 else asked[3] for asked, density in common.items()}
+    return [replace(row, density=common[key]) if (key := _asked(row)) in common else row for row in rows]
+
+
+def _asked(row: Row) -> tuple[str, str, bool, float]:
+    """What was asked for, whatever retrains it and for how long; 0 where the density is exactly that."""
+    return row.recipe, row.pruning, row.iterative, row.asked_density or 0.0
 
 
 def _numbered(rows: list[Row]) -> list[Row]:
@@ -340,6 +373,7 @@ def _maybe(parse: Callable[[str], object]) -> Callable[[str], object]:
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "iterative": lambda text: ("0", "1").index(text) == 1,
     "density": _number,
+    "asked_density": _maybe(_number),
     "retrain_epochs": _maybe(_number),
     "trial": _whole,
     "val": _maybe(_number),

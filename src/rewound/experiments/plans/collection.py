@@ -109,14 +109,15 @@ def _mean(losses: float, steps: int) -> float:
 
 
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
-    metric = target.recipe.metric
+    metric, root = target.recipe.metric, target.state.root
+    by_units = isinstance(root, Pruned) and root.pruner.by_units
     retraining = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
     return Row(
         recipe=target.task,
         pruning=target.pruning,
         iterative=target.iterative,
         technique=target.technique,
-        density=target.density,
+        density=measured_density(target, result) if result else target.density,
         retrain_epochs=target.retrain_epochs,
         trial=target.trial,
         val=result["val"] if result else None,
@@ -128,6 +129,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         metric=metric.name,
         unit=metric.unit,
         direction=metric.direction,
+        asked_density=target.density if by_units else None,
     )
 
 
