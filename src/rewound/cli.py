@@ -3,6 +3,7 @@
 What a command does is in `commands/*`, imported when it runs: help, tables and misspelt sweeps need no torch.
 """
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ StorePlace = Annotated[
     str,
     typer.Option("--store", help="the folder or bucket (s3://bucket/prefix) that holds all results", callback=_store),
 ]
+KeptSweeps = Annotated[list[str] | None, typer.Argument(help="sweeps: TOML files, or names of shipped ones")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
@@ -228,15 +230,52 @@ def prune_command(
     prune_network(recipe, pruned, out)
 
 
-@app.command("show", epilog="Example: rewound show 3f2a")
+@app.command("show", epilog="Example: rewound show digits")
 def show_command(
-    key: Annotated[str | None, typer.Argument(help="a key, or its first digits")] = None,
+    word: Annotated[
+        str | None, typer.Argument(help="a sweep; or the key of a state, or its first digits: letters a to f, digits")
+    ] = None,
     store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
-    """Show what is in the store, or everything known about one state."""
+    """Show what is in the store, how far a sweep is and who works on it, or everything known about one state."""
+    if word is not None and not re.fullmatch("[0-9a-f]{1,32}", word):
+        declared(word)
     from rewound.commands.stores import show_store
 
-    show_store(store, key)
+    show_store(store, word)
+
+
+@app.command("gc", epilog="Example: rewound gc digits --dry-run")
+def gc_command(
+    sweeps: KeptSweeps = None,
+    store: StorePlace = str(DEFAULT_STORE),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
+    even_if_for_good: Annotated[bool, typer.Option("--all", help="also tensors that --keep all has kept")] = False,
+) -> None:
+    """Remove drafts and tensors that none of the named sweeps needs, and claims of dead workers; results stay."""
+    for sweep in sweeps or ():
+        declared(sweep)
+    from rewound.commands.stores import collect_garbage
+
+    collect_garbage(store, sweeps or (), dry_run=dry_run, even_if_for_good=even_if_for_good)
+
+
+@app.command("verify", epilog="Example: rewound verify digits --repair")
+def verify_command(
+    sweeps: KeptSweeps = None,
+    store: StorePlace = str(DEFAULT_STORE),
+    repair: Annotated[
+        bool, typer.Option("--repair", help="set damaged files aside, and compute again what the sweeps have of them")
+    ] = False,
+    device: Device = "cpu",
+    jobs: Jobs = 0,
+) -> None:
+    """Check every result, state and draft in the store against its checksum; the exit code is 1 if some are damaged."""
+    for sweep in sweeps or ():
+        declared(sweep)
+    from rewound.commands.stores import verify_store
+
+    verify_store(store, sweeps or (), repair=repair, device=device, jobs=jobs)
 
 
 @app.command("inspect", epilog="Example: rewound inspect rewound-pruned/digits/ticket.safetensors")

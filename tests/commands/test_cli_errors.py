@@ -318,12 +318,14 @@ def test_an_empty_store_says_how_to_fill_it(rewound_command: Rewound) -> None:
     assert err == ("error: the store at empty is empty; fill it, for example with: rewound run digits --store empty\n")
 
 
-@pytest.mark.parametrize("key", ["", "zz", "../../etc/passwd", "a/b"])
-def test_keys_that_are_none(done: Path, rewound_command: Rewound, key: str) -> None:
+@pytest.mark.parametrize("word", ["", "zz", "../../etc/passwd", "a/b", "abc", 32 * "f", 33 * "f", "ABC"])
+def test_words_that_are_neither_a_key_nor_a_sweep(done: Path, rewound_command: Rewound, word: str) -> None:
+    """32 hexadecimal digits, or the beginning of them, are a key; all else is a sweep."""
     before = snapshot(done)
-    code, _, err = rewound_command("show", key, "--store", done / "rewound-store")
+    code, _, err = rewound_command("show", word, "--store", done / "rewound-store")
     assert code == 2
-    assert re.match(r"error: (\d+ keys begin|no key begins) with ", err)
+    expected = "(\\d+ keys begin|no key begins) with " if re.fullmatch("[0-9a-f]{1,32}", word) else "(unknown )?sweep "
+    assert re.match(f"error: {expected}", err)
     assert err.count("\n") == 1
     assert snapshot(done) == before
 

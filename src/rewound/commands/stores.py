@@ -1,20 +1,26 @@
-"""Commands on a store: `show`, `pack` and `unpack`."""
+"""Commands on a store: `show`, `pack`, `unpack`, `gc` and `verify`."""
 
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
 
-from rewound.commands.console import console, say
+from rewound.commands.console import console, progress_of, say, two_columns
 from rewound.commands.named import found_result
-from rewound.commands.sweeps import as_sweep, store_to_read
+from rewound.commands.sweeps import as_sweep, as_workers, store_option, store_to_read
+from rewound.experiments.executors.walking import Watch
+from rewound.experiments.housekeeping import damages, leftovers, remove
+from rewound.experiments.housekeeping import repair as repair_damage
 from rewound.experiments.plans import planning
+from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.outlook import unbound_note
 from rewound.experiments.plans.remaining import pack_store
-from rewound.foundations.errors import InputError
-from rewound.foundations.quantities import sized, spoken
+from rewound.foundations.errors import Failed, InputError
+from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.method.pruning.counts import Counts
 from rewound.states.storage.artifacts import Result
@@ -22,16 +28,82 @@ from rewound.states.storage.backend import Place
 from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
 
+_KEY = re.compile("[0-9a-f]{1,32}")  # or the beginning of one
 
-def show_store(root: Place, key: str | None) -> None:
-    """Print what is in a store, or everything known about one state."""
-    again = shlex.join(["rewound", "run", "digits", "--store", str(root)])
+
+def show_store(root: Place, word: str | None) -> None:
+    """Print what is in a store, everything known about one state, or how far a sweep is."""
+    if word is None or _KEY.fullmatch(word):
+        store = _existing(root)
+        if word is None and not (store.finished() or store.drafts() or store.claims()):
+            raise InputError(f"the store at {root} is empty; fill it, for example with: {_example(root)}")
+        console.print(_overview(store) if word is None else _detail(store, word))
+    else:
+        sweep, again = as_sweep(word, root)
+        console.print(_progress(sweep.name, planning.plan(sweep.targets), store_to_read(sweep, root, again, say)))
+
+
+def _existing(root: Place) -> Store:
     if not is_store(root):
-        raise InputError(f"there is no store at {root}; make one with: {again}")
-    store = Store(root, say)
-    if key is None and not (store.finished() or store.drafts() or store.claims()):
-        raise InputError(f"the store at {root} is empty; fill it, for example with: {again}")
-    console.print(_overview(store) if key is None else _detail(store, key))
+        raise InputError(f"there is no store at {root}; make one with: {_example(root)}")
+    return Store(root, say)
+
+
+def _example(root: Place) -> str:
+    return shlex.join(["rewound", "run", "digits", "--store", str(root)])
+
+
+def collect_garbage(root: Place, sweeps: Sequence[str], *, dry_run: bool, even_if_for_good: bool) -> None:
+    """Remove from a store what no named sweep needs, and what dead workers left; results stay."""
+    plans, store = [planning.plan(as_sweep(each, root)[0].targets) for each in sweeps], _existing(root)
+    found = leftovers(plans, store, say)
+    if not dry_run:
+        remove(found, store, even_if_for_good=even_if_for_good)
+    table = Table("what", "files", "size", title=f"{'not needed' if dry_run else 'removed'} in {store.name}")
+    table.title_justify = "left"
+    states = found.states | (found.for_good if even_if_for_good else {})
+    rows = {"drafts": found.drafts, "tensors": states, "claims of dead workers": found.claims}
+    for what, sizes in rows.items():
+        table.add_row(what, f"{len(sizes):,}", sized(sum(sizes.values())))
+    console.print(table)
+    if not sweeps:
+        held = sized(store.size())
+        say(f"name sweeps to keep for, and what none of them needs of the {held} of tensors and drafts goes, too")
+    if found.for_good and not even_if_for_good:
+        size = sized(sum(found.for_good.values()))
+        say(f"{counted(len(found.for_good), 'state')} ({size}) were kept for good; --all removes them, too")
+    if aside := store.backend.list("damaged/"):
+        size = sized(sum(listed.size for listed in aside.values()))
+        say(f"{counted(len(aside), 'damaged file')} ({size}) are in {store.name}/damaged; delete them when you like")
+
+
+def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: str, jobs: int) -> None:
+    """Check every file of a store; set damaged ones aside and compute them again, if that is wanted."""
+    plans, store = {each: planning.plan(as_sweep(each, root)[0].targets) for each in sweeps}, _existing(root)
+    with progress_of("verify") as progress:
+        found = list(damages(store, progress))
+    if not found:
+        console.print(f"every result, state and draft in {store.name} is what was written")
+        return
+    for damage in found:
+        if repair:
+            store.set_aside(damage.path, damage.reason)
+        else:
+            say(f"damaged: {damage.path} {damage.reason}")
+    damaged = f"{counted(len(found), 'file')} in {store.name} {'is' if len(found) == 1 else 'are'} damaged"
+    if not repair:
+        again = shlex.join(["rewound", "verify", *(sweeps or ["SWEEP"]), *store_option(root), "--repair"])
+        raise Failed(f"{damaged}; to set them aside, and compute again what a sweep has of them: {again}")
+    options = Options(jobs=as_workers(jobs, device), device=device)
+    for given, plan in plans.items():
+        with progress_of(given) as progress:
+            repair_damage(found, plan, store, options, say, progress)
+    known = {key for plan in plans.values() for key in plan.by_key}
+    if strange := [damage for damage in found if damage.artifact.key not in known]:
+        say(
+            f"{counted(len(strange), 'file')} of them {'belongs' if len(strange) == 1 else 'belong'} to no sweep that "
+            "was named; a run of their sweep computes again what it needs"
+        )
 
 
 def pack_sweep(given: str, root: Place, out: Path, split_mb: int | None) -> None:
@@ -67,6 +139,30 @@ def _overview(store: Store) -> Group:
     interrupted = len(store.drafts() - store.claims().keys())
     rest = f"{sized(store.size())} of tensors; under way: {under_way}; to be resumed: {interrupted}"
     return Group(table, rest)
+
+
+def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
+    """How far a sweep is, and which machines did how much of it."""
+    watch = Watch(plan, store)
+    headway, steps = watch.headway(exact=True), sum(node.steps for node in plan.nodes)
+    under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
+    results = [result for key in plan.by_key if (result := store.result(key)) is not None]
+    failed = f", {headway.failed:,} failed" if headway.failed else ""
+    resumed = len((store.drafts() & plan.by_key.keys()) - under_way.keys() - watch.status.keys())
+    lines = [
+        ("store", store.name),
+        ("nodes", f"{headway.nodes:,} of {len(plan.nodes):,} have ended{failed}"),
+        ("steps", f"{headway.steps / steps:.1%} of {steps:,}" if steps else "none"),
+        ("under way", counted(len(under_way), "node")),
+        ("to be resumed", counted(resumed, "node")),
+    ]
+    machines = Table("machine", "finished", "time", "under way", title="by machine", title_justify="left")
+    claimed = Counter(claim.host_name for claim in under_way.values())
+    for host in sorted({result.get("host", "not known") for result in results} | claimed.keys()):
+        done = [result for result in results if result.get("host", "not known") == host]
+        took = spoken(sum(result["seconds"] for result in done))
+        machines.add_row(host, f"{len(done):,}", took, f"{claimed[host]:,}")
+    return Group(two_columns(f"progress of {name}", lines), *([machines] if machines.row_count else []))
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:

@@ -151,7 +151,7 @@ def plan(
     40.0
     """
     root = as_place("store", store)
-    workers = _workers(jobs, device)
+    workers = as_workers(jobs, device)
     found, _ = as_sweep(sweep, root)
     planned = planning.plan(found.targets)
     for counts in parts_pruned(planned):
@@ -184,7 +184,7 @@ def run(
     notebook or in the script itself runs with `jobs=1` only.
     """
     executor, root, all_kept = executor_named(on), as_place("store", store), keeps_all(keep)
-    options = Options(jobs=_workers(jobs, device), device=device, keep_all=all_kept, minutes=minutes, plain=plain)
+    options = Options(jobs=as_workers(jobs, device), device=device, keep_all=all_kept, minutes=minutes, plain=plain)
     found, again = as_sweep(sweep, root)
     here = executor is local.run  # another executor looks for device and data where it works
     planned = planning.plan(found.targets)
@@ -262,7 +262,7 @@ def report_results(
         )
     missing = f", {tables.missing:,} to come" if tables.missing else ""
     facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, store))
-    show = shlex.join(["rewound", "show", *_store_option(gathered.store)])
+    show = shlex.join(["rewound", "show", *store_option(gathered.store)])
     size, *others = {recipe.test_size for recipe in sweep.recipes}
     origin = Origin(sweep.name, facts, gathered.again, show)
     return write_report(evidence, folder, origin, drawing, say, None if others else size)
@@ -279,7 +279,7 @@ def as_sweep(given: AnySweep, root: Place) -> tuple[Sweep, str]:
     """The sweep that was given, and the command or the call that runs it in the store at `root`."""
     if isinstance(given, str | Path):
         declaration = declared(given)
-        again = shlex.join(["rewound", "run", str(given), *_store_option(root)])
+        again = shlex.join(["rewound", "run", str(given), *store_option(root)])
         return parse_sweep(declaration.table, declaration.name), again
     again = f"rewound.run(sweep{f', store={str(root)!r}' if root != DEFAULT_STORE else ''})"
     if isinstance(given, Sweep):
@@ -302,11 +302,11 @@ def _not_run(sweep: Sweep, root: Place, again: str) -> InputError:
     return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
 
 
-def _store_option(root: Place) -> list[str]:
+def store_option(root: Place) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 
-def _workers(jobs: int, device: str) -> int:
+def as_workers(jobs: int, device: str) -> int:
     """How many there are to be: on a GPU, one has a fleet of networks."""
     if as_whole("jobs", jobs) < 0:
         raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")

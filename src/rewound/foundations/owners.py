@@ -72,6 +72,11 @@ def this_host() -> str:
     return f"{socket.gethostname()}/{_short(numbered)}"
 
 
+def host_name(host: str) -> str:
+    """The name of a host as people know it."""
+    return host.partition("/")[0]
+
+
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 

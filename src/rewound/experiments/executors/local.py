@@ -111,12 +111,12 @@ def _work(
     """Be one worker, here or in a process of its own."""
     store = Store(place, say, known)
     worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
-    with _one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
+    with one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
         walk(plan, worker)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Law 1 holds bit for bit with one thread per worker; several workers then also do not fight for cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

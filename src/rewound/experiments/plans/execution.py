@@ -25,6 +25,7 @@ from rewound.experiments.plans.realisation import (
 from rewound.experiments.plans.remaining import release, sufficient_outcome
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
+from rewound.foundations.owners import host_name, this_host
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
@@ -302,6 +303,7 @@ class Job:
             "seconds": self.seconds,
             "curve": self.curve,
             "made": made_by(self.node, self.worker.options),
+            "host": host_name(this_host()),
         }
 
 

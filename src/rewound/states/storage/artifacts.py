@@ -129,6 +129,8 @@ class Result(TypedDict, total=False):
     """How many the whole network has; missing in earlier results."""
     parameters_left: int
     """How many of them are not pruned, biases and normalisation included; missing in earlier results."""
+    host: str
+    """The name of the machine that trained it; missing in earlier results."""
     failed: Failure
 
 
@@ -282,6 +284,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "flops": _is_count,
     "parameters": _is_count,
     "parameters_left": _is_count,
+    "host": _is_text,
     "layers": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_layer, value.values())),
     "failed": _is_failure,
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.owners import Owner, is_process_number, this_process
+from rewound.foundations.owners import Owner, host_name, is_process_number, this_process
 from rewound.states.storage.backend import Backend
 
 HEARTBEAT = 2.0
@@ -45,7 +45,7 @@ class Claim(NamedTuple):
 
     @property
     def host_name(self) -> str:
-        return self.host.partition("/")[0]
+        return host_name(self.host)
 
 
 @dataclass(frozen=True)

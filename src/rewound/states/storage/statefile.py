@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypedDict, cast
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, uint8
 
 from rewound.method.pruning.mask import Mask
@@ -83,12 +83,15 @@ def write_state(
     save_file(tensors, path, {"rewound": header, **checksums})
 
 
-def read_state(path: Path, key: str, *, draft: bool = False) -> Kept:
-    """The state in a file that lies where the one of `key`, or its draft, belongs."""
+def read_state(source: Path | bytes, key: str, *, draft: bool = False) -> Kept:
+    """The state in a file, or in its bytes, that lies where the one of `key`, or its draft, belongs."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if isinstance(source, bytes):
+            metadata, tensors = _parsed(source[8 : header_size(source)])[0], load(source)
+        else:
+            with safe_open(source, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError:
         raise Damaged from None
     if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):

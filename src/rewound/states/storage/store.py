@@ -81,7 +81,7 @@ class Store:
             return
         number = re.match(rb"[0-9]{1,9}", found)
         if number is None or found.strip() != _version_line(int(number[0])).strip():
-            self._set_aside("version", "is not what was written", f"store version {VERSION} is taken for it")
+            self.set_aside("version", "is not what was written", f"store version {VERSION} is taken for it")
         elif int(number[0]) > VERSION:
             raise InputError(
                 f"store {self.name} was written by a newer version ({int(number[0])}; this one knows {VERSION}); "
@@ -101,11 +101,9 @@ class Store:
         if (content := self.backend.read(path, LONGEST_RESULT + 1)) is None:
             return None
         try:
-            if len(content) > LONGEST_RESULT:
-                raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
-            result = decoded(content, key)
+            result = _decoded(content, key)
         except Damaged as damage:
-            self._set_aside(path, damage.reason)
+            self.set_aside(path, damage.reason)
             return None
         self.known[key] = outcome_of(result)
         return result
@@ -179,7 +177,7 @@ class Store:
             if (reason := misfit(kept)) is not None:
                 raise Damaged(reason)
         except Damaged as damage:
-            self._set_aside(path, damage.reason)
+            self.set_aside(path, damage.reason)
             return None
         except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot open or map the file
             if not file.exists():  # dropped since it was looked for, or only its copy in a cache
@@ -197,7 +195,7 @@ class Store:
                     continue
                 return read_facts(beginning)
             except Damaged as damage:
-                self._set_aside(path, damage.reason)
+                self.set_aside(path, damage.reason)
                 return None
         return None
 
@@ -212,6 +210,10 @@ class Store:
         """Remove tensors that nothing needs any more."""
         if even_if_for_good or ((facts := self._facts(key, draft=draft)) is not None and not facts["for_good"]):
             self.backend.remove(_tensors(key, draft).path)
+
+    def is_kept_for_good(self, key: str) -> bool:
+        """Whether the tensors at `key` are to outlive the sweep that they were kept for."""
+        return (facts := self._facts(key, draft=False)) is not None and facts["for_good"]
 
     def drafted(self, key: str) -> Position | None:
         """How far the draft of an unfinished node has come; None without one."""
@@ -316,7 +318,19 @@ class Store:
 
     # Damage
 
-    def _set_aside(self, path: str, reason: str, then: str = "to be recomputed") -> None:
+    def check(self, path: str, size: int) -> None:
+        """`Damaged`, unless what lies at the path of an artifact, of about so many bytes, is what was written there."""
+        artifact, most = artifact_at(path), size + 1
+        while (content := self.backend.read(path, most)) is not None and len(content) == most:  # it has grown since
+            most *= 2
+        if artifact is None or content is None:  # nothing of ours, or removed since it was listed
+            return
+        if artifact.kind == "result":
+            _decoded(content, artifact.key)
+        else:
+            read_state(content, artifact.key, draft=artifact.kind == "draft")
+
+    def set_aside(self, path: str, reason: str, then: str = "to be recomputed") -> None:
         """Move a damaged file away, and say so; from a disk that can only be read it does not go."""
         if (file := self.backend.fetch(path)) is None:  # another worker has found it, too, and was faster
             return
@@ -349,6 +363,12 @@ def copied(file: Path) -> Source:
             raise Gone(str(file)) from None
 
     return copy
+
+
+def _decoded(content: bytes, key: str) -> Result:
+    if len(content) > LONGEST_RESULT:
+        raise Damaged(f"is longer than a result can be ({LONGEST_RESULT:,} bytes)")
+    return decoded(content, key)
 
 
 def _tensors(key: str, draft: bool) -> Artifact:
