@@ -1,6 +1,7 @@
 """What `import rewound` gives: every public name, from the module that has it."""
 
 from rewound.commands.exporting import Export, export
+from rewound.commands.latency import PrunedToLatency, prune_to_latency
 from rewound.commands.sweeps import SweepResults, plan, report, results, run
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
@@ -47,6 +48,7 @@ __all__ = [
     "Position",
     "Profile",
     "PrunedNetwork",
+    "PrunedToLatency",
     "Pruner",
     "Reached",
     "Recipe",
@@ -85,6 +87,7 @@ __all__ = [
     "plan",
     "profile",
     "prune",
+    "prune_to_latency",
     "report",
     "results",
     "run",
