@@ -19,6 +19,7 @@ from rewound.tasks.recipes import recipe_named
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEVELS = {  # what each ends with
     "pytorch_loop": "level 8 of 8: 5.00x (density 0.2)",
+    "slim_loop": "level 2 of 2: 4.00x (density 0.25)",
     "accelerate_script": "level 5 of 5: 3.00x (density 0.3333)",
     "lightning_module": "level 5 of 5: 3.00x (density 0.3333)",
     "huggingface_bert": "level 4 of 4: 2.00x (density 0.5)",

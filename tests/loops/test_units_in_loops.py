@@ -178,3 +178,10 @@ def test_what_cannot_be_pruned_is_refused_after_the_first_epoch() -> None:
     loop = Loop(Around(network()))
     with pytest.raises(InputError, match="the loop has not called the model itself; give example_inputs="):
         loop.over(loop.run(compression=2, pruner=UNITS))
+
+
+def test_units_go_to_a_part_of_the_operations() -> None:
+    loop = Loop()
+    run = loop.over(loop.run(compression=2, one_shot=True, retrain_epochs=1, pruner=Pruner(pattern="unit", of="flops")))
+    dense = rewound.profile(network(), batch(0, 0)[0][:1]).total()
+    assert rewound.profile(loop.model, batch(0, 0)[0][:1]).total(run.mask) <= dense / 2

@@ -14,9 +14,11 @@ from typing import Literal, Unpack
 from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.course import Init
+from rewound.loops.example import given_example
 from rewound.loops.loop import Epochs, epochs
 from rewound.loops.snapshot import Stateful
-from rewound.method.choices import Chosen, takes_choices
+from rewound.loops.structure import Structure, made_small
+from rewound.method.choices import Choices, Chosen, takes_choices
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -61,15 +63,16 @@ class Rewind(Callback):
             also=also,
             init=init,
             adopt=adopt,
-            example_inputs=example_inputs,
-            example_keywords=example_keywords,
             resume=False,
             say=say,
             **chosen,
         )
         self._folder, self._adopts, self._max_drop = checkpoint, adopt, chosen.get("max_drop")
         self._monitor, self._more_is_better = monitor, mode == "max"
+        self._also, self._choices = also, Choices(**chosen)
+        self._example = example_inputs, example_keywords
         self._saved: dict[str, object] | None = None
+        self._small: Structure | None = None  # the module as small as its checkpoint, until the run is made
         self._validated: float | None = None  # the accuracy of an adopted module, from before the fit
         self._run: Epochs | None = None
         self._in_epoch = False
@@ -80,6 +83,34 @@ class Rewind(Callback):
         if self._run is None:
             raise InputError("there is no run before trainer.fit")
         return self._run
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self._choices.slim:
+            self._make_small_before_loading(trainer, pl_module)
+
+    def _make_small_before_loading(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the trainer load the weights of a small network: the module gets their shapes before."""
+        load = pl_module.on_load_checkpoint
+
+        def loading(checkpoint: dict[str, object]) -> None:
+            del pl_module.on_load_checkpoint  # the module's own is below this one
+            if isinstance(saved := checkpoint.get("rewound"), dict):
+                example = given_example(*self._example_of(pl_module))
+                pruner, folder = self._choices.the_pruner, self._run_folder(trainer)
+                self._small = made_small(pl_module, self._also, pruner, example, folder, saved)
+            load(checkpoint)
+
+        pl_module.on_load_checkpoint = loading  # type: ignore[method-assign]
+
+    def _run_folder(self, trainer: Trainer) -> str | Path:
+        return Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
+
+    def _example_of(self, pl_module: LightningModule) -> tuple[object, Mapping[str, object] | None]:
+        """What was given, or the module's `example_input_array`, where the pruner needs it."""
+        if self._example != (None, None) or not self._choices.the_pruner.by_units:
+            return self._example
+        found = pl_module.example_input_array
+        return (None, found) if isinstance(found, Mapping) else (found, None)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
         if trainer.state.fn == "fit":
@@ -98,11 +129,21 @@ class Rewind(Callback):
         if self._run is not None:
             raise InputError("this Rewind callback was used in a fit before; make a new one, and a new Trainer")
         training_epochs = _training_epochs(trainer, self._max_drop)
-        folder = Path(trainer.default_root_dir, "rewound") if self._folder is None else self._folder
+        if self._small is not None:
+            self._small.fit(None)  # the run makes it small again
+        vars(pl_module).pop("on_load_checkpoint", None)
+        inputs, keywords = self._example_of(pl_module)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         steps = _scheduler_steps(trainer, training_epochs) if self._adopts else 1
         run = self._new_run(
-            training_epochs, pl_module, trainer.optimizers, schedulers, checkpoint=folder, steps_per_epoch=steps
+            training_epochs,
+            pl_module,
+            trainer.optimizers,
+            schedulers,
+            checkpoint=self._run_folder(trainer),
+            steps_per_epoch=steps,
+            example_inputs=inputs,
+            example_keywords=keywords,
         )
         if self._saved is not None:
             run.load_state_dict(self._saved)

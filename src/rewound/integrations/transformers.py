@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack, cast
 
+import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
@@ -92,6 +94,8 @@ def rewind(
         say=say,
         **chosen,
     )
+    if chosen.get("slim"):
+        _make_small_before_loading(trainer, run)
     if by_steps:
         _check_ends(args, run.ends, chosen.get("max_drop"))
         args.max_steps = len(run)
@@ -99,6 +103,20 @@ def rewind(
         args.num_train_epochs = len(run)
     trainer.add_callback(_Rewinding(run, _with_save_hooks(bare_optimizer(optimizer)), steps_per_unit))
     return run
+
+
+def _make_small_before_loading(trainer: Trainer, run: Epochs | Steps) -> None:
+    """Let the trainer load the weights of a small network: the model gets their shapes before."""
+    load = trainer._load_from_checkpoint
+
+    def loading(path: str, model: nn.Module | None = None) -> None:
+        if (file := Path(path, "optimizer.pt")).is_file():
+            saved = torch.load(file, map_location="cpu", weights_only=True).get("rewound")
+            if isinstance(saved, dict):
+                run.load_state_dict(saved)
+        load(path, model)
+
+    trainer._load_from_checkpoint = loading  # type: ignore[method-assign, assignment]
 
 
 def _check(trainer: Trainer) -> None:

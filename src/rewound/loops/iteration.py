@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, ExitStack
 from rewound.foundations.errors import Diverged, InputError, few, warn
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
-from rewound.loops.course import Course, LoopRun
+from rewound.loops.course import Course
 from rewound.loops.hooks import StepHooks, recorded, replayed
 from rewound.loops.level import GradualPruning, Keeper, begin_level, nothing_to_rewind_to
+from rewound.loops.looprun import LoopRun
 from rewound.loops.optimizers import check_all_given, check_new, members, resting, set_last_rates, trained_weights
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording, check_final_ahead

@@ -22,7 +22,8 @@ from rewound.foundations.errors import InputError
 from rewound.loops import ranks
 from rewound.loops.averages import averages, prune_along
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
-from rewound.loops.course import Course, LoopRun
+from rewound.loops.course import Course
+from rewound.loops.looprun import LoopRun
 from rewound.loops.optimizers import members, trained_parameters, trained_weights, with_inner
 from rewound.loops.progress import Operations, Progress
 from rewound.loops.snapshot import Subjects

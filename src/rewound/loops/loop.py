@@ -19,9 +19,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, as_path, as_whole, check_kind, shown
-from rewound.loops.course import Course, Init, LoopRun
+from rewound.loops.course import Course, Init
 from rewound.loops.example import Example, given_example
 from rewound.loops.iteration import iterated
+from rewound.loops.looprun import LoopRun
 from rewound.loops.optimizers import (
     Scheduler,
 )

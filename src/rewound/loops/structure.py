@@ -5,21 +5,24 @@ epoch where the script gives one, and after the first epoch (or step) otherwise,
 found, or a compression that they do not reach, is refused before the dense run is trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, as_path
 from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
 from rewound.loops.optimizers import trained_parameters
+from rewound.loops.progress import progress_of
 from rewound.loops.slimming import Shrunk
-from rewound.loops.snapshot import Subjects
+from rewound.loops.snapshot import Stateful, Subjects
+from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
@@ -102,7 +105,7 @@ class Structure:
         """An error if the network cannot become as small as asked for, by what is known before the dense run."""
         model = self.subjects.model
         shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
-        self.pruner.kept(shapes, self.target, model=model, groups=self.units)
+        self.pruner.kept(shapes, self.target, model=model, groups=self.units, profile=self._profile)
         if self.slims:
             mask = self.pruned(trained_parameters(model, self.subjects.optimizer), self.target, None)
             Shrunk(self.subjects, self._slim(mask)).check()
@@ -147,4 +150,34 @@ class Structure:
     def pruned(self, parameters: Parameters, density: float, before: Mask | None) -> Mask:
         """The mask without the units that go, of the parameters that may be pruned."""
         model, seed = self.subjects.model, torch.initial_seed()
-        return self.pruner.prune(parameters, density, before, seed=seed, model=model, groups=self.units)
+        groups, costs = self.units, self._profile
+        return self.pruner.prune(parameters, density, before, seed=seed, model=model, groups=groups, profile=costs)
+
+    @cached_property
+    def _profile(self) -> Profile | None:
+        """What a pass of the large network costs, where the pruner counts that."""
+        if self.pruner.of != "flops" or self.example is None:
+            return None
+        inputs, keywords = self._here(self.example)
+        return profile(self.subjects.model, inputs, keywords=keywords)
+
+
+def made_small(
+    model: nn.Module,
+    also: Sequence[Stateful],
+    pruner: Pruner,
+    example: Example | None,
+    folder: str | Path,
+    saved: Mapping[str, object],
+) -> Structure | None:
+    """Give a model the shapes that it had when a trainer saved it, so that the trainer can load it; `fit` undoes that.
+
+    It takes what `state_dict` of the run gave; None where the model was large.
+    """
+    if (mask := progress_of(saved).mask) is None:
+        return None
+    subjects = Subjects(model, torch.optim.SGD(model.parameters(), lr=0.0), also=also)
+    structure = Structure(subjects, pruner, 1.0, example, slims=True)
+    structure.read(Folder(as_path("checkpoint", folder)))
+    structure.fit(mask)
+    return structure
