@@ -45,7 +45,7 @@ def weights_left(mask: Mask) -> int:
 def test_the_smallest_units_go_until_the_density_is_reached() -> None:
     model = two_layers()
     assert left(pruned(model, 0.8)) == ([2, 3, 4, 5, 6, 7], 4)
-    assert left(pruned(model, 0.5)) == ([5, 6, 7], 4)
+    assert left(pruned(model, 0.5)) == ([4, 5, 6, 7], 3), "unit 4 is above the mean of its layer, and none of the other"
     assert left(pruned(model, 1.0)) == (list(range(8)), 4)
     assert left(pruned(model, 0.5, scope="layer")) == ([4, 5, 6, 7], 3), "4 * 2 + 4 * 3 + 3 * 2 = 26 of 56"
 
@@ -54,9 +54,19 @@ def test_a_mask_has_all_parameters_of_the_units_and_slims() -> None:
     model = two_layers()
     mask = pruned(model, 0.5)
     assert list(mask) == ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight"], "outputs stay, and their biases"
-    assert mask["0.bias"].tolist() == [False] * 5 + [True] * 3
-    assert mask["2.weight"].any(0).tolist() == [False] * 5 + [True] * 3
-    assert slim(model, mask, (EXAMPLE,)).model[0].out_features == 3
+    assert mask["0.bias"].tolist() == [False] * 4 + [True] * 4
+    assert mask["2.weight"].any(0).tolist() == [False] * 4 + [True] * 4
+    assert slim(model, mask, (EXAMPLE,)).model[0].out_features == 4
+
+
+def test_units_of_layers_are_compared_by_their_part_of_the_layers_mean() -> None:
+    """Else one layer, whose weights are small for its place in the network, would lose all units but one."""
+    model = two_layers()
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(model[0], name).mul_(1e-6)
+        model[2].weight.mul_(1e-6)
+    assert left(pruned(model, 0.5)) == left(pruned(two_layers(), 0.5))
 
 
 def test_multiples_minimums_and_floors_stay() -> None:
@@ -165,7 +175,7 @@ def test_filters_are_those_of_convolutions_ranked_by_their_own_weights() -> None
     assert mask["one.weight"].flatten(1).any(1).tolist() == [False] * 3 + [True] * 3
     assert not mask["two.weight"][:, :3].any(), "what reads a filter goes with it"
     assert mask["hidden.weight"].all(), "rows of a linear layer are no filters"
-    by_unit = Pruner(pattern="unit", only=("one.*", "hidden.*"))(model, 0.9, example_inputs=IMAGES)
+    by_unit = Pruner(pattern="unit", only=("one.*", "hidden.*"))(model, 0.6, example_inputs=IMAGES)
     assert not by_unit["hidden.weight"].all()
 
 

@@ -1,7 +1,10 @@
 """Which units go: those with the smallest scores, until no more is left of the network than was asked for.
 
 Most scores of a unit are the mean of the scores of its weights, so that units of different sizes can be ranked
-together: it is what their removal costs for each weight saved.
+together: it is what their removal costs for each weight saved. Units of all groups are ranked by what part of their
+group's mean score they have. Without that, the group with the smallest weights would lose all units but one, and the
+network its accuracy: 36% instead of 97% on the digits at a density of 0.25, one-shot, where single weights may be
+ranked as they are.
 
 Units differ in size, so that a count of weights is not met exactly: as many go as are needed to have no more left.
 Each group keeps a minimum of units, and a multiple of `round_to`.
@@ -222,7 +225,7 @@ class Candidates:
     size: Size
     least: Least
     scope: str
-    """"global" ranks all units together, "layer" takes the same part of each group."""
+    """"global" ranks all units together, relative to their group; "layer" takes the same part of each group."""
 
     @property
     def parameters(self) -> list[str]:
@@ -252,13 +255,13 @@ class Candidates:
         group, (own, ascending) = self.groups.groups[number], self._ascending(number, scores, alive)
         size, multiple = len(ascending), self.least.round_to
         first = size % multiple or multiple  # what is over goes first, so that a multiple is left
-        rank = -math.inf
+        rank, mean = -math.inf, sum(own[unit] for unit in ascending) / max(size, 1) or 1.0
         for start, end in pairwise([0, *range(first, size - self.least.of(group) + 1, multiple)]):
             batch = tuple(ascending[start:end])
             if self.scope == "layer":
                 rank = (len(group) - size + end) / len(group)
             else:
-                rank = max(rank, sum(own[unit] for unit in batch) / len(batch))
+                rank = max(rank, sum(own[unit] for unit in batch) / len(batch) / mean)
             yield _Batch(rank, number, batch)
 
     def _ascending(self, number: int, scores: UnitScores, alive: Tensor) -> tuple[list[float], list[int]]:
