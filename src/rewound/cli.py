@@ -305,6 +305,10 @@ ItsRecipe = Annotated[
         help="the recipe that builds the network, or package.module:Class", show_default="what the file names"
     ),
 ]
+ItsModel = Annotated[
+    str | None,
+    typer.Option("--model", help="package.module:name of what makes the network of a ticket that names no recipe"),
+]
 
 
 @app.command("bench", epilog="Example: rewound bench rewound-pruned/digits --batch 64 --threads 1")
@@ -321,6 +325,7 @@ def bench_command(
     seconds: Annotated[float, typer.Option(help="about how long each backend is measured, after a warm-up")] = 10.0,
     recipe: ItsRecipe = None,
     fields: Fields = None,
+    model: ItsModel = None,
     store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
     """Measure a network: dense beside pruned, beside slim where whole units were pruned."""
@@ -335,6 +340,7 @@ def bench_command(
         seconds=seconds,
         recipe=recipe,
         fields=fields_in(fields or ()),
+        model=model,
         store=store,
         say=say,
     )
@@ -354,13 +360,25 @@ def export_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
     recipe: ItsRecipe = None,
     fields: Fields = None,
+    model: ItsModel = None,
     store: StorePlace = str(DEFAULT_STORE),
 ) -> None:
     """Write a network for another runtime; the file is loaded again, run and compared."""
     from rewound.commands.exporting import export
 
-    given = fields_in(fields or ())
-    say(str(export(network, out, to=to, slim=slim, overwrite=overwrite, recipe=recipe, fields=given, store=store)))
+    made = export(
+        network,
+        out,
+        to=to,
+        slim=slim,
+        overwrite=overwrite,
+        recipe=recipe,
+        fields=fields_in(fields or ()),
+        model=model,
+        store=store,
+        say=say,
+    )
+    say(str(made))
 
 
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")

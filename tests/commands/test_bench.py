@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rewound
 from command_line import Rewound
-from rewound.commands.named import batched, named_network
+from rewound.commands.named import batched, named_network, slim_network
 from rewound.commands.runtimes import Failed, Machine, expected, machine, prepared
 from rewound.commands.timing import FEWEST, Benchmark, Timing, measured, no_speedup
 from rewound.states.storage.store import Store
@@ -204,7 +204,6 @@ def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
 
 def test_a_recipe_a_ticket_and_a_folder(tmp_path: Path) -> None:
     assert named_network("digits").mask is None
-    assert named_network("digits", fields={"widths": [4, 8]}).recipe == Digits(widths=(4, 8))
     task = Digits(widths=(4, 8))
     model = task.model(3)
     mask = rewound.Pruner(floor=0.1)(model, density=0.3)
@@ -213,7 +212,6 @@ def test_a_recipe_a_ticket_and_a_folder(tmp_path: Path) -> None:
     rewound.save(model, mask, tmp_path / "ticket.safetensors", about)
     for path in (tmp_path, tmp_path / "ticket.safetensors", str(tmp_path)):
         found = named_network(path)
-        assert found.recipe == task
         assert found.mask is not None
         assert_same(found.mask, mask)
         assert_same(found.model.state_dict(), model.state_dict())
@@ -237,8 +235,47 @@ def test_the_fields_of_a_stored_network_are_read_from_its_history(tmp_path: Path
     task = Digits(epochs=0.5, widths=(4, 8), batch_size=32)
     network = rewound.prune(task, compression=2, one_shot=True, retrain_epochs=0.1, store=tmp_path, say=lambda _: None)
     found = named_network(network.levels[1].key, store=tmp_path)
-    assert found.recipe == task
     assert_same(found.model.state_dict(), network.model.state_dict())
+    assert found.example[0].shape == (1, 1, 8, 8)
+
+
+def test_a_slim_state_of_a_store_is_in_the_large_shapes(tmp_path: Path) -> None:
+    task = Digits(epochs=0.5, widths=(4, 8), batch_size=32)
+    made = rewound.prune(
+        task,
+        compression=2,
+        one_shot=True,
+        retrain_epochs=0.1,
+        pruner=rewound.Pruner(pattern="unit", score="l1"),
+        slim=True,
+        store=tmp_path,
+        say=lambda _: None,
+    )
+    found = named_network(made.levels[1].key, store=tmp_path)
+    assert found.mask is not None
+    smaller = slim_network(found.model, found.mask, found.example)
+    assert smaller is not None
+    assert_same(smaller.model.state_dict(), made.model.state_dict())
+
+
+def made_elsewhere() -> nn.Module:
+    return perceptron()
+
+
+def test_a_ticket_of_an_own_loop_with_what_makes_its_network(tmp_path: Path) -> None:
+    model = perceptron()
+    mask = rewound.Pruner(floor=0.1)(model, density=0.5)
+    mask.apply(model)
+    about = {"example": {"inputs": [{"tensor": ["F32", [7, 16]]}], "keywords": {}}}
+    rewound.save(model, mask, tmp_path / "a.safetensors", about)
+    found = named_network(tmp_path / "a.safetensors", model="test_bench:made_elsewhere")
+    assert [tuple(each.shape) for each in found.example] == [(1, 16)]
+    assert_same(found.model.state_dict(), model.state_dict())
+    rewound.save(model, mask, tmp_path / "b.safetensors")
+    with pytest.raises(rewound.InputError, match=r"b.safetensors does not say what its network takes, or more than te"):
+        named_network(tmp_path / "b.safetensors", model="test_bench:made_elsewhere")
+    with pytest.raises(rewound.InputError, match="model 'x:y' goes with the path of a ticket, and there is no file 'd"):
+        named_network("digits", model="x:y")
 
 
 def test_a_batch_of_an_example() -> None:

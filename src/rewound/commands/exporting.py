@@ -74,15 +74,17 @@ def export(
     mask: Mask | None = None,
     recipe: str | None = None,
     fields: Mapping[str, object] = {},
+    model: str | None = None,
     store: str | Path = DEFAULT_STORE,
     say: Callable[[str], None] = print,
 ) -> Export:
     """Write a pruned network to a file for another runtime, if what is read from that file equals the network.
 
     `network` is a module with `example_inputs` (and a `mask`), or what the command takes: the path of a ticket, the
-    first digits of a key in `store`, a recipe's name. `to` is onnx, torch-export or safetensors (default: by the ending
-    of `out`). With `slim`, units that the mask removes are left out. What the file puts out for the example may differ
-    from the network's outputs by rounding alone (64 times the error of an eager pass); otherwise nothing is written.
+    first digits of a key in `store`, a recipe's name; `recipe`, `fields` and `model` are as in `bench`. `to` is
+    onnx, torch-export or safetensors (default: by the ending of `out`). With `slim`, units that the mask removes
+    are left out. What the file puts out for the example may differ from the network's outputs by rounding alone (64
+    times the error of an eager pass); otherwise nothing is written.
 
     >>> import tempfile
     >>> model, file = nn.Linear(4, 2), Path(tempfile.mkdtemp(), "model.safetensors")
@@ -98,20 +100,20 @@ def export(
     if isinstance(network, str | Path):
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
-        found = named_network(network, recipe=recipe, fields=fields, store=store, say=say)
-        model, mask, example = found.model, found.mask, batched(found.recipe.example(), 1)
+        found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
+        exported, mask, example = found.model, found.mask, batched(found.example, 1)
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
-        model, example = network, inputs_in(example_inputs)
-    model = copy.deepcopy(model).eval().cpu()
+        exported, example = network, inputs_in(example_inputs)
+    exported = copy.deepcopy(exported).eval().cpu()
     if mask is not None:
         check_kind("mask", mask, Mask, "give the rewound.Mask that the network was trained under")
-        mask.apply(model)
+        mask.apply(exported)
     if slim:
-        model = _without_units(model, mask, example)
+        exported = _without_units(exported, mask, example)
     with TemporaryDirectory() as folder, torch.no_grad():
         file = Path(folder, f"network{path.suffix}")
-        deviation, batch = FORMATS[kind][1](model, example, file)
+        deviation, batch = FORMATS[kind][1](exported, example, file)
         with replacing(path) as temporary:
             shutil.copyfile(file, temporary)
     return Export(path, kind, path.stat().st_size, deviation, batch)

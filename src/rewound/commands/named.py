@@ -1,9 +1,10 @@
 """The network that a command is given: a recipe's own, that of a ticket, or a state of a store.
 
 What a file says is not trusted: of the recipes that tickets and stores name, only those that come with the package are
-used. Any other is given by its import path.
+used. Any other, or what makes the network of a ticket without a recipe, is given by its import path.
 """
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, as_path
+from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.slimming import Slim, expanded, shapes_of, slim
 from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
 from rewound.states.storage.backend import Place, as_place
+from rewound.states.storage.statefile import Kept as Stored
 from rewound.states.storage.store import Say, Store, is_store
-from rewound.states.tickets.rebuilding import recipe_of
+from rewound.states.tickets.rebuilding import drawn_example, large_network, recipe_of
 from rewound.states.tickets.ticket import Ticket, load
 from rewound.tasks.recipe import Recipe, changed_fields
 from rewound.tasks.recipes import RECIPES, recipe_named
+from rewound.tasks.slimmed import kept_by
 
 TICKET = "ticket.safetensors"
 """The ticket in a folder that `rewound prune` wrote."""
@@ -30,12 +34,16 @@ TICKET = "ticket.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class NamedNetwork:
-    """A network with its weights, its mask if it was pruned, and the recipe that built it."""
+    """A network with its weights in the large shapes, its mask if it was pruned, and what it takes."""
 
     name: str
     model: nn.Module
     mask: Mask | None
-    recipe: Recipe
+    dense: nn.Module
+    """A network of the same shapes that was not pruned."""
+    example: tuple[Tensor, ...]
+    """The inputs of a pass with a batch of one."""
+    costs: Costs
 
 
 def named_network(
@@ -43,48 +51,74 @@ def named_network(
     *,
     recipe: str | None = None,
     fields: Mapping[str, object] = {},
+    model: str | None = None,
     store: str | Path = DEFAULT_STORE,
     say: Say = print,
 ) -> NamedNetwork:
-    """What is at a path, or of that name, or under that key; `recipe` and `fields` build the network of a file."""
+    """What is at a path, or of that name, or under that key.
+
+    `recipe` and `fields`, or `model` (package.module:name), say how to build the network of a file that does not.
+    """
     name, file = str(given), as_path("network", given)
     if file.exists():
-        return _of_ticket(file, recipe, fields)
+        return _of_ticket(file, recipe, fields, model)
+    if model is not None:
+        raise InputError(f"model {model!r} goes with the path of a ticket, and there is no file {name!r}; give one")
     if isinstance(given, str) and re.fullmatch(r"[0-9a-f]{1,32}", given):
         return _of_key(given, recipe, fields, as_place("store", store), say)
     if isinstance(given, str) and (given in RECIPES or ":" in given):
         if recipe is not None:
             raise InputError(f"recipe {recipe!r} goes with a ticket or a key, and {given!r} is a recipe; give one")
-        task = recipe_named(given).with_fields(fields)
-        return NamedNetwork(name, task.model(0), None, task)
+        return _of_recipe(name, recipe_named(given).with_fields(fields))
     raise InputError(
         f"{name!r} is no file, no key of a store, and no recipe; give the path of a ticket, the first digits of a key, "
         f"or a recipe: {', '.join(sorted(RECIPES))} or package.module:Class"
     )
 
 
-def _of_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> NamedNetwork:
+def _of_recipe(name: str, task: Recipe, model: nn.Module | None = None, mask: Mask | None = None) -> NamedNetwork:
+    dense = task.model(0)
+    return NamedNetwork(name, dense if model is None else model, mask, dense, tuple(task.example()), task.costs)
+
+
+def _of_ticket(file: Path, recipe: str | None, fields: Mapping[str, object], model: str | None) -> NamedNetwork:
     ticket = load(file / TICKET if (file / TICKET).is_file() else file)
+    if model is not None:
+        return _of_model(str(file), ticket, large_network(model, ticket.about))
     task = recipe_of_ticket(ticket, recipe, fields)
     if task is None:
         said = ticket.about.get("recipe")
         which = f"names the recipe {said!r}, which does not come with rewound" if said else "does not name its recipe"
-        raise InputError(f"{file} {which}; give the recipe that built its network with --recipe (and --field)")
-    model = task.model(0)
+        raise InputError(
+            f"{file} {which}; give the recipe that built its network with --recipe (and --field), or what makes the "
+            "network with --model"
+        )
+    network = task.model(0)
     try:
-        ticket.into(model)
+        ticket.into(network)
     except InputError as error:
         raise InputError(
             f"{file} is no network of recipe {task.label()} ({error}); give its own with --recipe"
         ) from error
-    return NamedNetwork(str(file), model, ticket.mask, task)
+    return _of_recipe(str(file), task, network, ticket.mask)
+
+
+def _of_model(name: str, ticket: Ticket, dense: nn.Module) -> NamedNetwork:
+    """The network of a ticket of an own loop, which says what kind of example the network takes."""
+    inputs, keywords = drawn_example(ticket.about.get("example")) or ((), {})
+    if not inputs or keywords or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        raise InputError(
+            f"{name} does not say what its network takes, or more than tensors by position; "
+            "give the network itself with example_inputs, in Python"
+        )
+    model = copy.deepcopy(dense)
+    ticket.into(model)
+    return NamedNetwork(name, model, ticket.mask, dense, tuple(each[:1] for each in inputs), MULTIPLY_ADDS)
 
 
 def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, object]) -> Recipe | None:
     """The recipe that was given, or the one that the ticket names; None if it names none that can be used."""
-    if recipe is not None:
-        return recipe_named(recipe).with_fields(fields)
-    return recipe_of(ticket.about, fields)
+    return recipe_of(ticket.about, fields) if recipe is None else recipe_named(recipe).with_fields(fields)
 
 
 def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Place, say: Say) -> NamedNetwork:
@@ -103,13 +137,21 @@ def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root:
         )
     model = task.model(stored.state.seed)
     try:
-        model.load_state_dict(dict(stored.state.model))
-    except RuntimeError as error:
+        model.load_state_dict(_in_large_shapes(task, stored))
+    except (InputError, RuntimeError) as error:
         raise InputError(
             f"{key[:12]} is no network of recipe {task.label()} with these fields: names or shapes differ; "
             "give its own with --recipe and --field"
         ) from error
-    return NamedNetwork(key[:12], model, stored.mask, task)
+    return _of_recipe(key[:12], task, model, stored.mask)
+
+
+def _in_large_shapes(task: Recipe, stored: Stored) -> dict[str, Tensor]:
+    """The tensors of a state; where it is slim, what it has lost is zeros again."""
+    tensors, shapes = stored.state.model, shapes_of(task.skeleton)
+    if stored.mask is None or all(tuple(tensors[name].shape) == shape for name, shape in shapes.items()):
+        return dict(tensors)
+    return expanded(tensors, kept_by(task, stored.mask), shapes)
 
 
 def found_result(store: Store, prefix: str) -> tuple[str, Result]:

@@ -171,15 +171,17 @@ def bench(
     seconds: float = 10.0,
     recipe: str | None = None,
     fields: Mapping[str, object] = {},
+    model: str | None = None,
     store: str | Path = DEFAULT_STORE,
     say: Callable[[str], None] = print,
 ) -> Benchmark:
     """Measure a network, the same under its mask, and, where the mask removes whole units, the slim network.
 
-    `network` is a module with `example_inputs` (and a `mask`), several modules by name, or what the command takes: a
-    recipe's name, the path of a ticket, the first digits of a key in `store`; `recipe` and `fields` then say how to
-    build a network whose file does not. A pass has `batch` examples (default: as many as `example_inputs`, else 64).
-    Backends are eager, compiled (torch.compile) and onnx (ONNX Runtime), each measured for about `seconds`.
+    `network` is a module with `example_inputs` (and a `mask`), several modules by name, or what the command takes:
+    a recipe's name, the path of a ticket, the first digits of a key in `store`; `recipe` and `fields`, or `model`
+    (the import path of what makes it), then say how to build a network whose file does not. A pass has `batch`
+    examples (default: as many as `example_inputs`, else 64). Backends are eager, compiled (torch.compile) and onnx
+    (ONNX Runtime), each measured for about `seconds`.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> found = bench(model, torch.zeros(4, 8), backend="eager", seconds=0.1, say=lambda line: None)
@@ -194,10 +196,9 @@ def bench(
     if isinstance(network, str | Path):
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
-        found = named_network(network, recipe=recipe, fields=fields, store=store, say=say)
-        name, example, costs = found.name, batched(found.recipe.example(), batch or BATCH), found.recipe.costs
-        dense = found.recipe.model(0) if found.mask is not None else found.model
-        variants, remarks = variants_of(dense, found.model, found.mask, example)
+        found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
+        name, example, costs = found.name, batched(found.example, batch or BATCH), found.costs
+        variants, remarks = variants_of(found.dense, found.model, found.mask, example)
     else:
         name, example, costs = "networks", _inputs(example_inputs, batch), MULTIPLY_ADDS
         if isinstance(network, Mapping):
