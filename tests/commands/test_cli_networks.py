@@ -115,6 +115,13 @@ def test_a_compression_of_some_weights_says_of_how_many(rewound_command: Rewound
     assert whole in rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2).out
 
 
+def test_a_compression_of_whole_units_counts_the_weights_of_the_large_network(rewound_command: Rewound) -> None:
+    """All prunable weights are selected, so that nothing is said of how many, though the slim network has fewer."""
+    out = rewound_command("prune", "tiny:Tiny", "--one-shot", "--compression", 2, "--pattern", "unit", "--slim").out
+    assert "x of the pruned weights, " in out
+    assert "selected of" not in out
+
+
 def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(tmp_path: Path) -> None:
     network = rewound.prune(Tiny(), technique="weight-rewinding", one_shot=True, compression=2, store=tmp_path)
     assert network.settings["retrain_epochs"] == 0.9 * Tiny().training_epochs

@@ -71,8 +71,8 @@ def _difference(folder: Path, asked: Mapping[str, object]) -> str:
 
 def _selected(network: PrunedNetwork) -> str:
     """What is said of a compression that counts only some of the weights."""
-    total = sum(weight.numel() for weight in prunable_weights(network.model).values())
-    counted = network.mask.total
+    sizes = {name: weight.numel() for name, weight in prunable_weights(network.large).items()}
+    total, counted = sum(sizes.values()), sum(size for name, size in sizes.items() if name in network.mask)
     return "" if counted == total else f" (the {counted:,} selected of {total:,})"
 
 
