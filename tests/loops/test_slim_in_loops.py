@@ -1,16 +1,19 @@
 """Own loops with `slim=True`: the user's own objects become small, and train what a masked network would (law 8)."""
 
 import copy
+import csv
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
+from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import rewound
 import rewound.loops.iteration
+from optimizers_around import Lookahead, timm_lookahead
 from rewound import Epochs, InputError, Pruner
 from sameness import assert_same
 from training_loops import AT_ONCE, Loop, T, redraw
@@ -197,6 +200,69 @@ def test_a_compiled_model_follows() -> None:
             loop.train(epoch)
         results.append(model.eval()(points()).detach())
     assert close(*results)
+
+
+def of_two(model: Residual) -> list[Optimizer]:
+    head = list(model.head.parameters())
+    rest = [parameter for parameter in model.parameters() if not any(parameter is each for each in head)]
+    return [SGD(rest, lr=0.05, momentum=0.9), AdamW(head, lr=0.01)]
+
+
+AROUND = {
+    "lookahead": lambda model: [Lookahead(OPTIMIZERS["sgd"](model))],
+    "timm's lookahead": lambda model: [timm_lookahead()(OPTIMIZERS["adamw"](model))],
+    "two": of_two,
+    "adafactor": lambda model: [torch.optim.Adafactor(model.parameters(), lr=0.01)],
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", AROUND)
+def test_optimizers_inside_others_several_and_with_slots_of_other_shapes(kind: str) -> None:
+    """All but Adafactor treat each element by itself, and so train what they train under a mask."""
+    outputs, points_seen = [], points()
+    for slim in (False, True):
+        model = Residual()
+        optimizers = AROUND[kind](model)
+        run = rewound.epochs(
+            3, model, optimizers, compression=3, rate=0.3, retrain_epochs=2, pruner=UNITS, slim=slim,
+            technique="weight-rewinding", say=lambda _: None,
+        )  # fmt: skip
+        for _ in run:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(points_seen).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        outputs.append(copy.deepcopy(model).eval()(points_seen).detach())
+        assert (model.stem.out_channels < 6) == slim
+    if kind != "adafactor":
+        assert close(*outputs)
+
+
+def test_a_trained_module_in_also_stays_as_it_is() -> None:
+    model, critic = Residual(), nn.Linear(3, 1).double()
+    optimizer = SGD([*model.parameters(), *critic.parameters()], lr=0.05, momentum=0.9)
+    options = {"compression": 2, "retrain_epochs": 1, "pruner": UNITS, "slim": True, "say": lambda _: None}
+    for _ in rewound.epochs(2, model, optimizer, also=[critic], **options):
+        optimizer.zero_grad()
+        critic(model(points())).mean().backward()
+        optimizer.step()
+    assert critic.weight.shape == optimizer.state[critic.weight]["momentum_buffer"].shape == (1, 3)
+    assert model.branch[0].out_channels < 8
+
+
+def test_the_table_counts_the_small_network(tmp_path: Path) -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
+    loop.over(run)
+    with (tmp_path / "levels" / "levels.csv").open(newline="") as file:
+        row = list(csv.DictReader(file))[-1]
+    parameters = sum(p.numel() for p in loop.model.parameters())
+    assert int(row["flops"]) == rewound.profile(loop.model, points()[:1]).total()
+    assert int(row["parameters"]) == sum(p.numel() for p in Residual().parameters())
+    assert int(row["parameters"]) - int(row["weights"]) + int(row["weights_kept"]) == parameters
+    assert float(row["network_compression"]) == pytest.approx(int(row["parameters"]) / parameters)
+    assert run.levels[-1].network_compression == pytest.approx(float(row["network_compression"]))
 
 
 class Shadow:

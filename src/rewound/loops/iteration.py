@@ -96,7 +96,7 @@ class _Iteration:
                         can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
                         hooks.end_unit()
                         if run.structure is not None:
-                            run.structure.learn(self._folder, progress.run)
+                            run.structure.learn(self._folder, progress.run, 1 if self.course.unit == "epoch" else 100)
                         if progress.done + 1 == end:
                             break
                         progress.end_epoch(part_ended=False)

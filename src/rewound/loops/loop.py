@@ -81,7 +81,8 @@ def epochs(
 
     A `pruner` of pattern "unit" or "filter" removes whole units of the network (`units`), which are found by running it
     on an example: what the loop calls the model with in its first pass, or `example_inputs` (and `example_keywords`),
-    which an adopted and a compiled network need.
+    which an adopted and a compiled network need. With `slim`, model, optimizer and averages in `also` become small in
+    place when a level begins; they stay the same objects.
 
     >>> model = nn.Linear(8, 4)
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -49,6 +49,7 @@ class Structure:
     parameters: int = field(init=False)
     """How many the large network has."""
     _call: FirstCall | None = field(default=None, init=False)
+    _waited: int = field(default=0, init=False)
     _shrunk: Shrunk | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +80,17 @@ class Structure:
         if self.example is None:
             self._call = FirstCall(self.subjects.model, until)
 
-    def learn(self, folder: Folder, run: str) -> None:
-        """Keep what was noted, and check what can be known from it; to be called after each epoch or step."""
+    def learn(self, folder: Folder, run: str, patience: int) -> None:
+        """Keep what was noted, and check what can be known from it; to be called after each epoch or step.
+
+        After `patience` of them without a call of the model it is an error.
+        """
         if self._call is None:
             return
+        self._waited += 1
         found = ranks.from_first(self._call.example)
+        if found is None and self._waited < patience:
+            return
         if found is None:
             raise InputError(
                 f"pattern {self.pruner.pattern!r} needs to know what the model takes, and the loop has not called the "
