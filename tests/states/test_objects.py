@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import rewound
 from command_line import SWEEP, Rewound
 from object_server import ENVIRONMENT, ObjectServer, serving
 from rewound.experiments.plans.collection import collected
@@ -112,8 +113,12 @@ def test_a_server_that_ignores_conditions_is_refused(server: ObjectServer, url: 
     with pytest.raises(InputError, match=f"cannot use store {url}: its server ignores conditions") as refused:
         Store(url)
     assert "\n" not in str(refused.value)
-    assert Bucket(url).list("probes/") == {}
     assert not is_store(url), "and no store was made"
+    server.ignores_conditions = False
+    assert Store(url).claim(KEY)
+    server.ignores_conditions = True
+    with pytest.raises(InputError, match="its server ignores conditions"):
+        Store(url)
 
 
 def test_an_answer_that_is_lost_is_read_back(server: ObjectServer, url: str) -> None:
@@ -148,6 +153,12 @@ def test_a_server_that_does_not_answer_is_told_soon(url: str, monkeypatch: pytes
     with pytest.raises(InputError, match="its server does not answer; run the same command again when it does"):
         is_store(url)
     assert time.monotonic() - began < 30
+
+
+def test_what_a_server_says_of_itself_is_repeated(server: ObjectServer, url: str) -> None:
+    server.dropped_puts = 10**6
+    with pytest.raises(InputError, match=f"{url}: its server answers 503 Service Unavailable; nothing stored is lost"):
+        Store(url)
 
 
 def test_another_region_is_named(server: ObjectServer, url: str) -> None:
@@ -317,17 +328,19 @@ def test_every_command_takes_a_url(url: str, rewound_command: Rewound, monkeypat
     """Two workers in two processes on one bucket; then a plan, a report, and a pack that goes on in another bucket."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     Path("tiny.toml").write_text(SWEEP)
-    here, away = ["--store", url], ["--store", f"{url}/away"]
+    here, away, quick = ["--store", url], ["--store", f"{url}/away"], ["--figures", "none"]
     code, out, err = rewound_command("report", "tiny.toml", *here)
     assert (code, out) == (2, "")
     assert f"nothing of tiny has run yet in {url}; run it with: rewound run tiny.toml --store {url}" in err
-    assert rewound_command("run", "tiny.toml", "--jobs", 2, *here).code == 0
+    assert rewound.run("tiny.toml", store=url, jobs=2).missing == 0
+    assert rewound.plan("tiny.toml", store=url).nodes_to_do == 0
     assert "done, 0 to do" in rewound_command("plan", "tiny.toml", *here).out
-    assert rewound_command("report", "tiny.toml", *here, "--out", "here").code == 0
+    assert rewound_command("report", "tiny.toml", *here, *quick, "--out", "here").code == 0
     assert f"store {url}" in rewound_command("show", *here).out
     assert rewound_command("pack", "tiny.toml", "--out", "tiny.pack", *here).code == 0
     assert " 0 there already, 0 damaged" in rewound_command("unpack", "tiny.pack", *away).out
-    assert rewound_command("report", "tiny.toml", *away, "--out", "away").code == 0
+    assert rewound_command("report", "tiny.toml", *away, *quick, "--out", "away").code == 0
     assert Path("here/results.csv").read_bytes() == Path("away/results.csv").read_bytes()
-    assert rewound_command("prune", "tiny:Tiny", "--compression", 2, *here, "--out", "pruned").code == 0
+    words = ["--compression", 2, "--one-shot", "--retrain-epochs", 1, "--out", "pruned"]
+    assert rewound_command("prune", "tiny:Tiny", *words, *here).code == 0
     assert not Path("s3:").exists()

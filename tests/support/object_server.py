@@ -80,12 +80,12 @@ class ObjectServer:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         if method == "PUT" and self.dropped_puts:
             self.dropped_puts -= 1
-            return refused("503 Slow Down", "SlowDown")
+            return refused("503 Service Unavailable", "SlowDown")
         with self._lock:  # moto replaces an object in several steps
             if method == "PUT" and self.lost_answers:
                 self.lost_answers -= 1
                 list(self._app(environ, lambda *_: None))
-                return refused("503 Slow Down", "SlowDown")
+                return refused("503 Service Unavailable", "SlowDown")
             return list(self._app(environ, start_response))
 
     def close(self) -> None:

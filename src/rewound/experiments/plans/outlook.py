@@ -60,8 +60,10 @@ def estimate(name: str, plan: Plan, store: Store | None, device: str, jobs: int)
     left = todo(plan, store) if store else list(plan.nodes)
     again = to_recompute(left, store) if store else []
     done = len(plan.nodes) - len(left)
-    drafted = sum((node.steps - steps_to_do(node, store)) / node.recipe.steps_per_epoch for node in left if store)
-    epochs, time = _epochs(plan, left) - drafted, _time(plan, left, store, device, jobs)
+    drafts = store.drafts() if store else set()
+    steps = {node.key: steps_to_do(node, store) if store and node.key in drafts else node.steps for node in left}
+    drafted = sum((node.steps - steps[node.key]) / node.recipe.steps_per_epoch for node in left)
+    epochs, time = _epochs(plan, left) - drafted, _time(plan, left, steps, store, device, jobs)
     dense, shared = plan.epochs(dense=True), plan.epochs(dense=False)
     kept = [node for node in left if plan.readers.get(node.key)]
     size = sum(_bytes(node.recipe) for node in kept)
@@ -120,17 +122,17 @@ class _Time(NamedTuple):
     words: str
 
 
-def _time(plan: Plan, left: list[Node], store: Store | None, device: str, jobs: int) -> _Time:
+def _time(plan: Plan, left: list[Node], steps: dict[str, int], store: Store | None, device: str, jobs: int) -> _Time:
     if not left:
         return _Time(0.0, "nothing")
-    seconds, sources = 0.0, list[str]()
+    seconds, sources, finished = 0.0, list[str](), store.finished() if store else set()
     for task in dict.fromkeys(type(node.recipe) for node in left):
         open_nodes = [node for node in left if type(node.recipe) is task]
-        keys = [node.key for node in plan.nodes if type(node.recipe) is task]
+        keys = [node.key for node in plan.nodes if type(node.recipe) is task and node.key in finished]
         pace = _pace(open_nodes[0].recipe, [result for key in keys if store and (result := store.result(key))], device)
         if pace is None:
             return _Time(None, f"unknown: {task.label()} has not run on {device} yet")
-        seconds += pace.per_step * sum(steps_to_do(node, store) if store else node.steps for node in open_nodes)
+        seconds += pace.per_step * sum(steps[node.key] for node in open_nodes)
         sources.append(pace.source)
     known_from = ", ".join(dict.fromkeys(sources))
     return _Time(seconds / jobs, f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({known_from})")
@@ -171,7 +173,8 @@ def outdated(plan: Plan, store: Store, options: Options | None) -> list[str]:
 
 
 def _unbound(plan: Plan, store: Store) -> list[str]:
-    count = sum(len(store.unbound(node.key)) for node in plan.nodes)
+    held = (store.states() | store.drafts()) & plan.by_key.keys()
+    count = sum(len(store.unbound(key)) for key in held)
     return [unbound_note(count)] if count else []
 
 

@@ -90,13 +90,13 @@ def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
     over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
     with where_writable():
         store.sweep_up()
-        for key in over:
+        for key in over & store.drafts():
             store.drop(key, draft=True)
         if keep_all or _others_work(plan, store):
             return
-        for node in plan.nodes:
-            if node.key in plan.readers and over.issuperset(plan.readers[node.key]):
-                store.drop(node.key)
+        for key in store.states() & plan.by_key.keys() & plan.readers.keys():
+            if over.issuperset(plan.readers[key]):
+                store.drop(key)
 
 
 def pack_store(plan: Plan, store: Store, out: Path, split_bytes: int | None = None) -> list[Path]:

@@ -61,14 +61,10 @@ class Bucket(Backend):
     def probe(self) -> None:
         if self._is_probed:
             return
-        path = f"probes/{secrets.token_hex(8)}"
-        try:
-            self.create(path, b"first")
-            is_created_twice = self.create(path, b"second")
+        try:  # the object stays: whoever opens the store next is refused at once
+            is_created_twice = self.create("probe", b"1") and self.create("probe", b"2")
         except ReadOnly:  # nothing can be claimed here, and reading needs no conditions
             is_created_twice = False
-        else:
-            self.remove(path)
         if is_created_twice:
             raise InputError(
                 f"cannot use store {self.url}: its server ignores conditions (If-None-Match), so that two workers "
@@ -182,7 +178,7 @@ class Bucket(Backend):
             raise self._refusal(error, writes=writes) from None  # obstore's text may have a token of the URL in it
 
     def _refusal(self, error: Exception, *, writes: bool) -> InputError:
-        text = re.sub(r"\?\S*", "", str(error).partition("\n\nDebug source")[0])  # without what a URL asks for
+        text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", str(error).partition("\n\nDebug source")[0])
         bucket = self.url.split("/")[2]
         if _says_no_bucket(text):
             reason = f"there is no bucket {bucket}; create it, or correct the URL"
@@ -196,6 +192,10 @@ class Bucket(Backend):
                 return ReadOnly(f"cannot use store {self.url}: {reason}, or choose another with --store")
         elif "kind: Connect" in str(error) or "kind: Timeout" in str(error):
             reason = "its server does not answer; run the same command again when it does, nothing stored is lost"
+        elif answer := re.search(r"status code: (\d+[^:]*)", text):
+            said = re.search(r"<Message>([^<]+)", text)
+            details = f" ({said[1].strip()})" if said else ""
+            reason = f"its server answers {answer[1]}{details}; nothing stored is lost"
         else:
             reason = text.replace("\n", " ").strip()
         return InputError(f"cannot use store {self.url}: {reason}")

@@ -225,6 +225,10 @@ class Store:
         found = ((_tensors(key, draft), self._facts(key, draft=draft)) for draft in (False, True))
         return [artifact for artifact, facts in found if facts is not None and facts["key"] is None]
 
+    def states(self) -> set[str]:
+        """The keys of the tensors that are here."""
+        return keys_in(self.backend.list("states/"), "state")
+
     def drafts(self) -> set[str]:
         """The keys of what is unfinished and can be resumed."""
         return keys_in(self.backend.list("drafts/"), "draft")
