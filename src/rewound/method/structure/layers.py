@@ -280,7 +280,7 @@ def _states(atoms: Atoms, states: Any, values: Sequence[Any], hidden: Tensor, re
         last = state.rank - 1
         if state.along(last):
             atoms.tie(units, atoms.alone(state, last, "it is a layer or a batch of a recurrent state"))
-        elif not state.is_filled:
+        else:
             atoms.pin(units, "its initial state is given and cannot shrink")
         found.append(atoms.labels(tuple(value.shape), [Factor((len(value.shape) - 1,), units)]))
     return found

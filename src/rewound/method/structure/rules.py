@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rewound.method.structure.atoms import Atoms, Labels
+from rewound.method.structure.atoms import Atoms, Labels, labelled
 from rewound.method.structure.combining import (
     flat,
     indexed,
@@ -61,6 +60,8 @@ _SPATIAL = """
     upsample_bilinear2d upsample_nearest1d upsample_nearest2d
 """
 SPATIAL = frozenset(_SPATIAL.split())
+FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full"})
+"""Their sizes are counts in the network's code, which are written anew: they go with what they are combined with."""
 
 
 def name_of(target: Any) -> str:
@@ -71,8 +72,8 @@ def name_of(target: Any) -> str:
 def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
     """The labels of what an operation gives; `args` have labels where tensors were, `value` is the traced result."""
     name, given = name_of(target), [each for each in flat([*args, *kwargs.values()]) if isinstance(each, Labels)]
-    if not given and isinstance(value, Tensor):
-        return Labels(tuple(value.shape), is_filled=True)
+    if name in FILLS and not any(each.factors for each in given):
+        return labelled(atoms, tuple(value.shape))
     if value is None or not any(each.factors for each in given):
         return plain(value)  # an assertion, or nothing that could go
     if name in RULES:

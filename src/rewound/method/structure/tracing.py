@@ -16,12 +16,15 @@ from torch.export import ExportedProgram
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.atoms import STAYS, Atoms, Factor, Labels
+from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
 
 Place = tuple[str, int]
 """A dimension of a parameter or buffer, by its name."""
+
+HEADS_BY_WIDTH = ("MultiheadAttention", "ShiftedWindowAttention")
+"""Attention of torch and torchvision: without a head, their code would take the others to be larger."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
                 continue
             first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
             if first not in roots:
-                roots[first] = _labelled(atoms, tensors[first])
+                roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
             roots[name] = values[node.name] = roots[first]
         elif node.op == "call_function":
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
@@ -181,9 +184,9 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
     roots |= {name: roots[first] for name, first in first_names.items()}
     for module_name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
+        if kinds := [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in HEADS_BY_WIDTH]:
             inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
-            atoms.pin_all(inside, "nn.MultiheadAttention computes the size of its heads from its width")
+            atoms.pin_all(inside, f"{kinds[0]} computes the size of its heads from its width")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     tied = {name: first for name, first in first_names.items() if name != first}
     return _gathered(atoms, roots, shapes, tied)
@@ -224,11 +227,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
     }
     return {**dict(model.named_parameters(remove_duplicate=False)), **statistics}
-
-
-def _labelled(atoms: Atoms, tensor: Tensor) -> Labels:
-    factors = [Factor((d,), atoms.fresh(size)) for d, size in enumerate(tensor.shape) if size > 1]
-    return Labels(tuple(tensor.shape), tuple(factors), is_weight=True)
 
 
 def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:

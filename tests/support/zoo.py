@@ -1,0 +1,238 @@
+"""Networks of torchvision, timm and transformers, with random weights and small sizes: what `make test-long` slims.
+
+They need more packages than the other tests, which `make test-long` puts into a folder of their own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from architectures import IDS, Case
+
+
+def images(size: int) -> torch.Tensor:
+    return torch.linspace(-3, 3, 2 * 3 * size * size).reshape(2, 3, size, size).sin()
+
+
+def with_torchvision() -> None:
+    """Let torchvision be imported where its compiled part does not load: with a build of torch for CPUs alone.
+
+    Two operators are declared that its import expects; no network here uses them.
+    """
+    try:
+        torch.ops.torchvision.nms  # noqa: B018
+    except AttributeError:
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError:
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _DECLARED.append(library)  # a library's operators live as long as it does
+
+
+_DECLARED: list[Any] = []
+
+
+def of_torchvision(name: str, size: int = 32, **options: Any) -> Callable[[], Case]:
+    def made() -> Case:
+        with_torchvision()
+        from torchvision import models
+
+        return models.get_model(name, weights=None, **options), (images(size),), {}
+
+    return made
+
+
+def small(kind: str, size: int = 32, **sizes: Any) -> Callable[[], Case]:
+    """A class of torchvision with sizes of our own."""
+
+    def made() -> Case:
+        with_torchvision()
+        from torchvision import models
+
+        return getattr(models, kind)(**sizes, num_classes=5), (images(size),), {}
+
+    return made
+
+
+def vgg() -> Case:
+    with_torchvision()
+    from torchvision.models import vgg
+
+    features = vgg.make_layers([16, "M", 24, 24, "M", 32, "M"], batch_norm=True)
+    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 40), nn.ReLU(), nn.Dropout(), nn.Linear(40, 5)]
+    return nn.Sequential(features, *head), (images(32),), {}
+
+
+def mixer() -> Case:
+    with_torchvision()
+    from timm.models.mlp_mixer import MlpMixer
+
+    return MlpMixer(num_classes=5, img_size=32, patch_size=8, num_blocks=2, embed_dim=16), (images(32),), {}
+
+
+def of_timm(name: str, size: int = 32, **options: Any) -> Callable[[], Case]:
+    def made() -> Case:
+        with_torchvision()
+        import timm
+
+        return timm.create_model(name, pretrained=False, num_classes=5, **options), (images(size),), {}
+
+    return made
+
+
+def of_transformers(kind: str, config: str, inputs: dict[str, Any], **sizes: Any) -> Callable[[], Case]:
+    def made() -> Case:
+        with_torchvision()
+        import transformers
+
+        return getattr(transformers, kind)(getattr(transformers, config)(**sizes)), (), inputs
+
+    return made
+
+
+WORDS = {"input_ids": IDS, "use_cache": False}
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20, "vocab_size": 11}
+LLAMA = {**BERT, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+VISION = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 10,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def clip() -> Case:
+    with_torchvision()
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {**LLAMA, "max_position_embeddings": 8, "projection_dim": 6}
+    config = CLIPConfig(text_config=text, vision_config={**VISION, "projection_dim": 6}, projection_dim=6)
+    return CLIPModel(config), (), {"input_ids": IDS, "pixel_values": images(16), "attention_mask": torch.ones_like(IDS)}
+
+
+ZOO: dict[str, Callable[[], Case]] = {
+    "torchvision resnet34": of_torchvision("resnet34"),
+    "torchvision resnet50": of_torchvision("resnet50"),
+    "torchvision vgg": vgg,
+    "torchvision densenet": small("DenseNet", growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
+    "torchvision mobilenet_v2": of_torchvision("mobilenet_v2"),
+    "torchvision mobilenet_v3_small": of_torchvision("mobilenet_v3_small"),
+    "torchvision efficientnet_b0": of_torchvision("efficientnet_b0"),
+    "torchvision convnext_tiny": of_torchvision("convnext_tiny"),
+    "torchvision shufflenet_v2": small(
+        "ShuffleNetV2", 64, stages_repeats=[2, 2, 2], stages_out_channels=[8, 12, 16, 24, 32]
+    ),
+    "torchvision squeezenet1_1": of_torchvision("squeezenet1_1", 64),
+    "torchvision regnet_y_400mf": of_torchvision("regnet_y_400mf"),
+    "torchvision googlenet": of_torchvision("googlenet", 64, aux_logits=False, init_weights=False),
+    "torchvision swin": small(
+        "SwinTransformer",
+        64,
+        patch_size=[4, 4],
+        embed_dim=12,
+        depths=[2, 2],
+        num_heads=[3, 6],
+        window_size=[4, 4],
+    ),
+    "torchvision vit": small(
+        "VisionTransformer", image_size=32, patch_size=16, num_layers=2, num_heads=3, hidden_dim=12, mlp_dim=20
+    ),
+    "timm resnet18": of_timm("resnet18"),
+    "timm resnext50_32x4d": of_timm("resnext50_32x4d", layers=(1, 1, 1, 1)),
+    "timm vit_tiny_patch16_224": of_timm("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12),
+    "timm deit_tiny_patch16_224": of_timm("deit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12),
+    "timm mobilenetv3_small_100": of_timm("mobilenetv3_small_100"),
+    "timm efficientnet_b0": of_timm("efficientnet_b0"),
+    "timm tf_efficientnetv2_b0": of_timm("tf_efficientnetv2_b0"),
+    "timm convnext_atto": of_timm("convnext_atto"),
+    "timm swin_tiny_patch4_window7_224": of_timm(
+        "swin_tiny_patch4_window7_224", 64, img_size=64, embed_dim=12, depths=(2, 2), num_heads=(3, 6), window_size=4
+    ),
+    "timm regnety_002": of_timm("regnety_002"),
+    "timm mixer": mixer,
+    "timm mobilenetv4_conv_small": of_timm("mobilenetv4_conv_small"),
+    "transformers bert": of_transformers("BertForSequenceClassification", "BertConfig", {"input_ids": IDS}, **BERT),
+    "transformers distilbert": of_transformers(
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        {"input_ids": IDS},
+        dim=16,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=20,
+        vocab_size=11,
+    ),
+    "transformers roberta": of_transformers(
+        "RobertaForMaskedLM", "RobertaConfig", {"input_ids": IDS + 2}, **{**BERT, "vocab_size": 14}
+    ),
+    "transformers llama": of_transformers("LlamaForCausalLM", "LlamaConfig", WORDS, **LLAMA),
+    "transformers llama with shared keys": of_transformers(
+        "LlamaForCausalLM", "LlamaConfig", WORDS, **LLAMA, num_key_value_heads=2
+    ),
+    "transformers qwen2": of_transformers("Qwen2ForCausalLM", "Qwen2Config", WORDS, **LLAMA, num_key_value_heads=2),
+    "transformers opt": of_transformers(
+        "OPTForCausalLM",
+        "OPTConfig",
+        WORDS,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=20,
+        vocab_size=11,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
+    "transformers t5": of_transformers(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"input_ids": IDS, "decoder_input_ids": IDS.flip(1), "use_cache": False},
+        d_model=16,
+        d_kv=4,
+        d_ff=20,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=11,
+        decoder_start_token_id=0,
+    ),
+    "transformers whisper": of_transformers(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {"input_features": images(16)[:, 0], "decoder_input_ids": IDS, "use_cache": False},
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=20,
+        num_mel_bins=16,
+        max_source_positions=8,
+        max_target_positions=16,
+        vocab_size=11,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+    ),
+    "transformers clip": clip,
+    "transformers swin": of_transformers(
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"pixel_values": images(32)},
+        image_size=32,
+        patch_size=4,
+        embed_dim=12,
+        depths=[2, 2],
+        num_heads=[3, 6],
+        window_size=4,
+    ),
+}
