@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -109,10 +109,14 @@ def mean_scores(group: UnitGroup, places: Sequence[Place], score: Callable[[str]
     """The mean of the scores of each unit's weights that are left, over some of the places where it has weights."""
     totals, counts = torch.zeros(len(group), dtype=torch.float64), torch.zeros(len(group), dtype=torch.float64)
     for name, dim in places:
-        scores = score(name).double().cpu()
-        left = before[name].cpu() if name in before else torch.ones_like(scores, dtype=torch.bool)
-        totals += _sums(group, (name, dim), _rows(scores * left, dim).sum(1))
-        counts += _sums(group, (name, dim), _rows(left, dim).sum(1).double())
+        scores = score(name).cpu()
+        if name in before:
+            left = before[name].cpu()
+            scores, number = scores * left, _rows(left, dim).sum(1)
+        else:
+            number = torch.full((scores.shape[dim],), scores.numel() // scores.shape[dim])
+        totals += _sums(group, (name, dim), _rows(scores, dim).sum(1, dtype=torch.float64))
+        counts += _sums(group, (name, dim), number)
     return totals / counts.clamp(min=1)
 
 
@@ -176,7 +180,10 @@ class Removal:
 
     def until(self, target: int) -> list[Unit]:
         """The units to remove to have no more left than the target."""
-        count = bisect_left(range(len(self.batches)), -target, key=lambda count: -self.left(count))
+        return self.units(bisect_left(range(len(self.batches)), -target, key=lambda count: -self.left(count)))
+
+    def units(self, count: int | None = None) -> list[Unit]:
+        """The units of the first batches, or of all."""
         return [self.groups[batch.group].units[unit] for batch in self.batches[:count] for unit in batch.units]
 
     @property
@@ -201,12 +208,19 @@ class Removal:
     @cached_property
     def _lost(self) -> dict[int, dict[Place, list[int]]]:
         """By group and dimension: how many indices are lost after each of the group's batches."""
-        lost: dict[int, dict[Place, list[int]]] = {}
+        batches: dict[int, list[_Batch]] = {}
         for batch in self.batches:
-            units = [self.groups[batch.group].units[unit] for unit in batch.units]
-            places = lost.setdefault(batch.group, {place: [] for place in self.groups[batch.group].members})
-            for place, after in places.items():
-                after.append((after[-1] if after else 0) + sum(len(unit.indices[place]) for unit in units))
+            batches.setdefault(batch.group, []).append(batch)
+        lost: dict[int, dict[Place, list[int]]] = {}
+        for number, own in batches.items():
+            group = self.groups[number]
+            units = [group.units[unit].indices for batch in own for unit in batch.units]
+            ends = list(accumulate(len(batch.units) for batch in own))
+            lost[number] = {}
+            for place in group.members:
+                if place[0] in self.size.per_element:
+                    after = list(accumulate(len(indices[place]) for indices in units))
+                    lost[number][place] = [after[end - 1] for end in ends]
         return lost
 
 
@@ -253,16 +267,21 @@ class Candidates:
 
     def _batches(self, number: int, scores: UnitScores, alive: Tensor) -> Iterator[_Batch]:
         group, (own, ascending) = self.groups.groups[number], self._ascending(number, scores, alive)
-        size, multiple = len(ascending), self.least.round_to
-        first = size % multiple or multiple  # what is over goes first, so that a multiple is left
-        rank, mean = -math.inf, sum(own[unit] for unit in ascending) / max(size, 1) or 1.0
-        for start, end in pairwise([0, *range(first, size - self.least.of(group) + 1, multiple)]):
+        size, rank = len(ascending), -math.inf
+        mean = sum(own[unit] for unit in ascending) / max(size, 1) or 1.0
+        for start, end in pairwise([0, *self._ends(number, size)]):
             batch = tuple(ascending[start:end])
             if self.scope == "layer":
                 rank = (len(group) - size + end) / len(group)
             else:
                 rank = max(rank, sum(own[unit] for unit in batch) / len(batch) / mean)
             yield _Batch(rank, number, batch)
+
+    def _ends(self, number: int, size: int) -> range:
+        """How many units of a group have gone after each of its batches, where so many were left."""
+        multiple = self.least.round_to
+        first = size % multiple or multiple  # what is over goes first, so that a multiple is left
+        return range(first, size - self.least.of(self.groups.groups[number]) + 1, multiple)
 
     def _ascending(self, number: int, scores: UnitScores, alive: Tensor) -> tuple[list[float], list[int]]:
         """The scores of a group's units, and those that are left, the smallest first; the later of equals stays."""
@@ -288,7 +307,13 @@ class Candidates:
     @property
     def smallest(self) -> int:
         """What is left at least."""
-        return self.removal(no_scores, self.whole).smallest
+        whole = self.whole
+        batches = []
+        for number in self.free:
+            ends = self._ends(number, len(self.groups.groups[number]))
+            if ends:
+                batches.append(_Batch(0, number, tuple(range(ends[-1]))))
+        return self._removal(batches, whole).smallest
 
     @property
     def whole(self) -> list[Tensor]:

@@ -48,8 +48,7 @@ def mask_of_units(
     scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, evidence)
     alive = alive_units(network.groups, before)
     if pruner.rates:
-        order = network.at_rates(_rate(pruner, model), scores, alive)
-        gone = order.until(order.smallest)
+        gone = network.at_rates(_rate(pruner, model), scores, alive).units()
     else:
         assert density is not None  # as `check_density` has checked
         order = network.removal(scores, alive)
