@@ -41,8 +41,8 @@ def prune_network(recipe: str, pruned: partial[PrunedNetwork], out: Path | None)
     console.print(_level_table(network.levels, network.chosen))
     chosen = network.levels[network.chosen]
     pruned_to = f"{chosen.compression:.2f}x of the pruned weights{_selected(network)}"
-    whole = f"{chosen.network_compression:.2f}x of the whole network"
-    say(f"{pruned_to}, {whole}")
+    say(f"{chosen.parameters:,} parameters and {chosen.flops / network.levels[0].flops:.1%} of the FLOPs are left")
+    say(f"{pruned_to}, {chosen.network_compression:.2f}x of the whole network")
     say(f"test {chosen.test:.4f} (dense {network.levels[0].test:.4f}): {folder}")
 
 

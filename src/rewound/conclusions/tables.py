@@ -14,7 +14,9 @@ fraction of the weights that is.
 
 Three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or any other,
 and `direction` whether higher or lower values are better. A table without these columns holds accuracies as fractions.
-The column `asked_density` is in a table only where some row has it.
+`parameters` is how many the whole network still has, those that are never pruned included; with that of the dense row
+it gives the compression of the network, and times four its bytes as 32-bit numbers. The columns `asked_density` and
+`parameters` are in a table only where some row has them.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column.
@@ -64,6 +66,7 @@ class Row:
     unit: str = "fraction"
     direction: str = "higher"
     asked_density: float | None = None
+    parameters: int | None = None
 
     def __post_init__(self) -> None:
         if not self.metric or not self.unit or self.direction not in ("higher", "lower"):
@@ -139,6 +142,7 @@ COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
 _METRIC: Final = ("metric", "unit", "direction")
+_OPTIONAL: Final = ("asked_density", "parameters")
 
 
 def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]:
@@ -167,8 +171,9 @@ def read_curves(path: str | Path) -> list[CurveRow]:
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
     """Write `results.csv`, in the same bytes whatever order the rows came in."""
     found = ordered(rows)
-    count = len(COLUMNS) if any(row.asked_density is not None for row in found) else len(COLUMNS) - 1
-    write_table(COLUMNS[:count], (_values(row)[:count] for row in found), path)
+    missing = {name for name in _OPTIONAL if all(getattr(row, name) is None for row in found)}
+    columns = [name for name in COLUMNS if name not in missing]
+    write_table(columns, (tuple(getattr(row, name) for name in columns) for row in found), path)
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
@@ -374,6 +379,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "iterative": lambda text: ("0", "1").index(text) == 1,
     "density": _number,
     "asked_density": _maybe(_number),
+    "parameters": _maybe(_whole),
     "retrain_epochs": _maybe(_number),
     "trial": _whole,
     "val": _maybe(_number),
@@ -391,5 +397,5 @@ _EXPECTED: Final = {
     "iterative": "0 or 1",
     "val": "a number (of a failed run it is empty)",
     "test": "a number (of a failed run it is empty)",
-    **dict.fromkeys(("trial", "flops", "kept", "total", "step"), "a whole number"),
+    **dict.fromkeys(("trial", "flops", "parameters", "kept", "total", "step"), "a whole number"),
 }

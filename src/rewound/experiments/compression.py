@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.experiments.executors.local import opened, run
-from rewound.experiments.plans.collection import measured_density
+from rewound.experiments.plans.collection import measured_density, parameters_left
 from rewound.experiments.plans.execution import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
@@ -53,6 +53,8 @@ class LevelReport:
     key: str
     network_compression: float
     """Of all parameters of the network, where `compression` is of those that may be pruned."""
+    parameters: int = 0
+    """How many the network still has; a slim one stores four bytes for each, a masked one its zeros, too."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -283,11 +285,11 @@ class _Search:
         if result is None or "failed" in result:
             raise self._failure(part, f"level {number} (density {target.density:.4g})")
         scores = (result["val"], result["test"], result["flops"])
-        pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
         network = parameter_count(self.recipe.skeleton)
-        left = result.get("parameters_left", network - pruned)
+        pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
+        left = parameters_left(result) or network - pruned
         density, cost, key = measured_density(target, result), target.search_epochs, target.state.key
-        return LevelReport(number, density, 1 / density, *scores, cost, key, network / left)
+        return LevelReport(number, density, 1 / density, *scores, cost, key, network / left, left)
 
     def _failure(self, part: Plan, level: str) -> Diverged | Failed:
         """Why a level was not reached: it diverged, or something on the way to it did."""

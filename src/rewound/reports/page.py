@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from rewound.conclusions.cells import Line, Setting, setting_of
 from rewound.conclusions.comparison import Card, Compared, Curve
@@ -167,7 +167,7 @@ def _subject(
         "drops": drop_names(zero.metric),
         "tolerance": f"The dense network reaches {zero.metric.name} {zero.shown(zero.mean)}; {tolerance_words(zero)}.",
         "against": against(zero.metric),
-        "dense": {"mean": zero.mean, "flops": _dense_flops(subject)},
+        "dense": {"mean": zero.mean, "flops": _dense(subject, "flops"), "parameters": _dense(subject, "parameters")},
         "reach": [_reach(line, reached, subject) for line, reached in subject.reaches.items()],
         "settings": _settings(subject, techniques),
         "runs": _runs(subject),
@@ -247,13 +247,14 @@ def _runs(subject: Subject) -> Json:
         "val": [_short(row.val) for row in rows],
         "test": [_short(row.test) for row in rows],
         "flops": _column(row.flops for row in rows),
+        "parameters": _column(row.parameters for row in rows),
         "seconds": _column(_short(row.seconds) for row in rows),
         "key": _column(row.key or None for row in rows),
     }
 
 
-def _dense_flops(subject: Subject) -> int | None:
-    return next((row.flops for row in subject.rows if row.dense and row.flops), None)
+def _dense(subject: Subject, name: Literal["flops", "parameters"]) -> int | None:
+    return next((getattr(row, name) for row in subject.rows if row.dense and getattr(row, name)), None)
 
 
 def _column(values: Iterable[object]) -> list[object] | None:

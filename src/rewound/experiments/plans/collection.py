@@ -130,7 +130,15 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         unit=metric.unit,
         direction=metric.direction,
         asked_density=target.density if by_units else None,
+        parameters=parameters_left(result) if result else None,
     )
+
+
+def parameters_left(result: Result) -> int | None:
+    """How many parameters the network of a result has; None where an early version has not counted them."""
+    if "parameters_left" in result or "parameters" not in result:
+        return result.get("parameters_left")
+    return result["parameters"] - sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
 
 
 def measured_density(target: Target, result: Result) -> float:

@@ -68,6 +68,8 @@ function facts(subject, run) {
     ["To dense", known(run.delta, (delta) => `${signed(delta, subject.digits)} ${subject.unit}`)],
     ["Validation", known(run.val, (val) => shownValue(subject, val))],
     ["Search", known(run.cost, (cost) => count(cost, "epoch"))],
+    ["Parameters", known(run.parameters, (left) => `${whole(left)}, ${whole(4 * left)} bytes as 32-bit numbers`)],
+    ["Network", known(run.network, (ratio) => `${fixed(ratio, 2)}× smaller`)],
     ["FLOPs", known(run.flops, whole)],
     ["Speed-up", known(run.speed, (speed) => `${fixed(speed, 2)}×`)],
     ["Computed in", known(run.seconds, (seconds) => `${short(Math.ceil(seconds))} s`)],

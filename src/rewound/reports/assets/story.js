@@ -47,6 +47,7 @@ function describedRun(subject, run) {
     ...run,
     setting,
     delta: run.test === null ? null : (run.test - subject.dense.mean) * subject.scale * subject.sign,
+    network: run.parameters && subject.dense.parameters ? subject.dense.parameters / run.parameters : null,
     speed: run.flops && subject.dense.flops ? subject.dense.flops / run.flops : null,
     technique: setting?.technique ?? "",
     mode: setting ? MODES[setting.iterative] : "dense",
