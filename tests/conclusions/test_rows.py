@@ -51,6 +51,10 @@ def test_what_was_asked_for_is_a_column_only_where_it_is_not_the_density(tmp_pat
     write_rows([DENSE, units], path := tmp_path / "results.csv")
     assert path.read_text().splitlines()[0] == f"{HEADER},asked_density"
     assert read_rows(path) == [DENSE, units]
+    left = replace(PRUNED, density=0.5, parameters=123)
+    write_rows([DENSE, left], path)
+    assert path.read_text().splitlines()[0] == f"{HEADER},parameters"
+    assert read_rows(path) == [DENSE, left]
     with pytest.raises(InputError, match="asked_density 2 is outside"):
         replace(units, asked_density=2.0)
 

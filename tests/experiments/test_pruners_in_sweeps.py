@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rewound import InputError
+from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.realisation import stored_state
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.experiments.sweeps.targets import Target
@@ -58,6 +59,10 @@ def test_all_run_in_one_sweep_and_prune_to_what_was_asked(store: Store) -> None:
         part = sum(mask.counts[each] for each in counted) / sum(mask[each].numel() for each in counted)
         assert 0.4 < part <= 0.501, name
     assert len({target.state.key for target in targets.values()}) == len(targets)
+    network = sum(parameter.numel() for parameter in Tiny().skeleton.parameters())
+    gone = {target.state.key: (mask := mask_of(target, store)).total - mask.kept for target in targets.values()}
+    for row in collected(sweep.targets, store).rows:
+        assert row.parameters == network - gone.get(row.key, 0), "of the whole network, biases and all"
 
 
 def test_batches_are_a_part_of_the_address_and_drawn_by_counter(tmp_path: Any) -> None:

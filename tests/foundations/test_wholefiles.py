@@ -31,7 +31,7 @@ def test_all_that_is_written_follows_the_umask(tmp_path: Path, mode: int) -> Non
     mask = Mask.full({"weight": network.weight})
     about = {"recipe": "digits", "fields": {}, "technique": "fine-tuning", "retrain_epochs": 1.0}
     level = LevelReport(0, 1.0, 1.0, 0.5, 0.5, 2, 0.0, KEY, 1.0)
-    PrunedNetwork(network, mask, (level,), 0, about).save(tmp_path / "pruned")
+    PrunedNetwork(network, mask, network, (level,), 0, about).save(tmp_path / "pruned")
     store = Store(tmp_path / "store")
     store.publish(KEY, RESULT)
     store.save(KEY, a_state(), a_mask())
