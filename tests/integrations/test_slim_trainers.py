@@ -7,6 +7,7 @@ import torch
 from test_transformers import BATCHES, bert, gpt2, rewound_by, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from lightning_module import BATCHES as LIGHTNING_BATCHES
 from lightning_module import MARKS, Module, every_epoch, fit, rewinding
@@ -99,3 +100,26 @@ def test_a_module_says_by_its_example_input_array_what_it_takes(tmp_path: Path) 
     callback = rewinding(pruner=UNITS, retrain_epochs=1)
     fit(lightning_trainer(tmp_path, callback), module)
     assert callback.run.mask["net.1.bias"].sum() < 8
+
+
+class Averaged(ConvNet):
+    """A module that keeps an average of its network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = AveragedModel(self.net, use_buffers=True).requires_grad_(False)
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.average.update_parameters(self.net)
+
+
+def test_an_average_inside_a_module_becomes_small_with_it(tmp_path: Path) -> None:
+    options = {"pruner": UNITS, "retrain_epochs": 1, "slim": True, "one_shot": True}
+    module = Averaged()
+    callback = rewinding(also=[module.average], **options)
+    fit(lightning_trainer(tmp_path, callback, every_epoch(tmp_path, save_on_train_epoch_end=True)), module)
+    assert module.average.module[1].out_channels == module.net[1].out_channels < 8
+    again = Averaged()
+    other = rewinding(also=[again.average], **options)
+    fit(lightning_trainer(tmp_path, other), again, tmp_path / f"step={len(callback.run) * LIGHTNING_BATCHES}.ckpt")
+    assert_same(again.state_dict(), module.state_dict())
