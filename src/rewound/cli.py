@@ -42,7 +42,6 @@ StorePlace = Annotated[
     str,
     typer.Option("--store", help="the folder or bucket (s3://bucket/prefix) that holds all results", callback=_store),
 ]
-KeptSweeps = Annotated[list[str] | None, typer.Argument(help="sweeps: TOML files, or names of shipped ones")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
@@ -247,7 +246,9 @@ def show_command(
 
 @app.command("gc", epilog="Example: rewound gc digits --dry-run")
 def gc_command(
-    sweeps: KeptSweeps = None,
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(help="the sweeps that will go on in the store: TOML files or names")
+    ] = None,
     store: StorePlace = str(DEFAULT_STORE),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
     even_if_for_good: Annotated[bool, typer.Option("--all", help="also tensors that --keep all has kept")] = False,
@@ -262,7 +263,9 @@ def gc_command(
 
 @app.command("verify", epilog="Example: rewound verify digits --repair")
 def verify_command(
-    sweeps: KeptSweeps = None,
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(help="the sweeps to repair the store for: TOML files or names")
+    ] = None,
     store: StorePlace = str(DEFAULT_STORE),
     repair: Annotated[
         bool, typer.Option("--repair", help="set damaged files aside, and compute again what the sweeps have of them")

@@ -168,7 +168,7 @@ def test_a_damaged_sweep_is_repaired(rewound_command: Rewound, copy: Store, whol
     words = ["--store", copy.root]
     code, out, err = rewound_command("verify", *words)
     assert code == 1
-    assert "2 files in" in err
+    assert "2 damaged files in" in err
     assert "rewound verify SWEEP --store" in err
     assert Artifact("state", parent).path in out + err
     code, out, err = rewound_command("verify", "tiny.toml", "--repair", "--jobs", 1, *words)
@@ -177,6 +177,7 @@ def test_a_damaged_sweep_is_repaired(rewound_command: Rewound, copy: Store, whol
     assert "is what was written" in rewound_command("verify", *words).out
     assert timeless(collected(sweep.targets, copy)) == timeless(collected(sweep.targets, whole))
     assert states(copy) == states(whole)
+    assert copy.is_kept_for_good(parent), "as it was before"
 
 
 TINY = """
@@ -258,7 +259,7 @@ def test_in_a_bucket(
     store.backend.write(path, b"{}")
     code, out, err = rewound_command("verify", "--store", url)
     assert (code, path in out) == (1, True)
-    assert f"1 file in {url} is damaged" in err
+    assert f"1 damaged file in {url}; to set them aside" in err
     assert rewound_command("verify", "tiny.toml", "--store", url, "--repair", "--jobs", 1).code == 0
     assert store.result(sweep.targets[0].state.key) is not None
     rewound_command("gc", "tiny.toml", "--all", "--store", url)

@@ -64,15 +64,15 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress_of(name: str) -> Iterator[Show]:
+def progress_of(name: str, unit: str = "steps") -> Iterator[Show]:
     """Gives a function that shows how far something is; Ctrl-C stops cleanly and says how to continue."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if console.is_terminal:
-            with _bar(name) as show:
+            with _bar(name, unit) as show:
                 yield show
         else:
-            yield progress_lines(name, say)
+            yield progress_lines(name, say, unit)
     except KeyboardInterrupt:
         say(f"stopped; nothing finished is lost, continue with: {shlex.join(['rewound', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
@@ -81,12 +81,12 @@ def progress_of(name: str) -> Iterator[Show]:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Show]:
+def _bar(name: str, unit: str) -> Iterator[Show]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps"),
+        TextColumn(unit),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -105,7 +105,7 @@ def _bar(name: str) -> Iterator[Show]:
             bar.stop()
 
 
-def progress_lines(name: str, say: Callable[[str], None]) -> Show:
+def progress_lines(name: str, say: Callable[[str], None], unit: str = "steps") -> Show:
     """Says a line at the beginning and then one now and then."""
     first: tuple[float, float] | None = None
     last_line, moves = -math.inf, False
@@ -120,7 +120,7 @@ def progress_lines(name: str, say: Callable[[str], None]) -> Show:
             return
         last_line, seconds, done = now, now - first[0], steps - first[1]
         left = f", about {spoken((total - steps) * seconds / done)} left" if done > 0 else ""
-        say(f"{name}: {steps:,.0f} of {total:,.0f} steps{left}")
+        say(f"{name}: {steps:,.0f} of {total:,.0f} {unit}{left}")
 
     return show
 

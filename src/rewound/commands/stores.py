@@ -80,7 +80,7 @@ def collect_garbage(root: Place, sweeps: Sequence[str], *, dry_run: bool, even_i
 def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: str, jobs: int) -> None:
     """Check every file of a store; set damaged ones aside and compute them again, if that is wanted."""
     plans, store = {each: planning.plan(as_sweep(each, root)[0].targets) for each in sweeps}, _existing(root)
-    with progress_of("verify") as progress:
+    with progress_of("verify", "files") as progress:
         found = list(damages(store, progress))
     if not found:
         console.print(f"every result, state and draft in {store.name} is what was written")
@@ -90,7 +90,7 @@ def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: st
             store.set_aside(damage.path, damage.reason)
         else:
             say(f"damaged: {damage.path} {damage.reason}")
-    damaged = f"{counted(len(found), 'file')} in {store.name} {'is' if len(found) == 1 else 'are'} damaged"
+    damaged = f"{counted(len(found), 'damaged file')} in {store.name}"
     if not repair:
         again = shlex.join(["rewound", "verify", *(sweeps or ["SWEEP"]), *store_option(root), "--repair"])
         raise Failed(f"{damaged}; to set them aside, and compute again what a sweep has of them: {again}")
@@ -98,6 +98,7 @@ def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: st
     for given, plan in plans.items():
         with progress_of(given) as progress:
             repair_damage(found, plan, store, options, say, progress)
+    console.print(f"{damaged} set aside; what the named sweeps have of them is computed again")
     known = {key for plan in plans.values() for key in plan.by_key}
     if strange := [damage for damage in found if damage.artifact.key not in known]:
         say(

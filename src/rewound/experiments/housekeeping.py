@@ -150,12 +150,15 @@ def repair(found: Sequence[Damage], plan: Plan, store: Store, options: Options, 
         part = _part(plan, lost["result"])
         steps = sum(node.steps for node in part.nodes)
         local.run(part, store, options, say=say, tick=lambda headway: progress(headway.steps, steps))
+    unfinished = {node.key for node in todo(plan, store)}
     with one_thread():
         for node in plan.nodes:
-            if node.key in lost["state"] and not store.has_state(node.key) and store.claim(node.key):
+            if node.key in lost["state"] and store.claim(node.key):
+                readers = plan.readers.get(node.key, ())
+                over = unfinished.isdisjoint(readers)  # it is still there because it was kept for good, then
                 try:
                     made = realised(node.state, store, device_named(options.device), say)
-                    store.save(node.key, made.state, made.mask, for_good=True)
+                    store.save(node.key, made.state, made.mask, slots=bool(readers), for_good=over)
                 finally:
                     store.release(node.key)
 
