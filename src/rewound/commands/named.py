@@ -214,7 +214,7 @@ def batched(example: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     repeated = [tensor.repeat(batch, *[1] * (tensor.ndim - 1)) for tensor in example]
     return tuple(
-        torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
         if tensor.is_floating_point() and not tensor.any()
         else tensor
         for tensor in repeated
