@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long test-stores lint types docs bench clean
+.PHONY: demo demo-structured test test-fast test-long test-stores lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -12,6 +12,9 @@ $(VENV)/.ready-%: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/rewound run digits
+
+demo-structured: $(VENV)/.ready-demo
+	$(BIN)/rewound run digits-structured
 
 # Two workers on two cores: a thread each.
 test test-fast test-long: export OMP_NUM_THREADS = 1

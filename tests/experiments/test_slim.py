@@ -1,14 +1,16 @@
 """Sweeps of slim networks: what is pruned is not there while a network trains, and all else is as with a mask."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import rewound.experiments.plans.execution
-from rewound import InputError
+from rewound import InputError, Pruner
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
@@ -23,6 +25,7 @@ from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.slimmed import kept_by, slimmed
 from rewound.tasks.training import State
+from sameness import assert_same
 from small_fleets import ROUNDING, Digits64
 from tiny import Tiny
 from tiny_sweeps import assert_same_tensors, run, timeless
@@ -187,3 +190,22 @@ def test_the_target_is_hashed() -> None:
     pruned = sweep.targets[-1].state.parent
     assert isinstance(pruned, Pruned)
     assert pruned.kept == sum(torch.Size(shape).numel() for shape in Tiny().shapes.values()) // 2
+
+
+def test_prune_returns_the_slim_network_and_its_ticket_holds_it(tmp_path: Path) -> None:
+    recipe, pruner = Tiny(), Pruner(pattern="unit")
+    chosen = {"pruner": pruner, "slim": True, "rate": 0.4, "store": tmp_path / "store", "say": lambda text: None}
+    rewound.prune(recipe, compression=2, **chosen)
+    network = rewound.prune(recipe, compression=3, **chosen)
+    assert [level.compression for level in network.levels] == [1 / level.density for level in network.levels]
+    assert 3 <= network.levels[-1].compression < 4
+    sizes = [sum(p.numel() for p in each.parameters()) for each in (network.model, network.large)]
+    assert network.levels[-1].network_compression == pytest.approx(sizes[1] / sizes[0])
+    folder = network.save(tmp_path / "pruned")
+    small = rewound.load(folder / "ticket.safetensors").slim(recipe.model(1), recipe.example()).model
+    assert_same(small.state_dict(), network.model.state_dict())
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+    gap = small.double().eval()(images) - network.large.double().eval()(images)
+    assert gap.abs().max() < ROUNDING
+    assert json.loads((folder / "summary.json").read_text())["asked"]["slim"] is True
+    assert len(list((folder / "levels").glob("*.safetensors"))) == len(network.levels)

@@ -56,6 +56,11 @@ def test_a_rate_is_a_fraction(rate: float) -> None:
         ({"technique": "magic"}, "unknown technique 'magic'"),
         ({"compression": 0.5}, "compression must be above 1, not 0.5"),
         ({"pruner": "random"}, "pruner must be of type Pruner, not 'random'"),
+        (
+            {"slim": True, "pruner": Pruner(pattern="unit"), "technique": "gradual"},
+            "slim needs a mask that stays as it is while a network trains, and gradual pruning changes it",
+        ),
+        ({"slim": True, "pruner": Pruner(pattern="2:4")}, "slim needs whole units to go, and pattern '2:4' does not"),
         ({"slim": 1}, "slim must be of type bool, not 1; give True or False"),
         ({"slim": True}, "a mask of single weights makes no smaller network; use pattern 'unit' or 'filter'"),
     ],

@@ -199,3 +199,21 @@ def test_prune_takes_a_preset(tmp_path: Path) -> None:
     assert network.mask.density == pytest.approx(masks_density(removed, recipe.shapes))
     with pytest.raises(InputError, match="preset structured-a says itself how much goes; leave out"):
         prune(recipe, pruner=Pruner(preset="structured-a", k=5), compression=4, **quiet)
+
+
+@pytest.mark.slow
+def test_a_slim_preset_is_completed_to_whole_units_and_may_lose_a_residual_branch(tmp_path: Path) -> None:
+    recipe = Deep(blocks=(9, 9, 9), widths=(4, 4, 4), epochs=0.5)
+    quiet = {"store": tmp_path, "say": lambda text: None, "retrain_epochs": 0.3}
+    network = prune(recipe, pruner=Pruner(preset="structured-b", k=5), slim=True, **quiet)
+    removed = removed_filters("structured-b", 5, recipe.shapes)
+    assert max(removed.values()) == 4, "all filters of some layers"
+    assert network.levels[1].density == reported_density(removed, recipe.shapes), "as the paper counts it"
+    assert recipe.units.whole(network.mask) == network.mask
+    small = dict(network.model.named_parameters())
+    assert {name: 4 - len(small[name]) for name in removed} == {name: min(count, 3) for name, count in removed.items()}
+    dead = next(name for name, count in removed.items() if count == 4)
+    assert not small[dead].any(), "a layer that is gone keeps a unit of zeros"
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+    gap = network.model.double().eval()(images) - network.large.double().eval()(images)
+    assert gap.abs().max() < 1e-9  # float64: 60 layers of sums of at most 1e4 terms, of 1e-16 each

@@ -22,7 +22,6 @@ from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import Failed, InputError
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
-from rewound.method.pruning.counts import Counts
 from rewound.states.storage.artifacts import Result
 from rewound.states.storage.backend import Place
 from rewound.states.storage.packs import read_packs, unpack_store
@@ -183,8 +182,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         kept, total = sum(layer["kept"] for layer in layers), sum(layer["total"] for layer in layers)
         yield "weights", f"{kept:,} of the {total:,} that may be pruned"
         if "parameters" in result and kept < total:
-            counts = Counts(kept, total, result["parameters"])
-            yield "compression", f"{counts.network_compression:.2f}x of the whole network"
+            left = result.get("parameters_left", result["parameters"] - total + kept)
+            yield "compression", f"{result['parameters'] / left:.2f}x of the whole network"
 
 
 def _detail(store: Store, prefix: str) -> Table:
