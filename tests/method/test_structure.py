@@ -1,5 +1,8 @@
 """Law 8: a slim network equals the masked one, in its outputs, gradients and training steps."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -97,17 +100,52 @@ def test_a_part_of_a_unit_is_refused() -> None:
         slim(model, Mask({"0.weight": part}), (IMAGES,))
 
 
-def test_a_network_that_cannot_be_traced_says_so() -> None:
-    class Branching(nn.Module):
+def forward_of(forward: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
+    """A network of one linear layer, with a forward of its own."""
+
+    class Network(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else x
+            return forward(self.layer, x)
 
-    with pytest.raises(InputError, match=r"this network cannot be traced .* unstructured pruning works all the same"):
-        units(Branching(), (torch.ones(2, 3),))
+    return Network()
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (
+            lambda layer, x: layer(x) if x.sum() > 0 else x,
+            "what it computes depends on the values of a tensor: GuardOnDataDependentSymNode: Could not guard on "
+            "data-dependent expression Eq(u0, 1)",
+        ),
+        (
+            lambda layer, x: layer(x[x[:, 0] > 0]),
+            "the shape of what aten.index.Tensor gives depends on the values of a tensor",
+        ),
+        (lambda layer, x: torch.from_numpy(layer(x).detach().numpy()), ".numpy() is not supported"),
+    ],
+)
+def test_a_network_that_cannot_be_traced_says_why(forward: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        units(forward_of(forward), (torch.ones(2, 3),))
+    said = str(caught.value)
+    assert said.startswith("this network cannot be traced (")
+    assert message in said
+    assert said.endswith("so that its units are not known; unstructured pruning works all the same")
+
+
+def test_an_example_that_does_not_fit_is_refused() -> None:
+    expected = (
+        r"does not run on the example inputs \(of \(2, 5\)\): RuntimeError: mat1 and mat2 shapes .*; give one batch"
+    )
+    with pytest.raises(InputError, match=expected):
+        units(nn.Linear(3, 2), (torch.ones(2, 5),))
+    with pytest.raises(InputError, match=r"does not run on the example inputs \(of \): TypeError"):
+        units(nn.Linear(3, 2), ())
 
 
 def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:

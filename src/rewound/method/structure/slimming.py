@@ -153,17 +153,26 @@ def _no_product(layer: Any, x: Tensor) -> Tensor:
 
 
 def slim(
-    model: nn.Module, mask: Mask, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
+    model: nn.Module,
+    mask: Mask,
+    example_inputs: Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
+    *,
+    groups: Units | None = None,
 ) -> Slim:
     """A copy of the model without the units that the mask removes; the given one stays as it is.
 
+    `groups` are the model's units, if they are known; otherwise they are found, for which the network is traced.
+
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> groups = units(model, (torch.zeros(1, 4),))
-    >>> slim(model, groups.mask_without(groups.groups[0].units[:5]), (torch.zeros(1, 4),)).model[0]
+    >>> mask = groups.mask_without(groups.groups[0].units[:5])
+    >>> slim(model, mask, (torch.zeros(1, 4),), groups=groups).model[0]
     Linear(in_features=4, out_features=3, bias=True)
     """
     check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
-    groups = units(model, example_inputs, example_keywords)
+    groups = units(model, example_inputs, example_keywords) if groups is None else groups
+    check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_of(groups, mask, shapes_of(model))
     check_path(model, groups, mask, example_inputs, example_keywords)
     masked = copy.deepcopy(model)

@@ -4,9 +4,11 @@ A unit is what must go together for the network to become smaller: a filter, its
 of one kind form a group: the channels of a layer, or of all layers that a residual connection ties.
 """
 
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ Place = tuple[str, int]
 
 HEADS_BY_WIDTH = ("MultiheadAttention", "ShiftedWindowAttention")
 """Attention of torch and torchvision: without a head, their code would take the others to be larger."""
+
+_NOT_KNOWN = "so that its units are not known; unstructured pruning works all the same"
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
                 roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
             roots[name] = values[node.name] = roots[first]
         elif node.op == "call_function":
+            _check_shape(node)
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
             if "getitem" in str(node.target):
                 values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
@@ -203,14 +208,44 @@ def exported(
             warnings.simplefilter("ignore")
             return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"this network cannot be traced ({type(error).__name__}: {reason}), so that its units are not known; "
-            "unstructured pruning works all the same"
-        ) from error
+        _check_runs(model, example_inputs, example_keywords)
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if "data-dependent" in reason:
+            reason = f"what it computes depends on the values of a tensor: {reason}"
+        raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
     finally:
         for module in training:
             module.training = True
+
+
+def _check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
+    """Refuse an example that the network does not run on."""
+    try:
+        with torch.no_grad():
+            model(*as_arguments(inputs), **dict(keywords or {}))
+    except Exception as error:  # whatever the model's own code raises
+        given = [*as_arguments(inputs), *(keywords or {}).values()]
+        sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
+        raise InputError(
+            f"the network does not run on the example inputs (of {sizes}): {type(error).__name__}: "
+            f"{str(error).strip().partition(chr(10))[0]}; give one batch as its forward takes it"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where in the network's code an error was raised: the last line that is not torch's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
+    return f", at {Path(last.filename).name}:{last.lineno}" if last else ""
+
+
+def _check_shape(node: torch.fx.Node) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and any(not isinstance(size, int) for size in value.shape):
+        raise InputError(
+            f"this network cannot be traced (the shape of what {node.target} gives depends on the values of a tensor), "
+            f"{_NOT_KNOWN}"
+        )
 
 
 def as_arguments(example_inputs: object) -> tuple[Any, ...]:
