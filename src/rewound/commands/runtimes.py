@@ -147,15 +147,16 @@ def check_installed(purpose: str, modules: Sequence[str]) -> None:
 def write_onnx(program: ExportedProgram, file: Path) -> None:
     """Write the graph of a network as ONNX."""
     check_installed("ONNX", ("onnx", "onnxscript"))
-    torch_log = logging.getLogger("torch.onnx")
-    before = torch_log.level
-    torch_log.setLevel(logging.ERROR)  # it lists every operator of packages that are not installed
+    logs = {log: log.level for log in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
+    for log in logs:
+        log.setLevel(logging.ERROR)  # they warn of operators that are not installed, and of constants not folded
     try:
         with redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(program, (), file, dynamo=True, external_data=False, verbose=False)
     finally:
-        torch_log.setLevel(before)
+        for log, level in logs.items():
+            log.setLevel(level)
 
 
 def onnx_session(file: Path, on: Machine) -> Any:
