@@ -32,7 +32,7 @@ class Table(Backend):
     def read(self, path: str, most: int) -> bytes | None:
         with self._rows() as rows:
             found = rows.execute("SELECT substr(bytes, 1, ?) FROM files WHERE path = ?", (most, path)).fetchone()
-        return None if found is None else found[0]
+        return None if found is None else found[0] or b""
 
     def fetch(self, path: str) -> Path | None:
         if (content := self.read(path, 2**30)) is None:

@@ -53,6 +53,9 @@ def check_what_is_written_is_read(opened: Opener) -> None:
     assert other.list("states/")["states/ab/x"] == before, "the version changes with a write alone"
     one.write("states/ab/x", b"9876543210")
     assert other.list("states/")["states/ab/x"].version != before.version
+    one.write("states/ab/z", b"")
+    assert other.read("states/ab/z", 100) == b"", "somebody's editor may leave an empty one"
+    one.remove("states/ab/z")
     one.write("states/ab/y", lambda to: to.write_bytes(_LARGE * b"y"))
     file = other.fetch("states/ab/y")
     assert file is not None

@@ -17,15 +17,16 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore
 from obstore.exceptions import (
     BaseError,
+    GenericError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -36,7 +37,12 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import default_cache, remove_unfinished, unfinished
 from rewound.states.storage.backend import Backend, Listed, ReadOnly, Source, refusals_explained
 
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+
+T = TypeVar("T")
 _PART: Final = 16 * 2**20  # bytes of one request: any connection moves them within the time-out
+_LARGEST: Final = 2**63
 _ATTEMPTS: Final = 5
 _TOKEN: Final = "creator"  # the name of the token among an object's metadata
 _FIRST_PATIENCE, _PATIENCE = timedelta(seconds=3), timedelta(seconds=90)
@@ -73,39 +79,55 @@ class Bucket(Backend):
         self._is_probed, self._store = True, _opened(self.url, _PATIENCE)
 
     def read(self, path: str, most: int) -> bytes | None:
-        with self._refusals_explained():
-            try:
-                return bytes(obstore.get(self._store, path, options={"range": (0, most)}).bytes())
-            except FileNotFoundError as error:
-                self._check_bucket(error)
-                return None
+        return self._unless_replaced(path, lambda: b"".join(self._content(path, most)[1]))
 
     def fetch(self, path: str) -> Path | None:
+        def fetched() -> Path:
+            return self._cache.found(self._cached_name(path, _tag(obstore.head(self._store, path)))) or downloaded()
+
+        def downloaded() -> Path:
+            tag, parts = self._content(path)
+            with self._cache.new_file() as file:
+                with file.open("wb") as written:
+                    written.writelines(parts)
+                return self._cache.kept(self._cached_name(path, tag), file)
+
+        return self._unless_replaced(path, fetched)
+
+    def _content(self, path: str, most: int = _LARGEST) -> tuple[str, Iterator[bytes]]:
+        """The tag of an object as it is now, and its first bytes, in parts; `PreconditionError` if it is replaced."""
+        try:
+            first = obstore.get(self._store, path, options={"range": (0, min(most, _PART))})
+        except GenericError as error:  # no range of an empty object can be had
+            if "status code: 416" not in str(error) or (found := obstore.head(self._store, path))["size"]:
+                raise
+            return _tag(found), iter([b""])
+        end, tag = min(first.meta["size"], most), first.meta["e_tag"]
+
+        def parts() -> Iterator[bytes]:
+            yield bytes(first.bytes())
+            for begin in range(_PART, end, _PART):
+                options: GetOptions = {"range": (begin, min(begin + _PART, end)), "if_match": tag}
+                try:
+                    yield bytes(obstore.get(self._store, path, options=options).bytes())
+                except FileNotFoundError:
+                    raise PreconditionError(path) from None
+
+        return _tag(first.meta), parts()
+
+    def _unless_replaced(self, path: str, attempt: Callable[[], T]) -> T | None:
+        """What the attempt to read a file gives, made again if the file is replaced meanwhile; None without a file."""
         with self._refusals_explained():
             for _ in range(_ATTEMPTS):
                 try:
-                    found = obstore.head(self._store, path)
-                    return self._cache.found(self._cached_name(path, found["e_tag"])) or self._downloaded(path)
-                except FileNotFoundError:
+                    return attempt()
+                except FileNotFoundError as error:
+                    if _says_no_bucket(str(error)):
+                        raise
                     return None
-                except PreconditionError:  # replaced, or removed, while its parts were read
+                except PreconditionError:
                     continue
         raise InputError(f"cannot use store {self.url}: {path} is replaced faster than it can be read; try again later")
-
-    def _downloaded(self, path: str) -> Path:
-        """A copy of the object as it is now."""
-        first = obstore.get(self._store, path, options={"range": (0, _PART)})
-        tag, size = first.meta["e_tag"], first.meta["size"]
-        with self._cache.new_file() as file:
-            with file.open("wb") as written:
-                written.write(first.bytes())
-                for begin in range(_PART, size, _PART):
-                    options: obstore.GetOptions = {"range": (begin, min(begin + _PART, size)), "if_match": tag}
-                    try:
-                        written.write(obstore.get(self._store, path, options=options).bytes())
-                    except FileNotFoundError:
-                        raise PreconditionError(path) from None
-            return self._cache.kept(self._cached_name(path, tag), file)
 
     def write(self, path: str, source: Source, *, durable: bool = True) -> None:
         if isinstance(source, bytes):
@@ -116,23 +138,24 @@ class Bucket(Backend):
             source(file)
             with self._refusals_explained(writes=True):
                 written = obstore.put(self._store, path, file, chunk_size=_PART, max_concurrency=4)
-            if written["e_tag"] is not None:
-                self._cache.kept(self._cached_name(path, written["e_tag"]), file)
+            if tag := written["e_tag"]:
+                self._cache.kept(self._cached_name(path, tag), file)
 
     def create(self, path: str, content: bytes, *, durable: bool = True) -> bool:
-        token, problem = secrets.token_hex(16), Exception("it refuses to create a file, and has none")
+        token = secrets.token_hex(16)
         with self._refusals_explained(writes=True):
-            for _ in range(_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
                 try:
                     obstore.put(self._store, path, content, mode="create", attributes={_TOKEN: token})
                     return True
-                except (PermissionDeniedError, UnauthenticatedError, FileNotFoundError):
+                except (PermissionDeniedError, UnauthenticatedError):
                     raise
-                except BaseError as error:  # there is one, or the answer was lost
-                    problem = error
-                if (creator := self._creator(path)) is not None:
-                    return creator == token
-            raise problem
+                except BaseError:  # there is one, or the answer was lost
+                    if (creator := self._creator(path)) is not None:
+                        return creator == token
+                    if attempt + 1 == _ATTEMPTS:
+                        raise
+        raise AssertionError  # the last attempt ends by an answer or an error
 
     def _creator(self, path: str) -> str | None:
         """The token of the call that has created a file; None: there is no file."""
@@ -159,15 +182,11 @@ class Bucket(Backend):
         return found
 
     def sweep_up(self) -> None:
-        remove_unfinished(self._cache.folder)
+        with self._cache.refusals_explained():
+            remove_unfinished(self._cache.folder)
 
-    def _cached_name(self, path: str, tag: str | None) -> str:
+    def _cached_name(self, path: str, tag: str) -> str:
         return hashlib.blake2b(f"{self.url} {path} {tag}".encode(), digest_size=16).hexdigest()
-
-    def _check_bucket(self, error: FileNotFoundError) -> None:
-        """An object that is not there is an answer; a bucket that is not there is a mistake."""
-        if _says_no_bucket(str(error)):
-            raise error
 
     @contextmanager
     def _refusals_explained(self, *, writes: bool = False) -> Iterator[None]:
@@ -178,31 +197,34 @@ class Bucket(Backend):
             raise self._refusal(error, writes=writes) from None  # obstore's text may have a token of the URL in it
 
     def _refusal(self, error: Exception, *, writes: bool) -> InputError:
-        text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", str(error).partition("\n\nDebug source")[0])
-        bucket = self.url.split("/")[2]
+        text = re.sub(r"https?://\S+", "the server", str(error).partition("\n\nDebug source")[0])
+        code = f" ({found[1]})" if (found := re.search(r"<Code>(\w+)", text)) else ""
         if _says_no_bucket(text):
-            reason = f"there is no bucket {bucket}; create it, or correct the URL"
-        elif re.search(r"\bregion\b|PermanentRedirect|IllegalLocation", text):
+            reason = f"there is no bucket {self.url.split('/')[2]}; create it, or correct the URL"
+        elif re.search("AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation|configured region", text):
             expected = re.search(r"(?:expecting '|<Region>)([a-z0-9-]+)", text)
             name = f" ({expected[1]})" if expected else ""
             reason = f"the bucket is in another region; set AWS_REGION to the bucket's{name}"
         elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            reason = f"the credentials may not {'write' if writes else 'read'} there; give some that may"
+            reason = f"the credentials may not {'write' if writes else 'read'} there{code}; give some that may"
             if writes:
                 return ReadOnly(f"cannot use store {self.url}: {reason}, or choose another with --store")
-        elif "kind: Connect" in str(error) or "kind: Timeout" in str(error):
-            reason = "its server does not answer; run the same command again when it does, nothing stored is lost"
         elif answer := re.search(r"status code: (\d+[^:]*)", text):
-            said = re.search(r"<Message>([^<]+)", text)
-            details = f" ({said[1].strip()})" if said else ""
-            reason = f"its server answers {answer[1]}{details}; nothing stored is lost"
+            reason = f"its server answers {answer[1].strip()}{code}; try again later, nothing stored is lost"
+        elif "HTTP error" in text:
+            reason = "its server does not answer; run the same command again when it does, nothing stored is lost"
         else:
-            reason = text.replace("\n", " ").strip()
+            reason = " ".join(text.split())
         return InputError(f"cannot use store {self.url}: {reason}")
 
 
 def _reopened(url: str, is_probed: bool) -> Bucket:
     return Bucket(url, is_probed=is_probed)
+
+
+def _tag(found: "ObjectMeta") -> str:
+    """Another one for another content."""
+    return found["e_tag"] or f"{found['last_modified']} {found['size']}"
 
 
 def _says_no_bucket(text: str) -> bool:
