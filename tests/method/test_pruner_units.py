@@ -228,6 +228,18 @@ def test_example_inputs_are_asked_for() -> None:
         Pruner(pattern="unit").prune(dict(two_layers().named_parameters()), 0.5)
 
 
+def test_examples_and_units_that_do_not_fit_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"
+    ):
+        Pruner(pattern="unit")(two_layers(), 0.5, example_inputs=torch.zeros(1, 3))
+    assert capfd.readouterr().err == ""
+    with pytest.raises(InputError, match=r"these units are of another model: here, 0\.weight have other shapes"):
+        Pruner(pattern="unit")(nn.Sequential(nn.Linear(5, 8)), 0.5, groups=found())
+    with pytest.raises(InputError, match="groups must be of type Units, not 5"):
+        Pruner(pattern="unit")(two_layers(), 0.5, groups=5)  # type: ignore[arg-type]
+
+
 def test_a_mask_of_single_weights_is_not_gone_on_from() -> None:
     model = two_layers()
     with pytest.raises(InputError, match="the mask to go on from removes parts of units"):

@@ -91,7 +91,8 @@ class Choices:
             own = self.the_pruner.fixed_density
             agrees = own is not None and math.isclose(1 / self.compression, own, rel_tol=1e-9)
             if self.rate != RATE or not (agrees or self.compression == Choices.compression):
-                raise InputError(f"{said} says itself how much goes; leave out compression and rate")
+                agreed = "" if own is None else f", or give compression {1 / own:g}"
+                raise InputError(f"{said} says itself how much goes; leave out compression and rate{agreed}")
             return [] if own is None else [own]
         if not 0 < self.rate < 1:
             raise InputError(

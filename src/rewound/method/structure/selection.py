@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.errors import InputError, few
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.tracing import Place, Unit, UnitGroup, Units
@@ -336,7 +336,6 @@ def candidates(
 
     `only_filters` leaves those that convolutions alone produce.
     """
-    check_kind("groups", groups, Units, "give what rewound.units found in this model")
     free, frozen = list[int](), dict[str, None]()
     for number, group in enumerate(groups):
         produced_by = producing_weights(group, weights)

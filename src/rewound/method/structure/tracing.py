@@ -4,6 +4,7 @@ A unit is what must go together for the network to become smaller: a filter, its
 of one kind form a group: the channels of a layer, or of all layers that a residual connection ties.
 """
 
+import logging
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,6 +203,8 @@ def exported(
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
     training = [module for module in model.modules() if module.training]
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True  # torch prints what goes wrong before it raises it
     try:
         model.eval()
         with warnings.catch_warnings(), torch.no_grad():
@@ -214,6 +217,7 @@ def exported(
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
     finally:
+        log.disabled = before
         for module in training:
             module.training = True
 

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.flops import Profile
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, all_names
@@ -86,6 +86,9 @@ def candidates_of(
     """The units that may go; `shapes` are those of all parameters that train."""
     if groups is None:
         raise InputError(f"pattern {pruner.pattern!r} needs the units of the network; give groups=rewound.units(...)")
+    check_kind("groups", groups, Units, "give what rewound.units found in this model")
+    if wrong := [name for name, shape in shapes.items() if groups.shapes.get(name, shape) != shape]:
+        raise InputError(f"these units are of another model: here, {few(wrong)} have other shapes")
     names = all_names(model) if model is not None else {}
     prunable = shapes if model is None else [name for name in prunable_weights(model) if name in shapes]
     weights = [name for name in prunable if sum(size > 1 for size in shapes[name]) > 1]
