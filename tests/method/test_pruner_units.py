@@ -229,9 +229,7 @@ def test_example_inputs_are_asked_for() -> None:
 
 
 def test_examples_and_units_that_do_not_fit_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"
-    ):
+    with pytest.raises(InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"):
         Pruner(pattern="unit")(two_layers(), 0.5, example_inputs=torch.zeros(1, 3))
     assert capfd.readouterr().err == ""
     with pytest.raises(InputError, match=r"these units are of another model: here, 0\.weight have other shapes"):
