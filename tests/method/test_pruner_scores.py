@@ -87,6 +87,17 @@ def test_activation_is_what_layers_read() -> None:
     assert left(mask, "3.weight") == sorted(channels.topk(3).indices.tolist())
 
 
+def test_recurrent_layers_and_groups_of_channels_read_too() -> None:
+    x = torch.randn(2, 7, 4)
+    lstm = nn.LSTM(4, 3, num_layers=2, batch_first=True)
+    read = evidence(lstm, [x], lambda model, batch: model(batch)[0].sum()).inputs
+    assert torch.allclose(read["weight_ih_l0", 1], x.double().abs().mean((0, 1)))
+    images = torch.randn(2, 6, 5, 5)
+    grouped = nn.Conv2d(6, 4, 3, groups=2)
+    read = evidence(grouped, [images], lambda model, batch: model(batch).sum()).inputs
+    assert torch.allclose(read["weight", 1], images.double().abs().reshape(2, 2, 3, 5, 5).mean((0, 1, 3, 4)))
+
+
 def test_measuring_leaves_the_model_as_it_was() -> None:
     model = convolutions().train()
     model[3].eval()

@@ -106,7 +106,7 @@ def evidence(
 
 
 class _Reads(TorchFunctionMode):
-    """Notes what linear layers and convolutions read, however modules call them."""
+    """Notes what linear layers, convolutions and the first of recurrent layers read, however modules call them."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
@@ -125,13 +125,18 @@ class _Reads(TorchFunctionMode):
             weight = args[at + 1] if len(args) > at + 1 else kwargs.get("weight")
             if isinstance(x, Tensor) and isinstance(weight, Tensor) and id(weight) in self.names:
                 self.note(x.detach(), weight, dim, channels)
+        elif func in _RECURRENT:
+            x, flat = args[0], next(each for each in reversed(args) if isinstance(each, list | tuple))
+            for weight in flat:
+                if any("weight_ih_l0" in name for name in self.names.get(id(weight), ())):
+                    self.note(x.detach(), weight, 1, None)
         return func(*args, **kwargs)
 
     def note(self, x: Tensor, weight: Tensor, dim: int, channels: int | None) -> None:
         place = -1 if channels is None else channels if x.ndim == weight.ndim else channels - 1
-        if x.shape[place] != weight.shape[dim]:  # a grouped convolution: its dimension is a part of the channels
-            return
-        rows = x.movedim(place, 0).reshape(x.shape[place], -1)
+        # The dimension of a grouped convolution has the channels of one group: those at one place of a group are taken
+        # together.
+        rows = x.movedim(place, 0).reshape(-1, weight.shape[dim], x.numel() // x.shape[place]).movedim(1, 0).flatten(1)
         for name in self.names[id(weight)]:
             total, count = self.sums.get((name, dim), (torch.zeros_like(rows[:, 0], dtype=torch.float64), 0))
             self.sums[name, dim] = total + rows.double().abs().sum(1), count + rows.shape[1]
@@ -140,6 +145,7 @@ class _Reads(TorchFunctionMode):
         return {place: (total / max(count, 1)).cpu() for place, (total, count) in self.sums.items()}
 
 
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 # (where the input is among the arguments, the weight's dimension that reads, the input's dimension; None: the last)
 _READERS: Mapping[Callable[..., Any], tuple[int, int, int | None]] = {
     F.linear: (0, 1, None),

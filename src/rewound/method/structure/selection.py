@@ -136,8 +136,8 @@ def read_scores(group: UnitGroup, inputs: Mapping[Place, Tensor]) -> Tensor:
     places = [place for place in group.members if place in inputs]
     if not places:
         raise InputError(
-            f"score activation is what linear layers and convolutions read from a unit, and none reads those of "
-            f"{group.name}; leave them out with skip=({group.name!r},), or use another score"
+            f"score activation is what layers read from a unit, and none is seen to read those of {group.name}; leave "
+            f"them out with skip=({group.name!r},), or use another score"
         )
     totals = torch.stack([_sums(group, place, inputs[place].double()) for place in places]).sum(0)
     return totals / torch.stack([_sums(group, place, torch.ones_like(inputs[place])) for place in places]).sum(0)
