@@ -1,5 +1,6 @@
 """`rewound bench`: dense beside pruned beside slim, measured in turns; and which network a command is given."""
 
+import inspect
 import itertools
 import re
 from functools import partial
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import rewound
 from command_line import Rewound
 from rewound.commands.named import batched, named_network, slim_network
-from rewound.commands.runtimes import Failed, Machine, expected, machine, prepared
+from rewound.commands.runtimes import Failed, Machine, expected, machine, own_forward, prepared
 from rewound.commands.timing import FEWEST, Benchmark, Timing, measured, no_speedup
 from rewound.states.storage.store import Store
 from rewound.tasks.recipes.digits import Digits
@@ -150,6 +151,13 @@ def test_compiled_networks_of_one_class_do_not_recompile_each_other(monkeypatch:
             for network, each in zip(networks, ready, strict=True):
                 assert torch.equal(each.run(), network(IMAGES))
     assert graphs["unique_graphs"] == len(networks)
+
+
+def test_each_compiled_function_has_a_source_of_its_own() -> None:
+    """Where it has none, torch 2.11 and 2.12 compile all of them as one function, at most eight times."""
+    files = {inspect.getsourcefile(own_forward(Scaled(width))) for width in (2, 3)}
+    assert len(files) == 2
+    assert None not in files
 
 
 def test_a_network_that_is_no_single_graph_is_not_measured_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

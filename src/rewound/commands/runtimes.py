@@ -7,6 +7,7 @@ its own, as one graph of fixed shapes; a network that needs several graphs is re
 
 import copy
 import importlib.util
+import linecache
 import logging
 import time
 import warnings
@@ -99,11 +100,22 @@ def _eager(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
 
 
 def _compiled(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
-    # Torch keeps what it has compiled with the code object, and which sizes have varied under the name of its file.
-    scope: dict[str, Any] = {"model": model}
-    exec(compile("def forward(*inputs):\n    return model(*inputs)\n", f"<network {next(_numbers)}>", "exec"), scope)
-    forward: Callable[..., Any] = torch.compile(scope["forward"], fullgraph=True, dynamic=False)
+    forward: Callable[..., Any] = torch.compile(own_forward(model), fullgraph=True, dynamic=False)
     return Prepared(lambda: forward(*inputs), tensors_in)
+
+
+def own_forward(model: nn.Module) -> Callable[..., Any]:
+    """The model as a function with a code object and a file of its own.
+
+    Torch keeps what it has compiled with the code object, and which sizes have varied under the name of its file. Where
+    no source is found for that name, torch before 2.13 compiles one function of its own for all (pytorch#124269).
+    """
+    file, source = f"<network {next(_numbers)}>", "def forward(*inputs):\n    return model(*inputs)\n"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {"model": model}
+    exec(compile(source, file, "exec"), scope)
+    forward: Callable[..., Any] = scope["forward"]
+    return forward
 
 
 def _onnx(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
