@@ -70,6 +70,7 @@ def large_state(target: Target, store: Store) -> State:
     return in_large_shapes(target.state, Realised(stored.state, stored.mask))
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.usefixtures("float64")
 def test_each_technique_gives_the_network_that_it_gives_with_a_mask(store: Store) -> None:

@@ -98,6 +98,11 @@ def _written(text: str, encoding: str) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
+def _operations(flops: int) -> str:
+    """FLOPs, those of a large network in millions: the table is to fit into 80 columns."""
+    return f"{flops:,}" if flops < 10_000_000 else f"{flops / 1e6:,.1f}M"
+
+
 def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
     words = "Compression: of the weights that may be pruned; network: of all parameters. Epochs: of retraining, so far."
     table = plain_table(caption=words)
@@ -108,7 +113,7 @@ def _level_table(levels: tuple[LevelReport, ...], chosen: int) -> Table:
         mark = "returned" if level.level == chosen else ""
         ratios = (f"{level.compression:.2f}x", f"{level.network_compression:.2f}x")
         numbers = (f"{level.density:.4g}", *ratios, f"{level.val:.4f}", f"{level.test:.4f}")
-        table.add_row(str(level.level), *numbers, f"{level.flops:,}", f"{level.search_epochs:g}", mark)
+        table.add_row(str(level.level), *numbers, _operations(level.flops), f"{level.search_epochs:g}", mark)
     return table
 
 
