@@ -47,6 +47,30 @@ def test_golden_keys_stay() -> None:
     assert cifar.state.key == "1484177bdd91e708584408e2ba996943"
 
 
+GOLDEN_PRUNERS = {
+    Pruner(pattern="unit"): "54364ac007ec25ec014daf27b0d48dbd",
+    Pruner(
+        "taylor", pattern="filter", batches=4, round_to=8, min_units=2, of="flops"
+    ): "a8c77ecb9a44c0f1364a8e7ac1f5031e",
+    Pruner(rates={"stage1.*": 0.5}): "6a91a04e8b75c3bdb168c4668b563223",
+    Pruner(pattern="2:4"): "9d655f35cf92b60a4e94b1ec6c46a773",
+    Pruner("l2", pattern="block 4x3"): "c865e5abea83f7892ae9206817c49360",
+}
+
+
+@pytest.mark.parametrize("pruner", GOLDEN_PRUNERS, ids=str)
+def test_golden_keys_of_pruners_stay(pruner: Pruner) -> None:
+    densities = [] if pruner.sets_density else [0.5]
+    assert key("fine-tuning", 1, *densities, pruner=pruner) == GOLDEN_PRUNERS[pruner]
+
+
+def test_what_checkpoints_say_of_a_pruner_has_only_the_new_fields_that_are_used() -> None:
+    known = {"score": "magnitude", "scope": "global", "pattern": "weight", "only": (), "skip": (), "floor": 0.0}
+    assert Pruner().settings == known, "as files of earlier versions have it"
+    assert Pruner(pattern="unit", round_to=8).settings == {**known, "pattern": "unit", "round_to": 8}
+    assert Pruner(rates={"a": 0.5}).settings == {**known, "rates": {"a": 0.5}}
+
+
 # A field at its default is not in the address. So a default changes only together with `version`, or results of the old
 # one would be taken for results of the new one. (A new field needs no new version if its default changes nothing.)
 DEFAULTS = {
