@@ -209,6 +209,17 @@ def test_one_program_is_held_at_a_time() -> None:
     assert first() is None
 
 
+def test_programs_of_several_shapes_are_held_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = DIGITS.units.groups[0].units
+    slim = [slimmed(DIGITS, kept_by(DIGITS, DIGITS.units.mask_without(units[:count]))) for count in (1, 2)]
+    monkeypatch.setattr("rewound.tasks.fleets.captured._PROGRAMS", 2)
+    large = weakref.ref(program(DIGITS, CPU, DIGITS))
+    assert program(slim[0], CPU, DIGITS).parameters == large().parameters  # type: ignore[union-attr]
+    assert program(DIGITS, CPU, DIGITS) is large()
+    program(slim[1], CPU, DIGITS)
+    assert large() is None
+
+
 def test_a_step_that_does_not_compile_is_one_sentence_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(*_: object) -> None:
         raise RuntimeError("there is no C compiler")

@@ -164,17 +164,20 @@ def program(recipe: ResidentRecipe, device: torch.device, large: Recipe | None =
     has its program; where there are very many, all of them are given up.
     """
     key = (large or recipe, device)
-    known = _compiled.get(key, {})
-    is_full = recipe not in known and len(known) >= _PROGRAMS
-    if not known or is_full:
-        _compiled.clear()
-        gc.collect()  # a program has functions of itself
-    if is_full:
+    if key not in _compiled:
+        _give_up_programs()
+    elif recipe not in _compiled[key] and len(_compiled[key]) >= _PROGRAMS:
+        _give_up_programs()
         torch._dynamo.reset()  # or torch would remember every shape, and compile no more of them at its limit
     programs = _compiled.setdefault(key, {})
     if recipe not in programs:
         programs[recipe] = Program(recipe, device, "inductor" if device.type == "cuda" else None)
     return programs[recipe]
+
+
+def _give_up_programs() -> None:
+    _compiled.clear()
+    gc.collect()  # a program has functions of itself
 
 
 def counts(module: nn.Module) -> bool:
