@@ -25,7 +25,10 @@ from typing import NamedTuple
 
 import pytest
 
+from command_line import DIGITS_SWEEP, command
+from kill_and_continue import _table
 from object_server import ENVIRONMENT
+from rewound.experiments.housekeeping import damages
 from rewound.experiments.plans.collection import collected
 from rewound.states.storage.conformance import CHECKS, Opener
 from rewound.states.storage.objects import Bucket
@@ -34,6 +37,7 @@ from tiny_sweeps import FINE_TUNING, run, sweep_of, timeless
 
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of everybody
 ACCOUNT = "devstoreaccount1"
+TABLES = ("results.csv", "layers.csv", "curves.csv")
 
 
 class Server(NamedTuple):
@@ -143,3 +147,29 @@ def test_a_sweep_waits_for_a_server_that_is_frozen(server: Server, store: Store)
     assert time.monotonic() - began > 29
     assert timeless(collected(sweep.targets, there)) == timeless(collected(sweep.targets, store))
     assert there.claims() == {}
+
+
+@pytest.mark.slow
+def test_of_two_commands_on_one_bucket_one_is_killed(server: Server, tmp_path: Path) -> None:
+    """The other does all the work; the tables are those of a folder, and nothing is left behind."""
+    (tmp_path / "sweep.toml").write_text(DIGITS_SWEEP)
+
+    def started(*words: str) -> subprocess.Popen[bytes]:
+        words = ("run", "sweep.toml", "--jobs", "1", *words)
+        return subprocess.Popen(command(*words), cwd=tmp_path, stdout=subprocess.DEVNULL)
+
+    assert started("--out", "folder").wait() == 0
+    there = Store(server.url)
+    killed, other = (started("--store", server.url, "--out", name) for name in ("killed", "other"))
+    while len(there.finished()) < 6:
+        assert other.poll() is None
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    assert other.wait() == 0
+    assert [_table(tmp_path / "other" / name) for name in TABLES] == [
+        _table(tmp_path / "folder" / name) for name in TABLES
+    ]
+    assert there.claims() == {}
+    assert there.states() | there.drafts() == set()
+    assert list(damages(there)) == []
