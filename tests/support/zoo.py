@@ -67,6 +67,29 @@ def vgg() -> Case:
     return nn.Sequential(features, *head), (images(32),), {}
 
 
+def efficientnet() -> Case:
+    with_torchvision()
+    from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
+
+    blocks = [FusedMBConvConfig(2, 3, 1, 8, 8, 2), MBConvConfig(4, 3, 2, 8, 12, 2), MBConvConfig(4, 5, 1, 12, 16, 2)]
+    return EfficientNet(blocks, dropout=0.0, stochastic_depth_prob=0.0, num_classes=5), (images(32),), {}
+
+
+def convnext() -> Case:
+    with_torchvision()
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(8, 12, 2), CNBlockConfig(12, None, 2)], num_classes=5), (images(32),), {}
+
+
+def regnet() -> Case:
+    with_torchvision()
+    from torchvision.models.regnet import BlockParams, RegNet
+
+    sizes = BlockParams.from_init_params(depth=4, w_0=16, w_a=8, w_m=2.0, group_width=8, se_ratio=0.25)
+    return RegNet(sizes, num_classes=5, stem_width=8), (images(64),), {}
+
+
 def mixer() -> Case:
     with_torchvision()
     from timm.models.mlp_mixer import MlpMixer
@@ -121,16 +144,15 @@ ZOO: dict[str, Callable[[], Case]] = {
     "torchvision resnet50": of_torchvision("resnet50"),
     "torchvision vgg": vgg,
     "torchvision densenet": small("DenseNet", growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
-    "torchvision mobilenet_v2": of_torchvision("mobilenet_v2"),
+    "torchvision mobilenet_v2": of_torchvision("mobilenet_v2", 64, width_mult=0.25),
     "torchvision mobilenet_v3_small": of_torchvision("mobilenet_v3_small"),
-    "torchvision efficientnet_b0": of_torchvision("efficientnet_b0"),
-    "torchvision convnext_tiny": of_torchvision("convnext_tiny"),
+    "torchvision efficientnet": efficientnet,
+    "torchvision convnext": convnext,
     "torchvision shufflenet_v2": small(
         "ShuffleNetV2", 64, stages_repeats=[2, 2, 2], stages_out_channels=[8, 12, 16, 24, 32]
     ),
     "torchvision squeezenet1_1": of_torchvision("squeezenet1_1", 64),
-    "torchvision regnet_y_400mf": of_torchvision("regnet_y_400mf"),
-    "torchvision googlenet": of_torchvision("googlenet", 64, aux_logits=False, init_weights=False),
+    "torchvision regnet_y": regnet,
     "torchvision swin": small(
         "SwinTransformer",
         64,
@@ -147,16 +169,20 @@ ZOO: dict[str, Callable[[], Case]] = {
     "timm resnext50_32x4d": of_timm("resnext50_32x4d", layers=(1, 1, 1, 1)),
     "timm vit_tiny_patch16_224": of_timm("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12),
     "timm deit_tiny_patch16_224": of_timm("deit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12),
-    "timm mobilenetv3_small_100": of_timm("mobilenetv3_small_100"),
-    "timm efficientnet_b0": of_timm("efficientnet_b0"),
-    "timm tf_efficientnetv2_b0": of_timm("tf_efficientnetv2_b0"),
-    "timm convnext_atto": of_timm("convnext_atto"),
+    "timm mobilenetv3_small_050": of_timm("mobilenetv3_small_050", 64),
+    "timm test_efficientnet": of_timm("test_efficientnet", 64),
+    "timm test_efficientnet_evos": of_timm("test_efficientnet_evos", 64),
+    "timm test_convnext": of_timm("test_convnext", 64),
+    "timm test_convnext2": of_timm("test_convnext2", 64),
     "timm swin_tiny_patch4_window7_224": of_timm(
         "swin_tiny_patch4_window7_224", 64, img_size=64, embed_dim=12, depths=(2, 2), num_heads=(3, 6), window_size=4
     ),
-    "timm regnety_002": of_timm("regnety_002"),
+    "timm test_byobnet": of_timm("test_byobnet", 64),
+    "timm test_nfnet": of_timm("test_nfnet", 64),
+    "timm test_resnet": of_timm("test_resnet", 64),
+    "timm test_vit": of_timm("test_vit", 64, img_size=64),
     "timm mixer": mixer,
-    "timm mobilenetv4_conv_small": of_timm("mobilenetv4_conv_small"),
+    "timm mobilenetv4_conv_small_035": of_timm("mobilenetv4_conv_small_035", 64),
     "transformers bert": of_transformers("BertForSequenceClassification", "BertConfig", {"input_ids": IDS}, **BERT),
     "transformers distilbert": of_transformers(
         "DistilBertForSequenceClassification",

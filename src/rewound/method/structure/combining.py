@@ -87,6 +87,15 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
     return out if isinstance(value, list | tuple) else out[0]
 
 
+def shaped_like(atoms: Atoms, value: Any, x: Labels, other: Labels) -> Labels:
+    """A view in the shape of another tensor, which goes with it."""
+    same_size = value.numel() == torch.Size(x.shape).numel()
+    target = torch.ops.aten.reshape.default if same_size else torch.ops.aten.expand.default
+    found = moved(atoms, target, [x, list(value.shape)], {}, value)
+    tied = pointwise(atoms, value, [found, other])
+    return Labels(tied.shape, tied.factors, x.is_weight)
+
+
 def spatial(atoms: Atoms, value: Any, x: Labels) -> Any:
     """Batch and channels stay apart; the rest may not shrink."""
     first = value[0] if isinstance(value, list | tuple) else value

@@ -182,7 +182,8 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
             atoms.tie(channels[0], atoms.along(each, 0))
         elif isinstance(each, Labels):
             atoms.pin_all([each], "it normalises what cannot shrink")
-    return atoms.labels(tuple(value.shape), x.factors)
+    elsewhere = [d for d in range(x.rank) if d != 1]
+    return atoms.labels(tuple(value.shape), atoms.without(x, elsewhere, "it is normalised over"))
 
 
 def group_norm(

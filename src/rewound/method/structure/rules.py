@@ -19,6 +19,7 @@ from rewound.method.structure.combining import (
     plain,
     pointwise,
     reduction,
+    shaped_like,
     softmax,
     spatial,
     stacked,
@@ -42,9 +43,9 @@ from rewound.method.structure.layers import (
 Rule = Callable[..., Any]
 
 _MOVES = """
-    _unsafe_view channel_shuffle chunk expand expand_as flatten flip movedim narrow numpy_T permute pixel_shuffle
+    _unsafe_view channel_shuffle chunk expand flatten flip movedim narrow numpy_T permute pixel_shuffle
     pixel_unshuffle repeat reshape roll select slice split split_with_sizes squeeze t tile transpose unbind
-    unflatten unfold unsqueeze view view_as
+    unflatten unfold unsqueeze view
 """
 MOVES = frozenset(_MOVES.split())
 _KEEPS = """
@@ -77,7 +78,17 @@ def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, An
     if value is None or not any(each.factors for each in given):
         return plain(value)  # an assertion, or nothing that could go
     if name in RULES:
-        return RULES[name](atoms, value, *args, **kwargs)
+        try:
+            return RULES[name](atoms, value, *args, **kwargs)
+        except (
+            TypeError,
+            ValueError,
+            IndexError,
+            RuntimeError,
+            StopIteration,
+        ):  # arguments that the rule does not take
+            atoms.pin_all(given, f"the operation {name} is used in a form that is not known")
+            return plain(value)
     if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
         return pointwise(atoms, value, given)
     if name in MOVES and len(given) == 1:
@@ -106,6 +117,7 @@ RULES: dict[str, Rule] = {
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("cat", "concat", "concatenate"), joined),
     "stack": stacked,
+    **dict.fromkeys(("view_as", "reshape_as", "expand_as"), shaped_like),
     **dict.fromkeys(("constant_pad_nd", "pad"), padded),
     "index": indexed,
     "einsum": einsum,
