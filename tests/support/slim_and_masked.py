@@ -45,8 +45,8 @@ def compared(case: Case) -> Compared:
         (one - other).abs().max() > 1e-6 for one, other in zip(outputs(masked.eval(), args, kwargs), dense, strict=True)
     ), "the mask is seen in the output"
     differences = [0.0]
-    # What is shifted before a normalisation has a gradient of zero, but for rounding, which AdamW divides by its own size:
-    # a larger eps keeps it small. A small rate keeps the steps from magnifying it.
+    # What is shifted before a normalisation has a gradient of zero, but for rounding, which AdamW divides by its own
+    # size: a larger eps keeps it small. A small rate keeps the steps from magnifying it.
     for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {"eps": 1e-3})):
         large = copy.deepcopy(masked).train()
         optimizer = kind(large.parameters(), lr=1e-4, weight_decay=0.01, **options)
