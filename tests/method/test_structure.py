@@ -79,6 +79,51 @@ def test_what_is_not_known_pins_what_it_touches() -> None:
     assert found.pinned["last.weight", 0] == "it is an output of the network"
 
 
+def test_an_operation_in_a_form_that_is_not_known_pins_what_it_touches() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(x / torch.var(x, 1, False, True))  # biased, with dimensions kept, by place
+
+    found = units(Scaled(), (torch.rand(2, 3),))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "the operation var is used in a form that is not known"
+
+
+def test_weights_that_are_standardised_keep_what_they_read() -> None:
+    class Standardised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = self.last.weight.reshape(1, 2, -1)
+            weight = nn.functional.batch_norm(flat, None, None, training=True).reshape_as(self.last.weight)
+            return nn.functional.conv2d(self.first(x), weight)
+
+    found = units(Standardised(), (IMAGES,))
+    assert found.pinned["last.weight", 1] == "it is normalised over"
+    assert len(found) == 0
+
+
+def test_equal_parts_of_a_split_lose_the_same_places() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.one, self.other = nn.Linear(3, 8), nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.first(x).chunk(2, 1)
+            return self.one(one) + self.other(other)
+
+    (group,) = units(Halves(), (torch.rand(2, 3),))
+    assert [unit.indices["first.weight", 0] for unit in group.units] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
 def test_a_recurrent_state_that_is_given_holds_the_hidden_units() -> None:
     class Continued(nn.Module):
         def __init__(self) -> None:

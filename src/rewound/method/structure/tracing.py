@@ -168,6 +168,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     shared: dict[int, str] = {}
+    used: set[str] = set()
     for node in program.graph.nodes:
         if node.op == "placeholder":
             name = names.get(node.name)
@@ -178,6 +179,8 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
             if first not in roots:
                 roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
             roots[name] = values[node.name] = roots[first]
+            if node.users:
+                used.add(first)
         elif node.op == "call_function":
             _check_shape(node)
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
@@ -189,6 +192,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
             atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
     roots |= {name: roots[first] for name, first in first_names.items()}
+    atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
     for module_name, module in model.named_modules():
         if kinds := [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in HEADS_BY_WIDTH]:
             inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
