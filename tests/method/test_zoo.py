@@ -24,15 +24,14 @@ def table(request: pytest.FixtureRequest) -> Iterator[dict[str, Compared]]:
     """What was compared, printed once all is."""
     rows: dict[str, Compared] = {}
     yield rows
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    assert reporter is not None
-    reporter.write_line(
-        f"\n{'architecture':38}{'groups':>8}{'units':>8}{'removed':>9}{'pinned':>8}{'s':>7}  difference"
-    )
+    lines = [f"{'architecture':38}{'groups':>8}{'units':>8}{'removed':>9}{'pinned':>8}{'s':>7}  difference"]
     for name, row in rows.items():
         counts = f"{row.groups:8}{row.units:8}{row.removed:9}{row.pinned:8}{row.seconds:7.1f}"
-        reporter.write_line(f"{name:38}{counts}  {row.difference:.1e}")
-    reporter.write_line(f"{len(rows)} architectures; pinned: dimensions of tensors that cannot shrink")
+        lines.append(f"{name:38}{counts}  {row.difference:.1e}")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
+        print("", *lines, f"{len(rows)} architectures; pinned: dimensions that cannot shrink", sep="\n")
 
 
 @pytest.mark.parametrize("name", ALL)
