@@ -101,9 +101,11 @@ def table(recipe: Noise, options: argparse.Namespace) -> None:
                 f"memory is enough for {fleet.capacity} places, not for {size} of each shape; lower --fleet"
             )
         times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(options.repeats):
+        for number in range(1, options.repeats + 1):
             for name, (run, _) in runs.items():
                 times[name].append(scale * seconds(fleet, run, size, options.steps))
+            latest = ", ".join(f"{each[-1]:.3f}" for each in times.values())
+            print(f"fleet of {size}, round {number}: {latest} s/epoch", flush=True)
         heads = f"{'s/epoch':>8}  {'least-most':>13} {'faster':>7}  {'least-most':>11} {'FLOPs':>7}"
         print(f"\n{f'fleet of {size}':36} {heads}")
         for name, (run, smaller) in runs.items():
