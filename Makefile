@@ -1,4 +1,4 @@
-# Two commands: `make demo` (a pruned network and a report in minutes) and `make test` (every check).
+# `make demo` gives a pruned network and a report in minutes, `make test` runs every check.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -23,7 +23,7 @@ from rewound.foundations.errors import Diverged, InputError
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment
-from rewound.method.structure.slimming import mask_of_zeros
+from rewound.method.structure.slimming import mask_of_dead_layers
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Run
 from rewound.tasks.recipe import Recipe
@@ -68,7 +68,7 @@ def runs_of(recipe: Recipe, ks: list[int]) -> dict[str, tuple[Run, Recipe]]:
         mask = recipe.units.whole(pruner.prune({name: state.model[name] for name in recipe.shapes}, None))
         kept, masked = kept_by(recipe, mask), state.pruned(mask, 1, 1)
         smaller = slimmed(recipe, kept)
-        zeros: Mask = mask_of_zeros(mask, kept)
+        zeros: Mask = mask_of_dead_layers(mask, kept)
         found[f"structured-b k={k}, slim"] = Run(cut_state(masked, kept), zeros, [], recipe=smaller), smaller
     return found
 

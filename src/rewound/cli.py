@@ -150,9 +150,12 @@ def prune_command(
     rate: Annotated[float, typer.Option(help=HELP["rate"])] = Choices.rate,
     one_shot: Annotated[bool, typer.Option("--one-shot", help=HELP["one_shot"])] = Choices.one_shot,
     score: Annotated[
-        str, typer.Option(help="what to rank by: magnitude (l1), l2, random, taylor; units: bn-scale, activation")
+        str,
+        typer.Option(
+            help="what to rank by: magnitude (l1), l2, random, taylor, package.module:name; units: bn-scale, activation"
+        ),
     ] = "magnitude",
-    scope: Annotated[str, typer.Option(help="what to rank together: global or layer")] = "global",
+    scope: Annotated[str, typer.Option(help="what to rank together: global, layer, or package.module:name")] = "global",
     pattern: Annotated[
         str, typer.Option(help="what is pruned as one: weight, unit, filter, 2:4, 'block 4x4', or package.module:name")
     ] = "weight",
@@ -161,7 +164,9 @@ def prune_command(
     ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="never prune these weights; repeatable")] = None,
     floor: Annotated[float, typer.Option(help="minimum fraction kept in each tensor, or group of units")] = 0.0,
-    preset: Annotated[str, typer.Option(help="prune the paper's filters instead: structured-a or structured-b")] = "",
+    preset: Annotated[
+        str, typer.Option(help="the paper's filters in place of all of these: structured-a or structured-b")
+    ] = "",
     k: Annotated[int, typer.Option(help="how much the preset prunes, 1 to 5")] = 0,
     round_to: Annotated[int, typer.Option(help="keep a multiple of so many units of each group")] = 1,
     min_units: Annotated[int, typer.Option(help="keep so many units of each group at least")] = 1,
@@ -251,9 +256,14 @@ def gc_command(
     ] = None,
     store: StorePlace = str(DEFAULT_STORE),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
-    even_if_for_good: Annotated[bool, typer.Option("--all", help="also tensors that --keep all has kept")] = False,
+    even_if_for_good: Annotated[
+        bool, typer.Option("--all", help="also tensors that --keep all and rewound prune have kept")
+    ] = False,
 ) -> None:
-    """Remove drafts and tensors that none of the named sweeps needs, and claims of dead workers; results stay."""
+    """Remove drafts and tensors that none of the named sweeps needs, and claims of dead workers; results stay.
+
+    Without a name, only claims of dead workers and half-written files are removed.
+    """
     for sweep in sweeps or ():
         declared(sweep)
     from rewound.commands.stores import collect_garbage

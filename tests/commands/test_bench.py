@@ -14,7 +14,7 @@ import rewound
 from command_line import Rewound
 from rewound.commands.named import batched, named_network, slim_network
 from rewound.commands.runtimes import Failed, Machine, expected, machine, own_forward, prepared
-from rewound.commands.timing import FEWEST, Benchmark, Timing, measured, no_speedup
+from rewound.commands.timing import FEWEST, OTHER_OUTPUTS, Benchmark, Timing, measured, no_speedup
 from rewound.states.storage.store import Store
 from rewound.tasks.recipes.digits import Digits
 from sameness import assert_same
@@ -76,6 +76,9 @@ def test_units_whose_own_weights_are_gone_leave_a_slim_network_too() -> None:
     rows[20, 0] = False  # a single weight
     found = brief(model, IMAGES, rewound.Mask({"0.weight": rows}), backend="eager")
     assert found.sizes[-1].parameters == 12 * 16 + 12 + 12 * 4 + 4
+    assert OTHER_OUTPUTS in found.remarks, "biases that are not in the mask are gone in the slim network"
+    whole = rewound.Pruner(pattern="unit")(model, 0.5, example_inputs=IMAGES)
+    assert OTHER_OUTPUTS not in brief(model, IMAGES, whole, backend="eager").remarks
 
 
 def test_networks_by_name_and_the_printed_table() -> None:

@@ -38,6 +38,18 @@ def outputs(path: Path, inputs: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
 
 
+def test_a_slim_network_that_puts_out_something_else_is_not_written(tmp_path: Path) -> None:
+    """A mask of a layer's rows alone keeps their biases, which go on to the next layer."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    nn.init.constant_(model[0].bias, 0.5)
+    rows = torch.ones(32, 16, dtype=torch.bool)
+    rows[:20] = False
+    mask, path = rewound.Mask({"0.weight": rows}), tmp_path / "a.safetensors"
+    with pytest.raises(rewound.InputError, match="removes the weights of units, but not their biases or normalisation"):
+        rewound.export(model, path, example_inputs=torch.randn(2, 16), mask=mask, slim=True)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("slim", [False, True])
 def test_the_file_puts_out_what_the_masked_network_does(tmp_path: Path, to: str, slim: bool) -> None:

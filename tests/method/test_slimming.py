@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from architectures import IMAGES
 from rewound import InputError, Mask
-from rewound.method.structure.slimming import Slim, cut, expanded, kept_of, mask_of_zeros, shapes_of, slim, slim_to
+from rewound.method.structure.slimming import (
+    Slim,
+    cut,
+    expanded,
+    kept_of,
+    mask_of_dead_layers,
+    shapes_of,
+    slim,
+    slim_to,
+)
 from rewound.method.structure.tracing import Units, units
 from rewound.tasks.recipes.resnet import ResNet
 
@@ -89,7 +98,7 @@ def test_a_residual_branch_may_go_and_one_unit_of_zeros_keeps_its_place() -> Non
     assert made.model.get_parameter(name).shape[0] == 1
     assert name in made.mask
     assert not made.mask[name].any()
-    assert made.mask == mask_of_zeros(mask, made.kept)
+    assert made.mask == mask_of_dead_layers(mask, made.kept)
     masked = copy.deepcopy(model)
     mask.apply(masked)
     both = []

@@ -29,6 +29,7 @@ from rewound.commands.runtimes import (
     inputs_in,
     machine,
     onnx_session,
+    same_outputs,
     tensors_in,
     write_onnx,
 )
@@ -138,7 +139,14 @@ def _without_units(model: nn.Module, mask: Mask | None, example: Inputs) -> nn.M
     if smaller is None:
         lacks = "has no mask" if mask is None else "has a mask that removes no unit wholly"
         raise InputError(f"this network {lacks}, so that there is nothing to slim; leave out slim (--slim)")
-    return smaller.for_inference()
+    network = smaller.for_inference()
+    if not same_outputs(model, network, example):
+        raise InputError(
+            "the mask removes the weights of units, but not their biases or normalisation, so that the slim network "
+            "would put out something else than the one that was trained; prune with pattern 'unit' or 'filter', or "
+            "leave out slim (--slim)"
+        )
+    return network
 
 
 def _write_tensors(model: nn.Module, example: Inputs, file: Path) -> tuple[float, None]:

@@ -237,6 +237,17 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
     return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
 
 
+@torch.no_grad()
+def same_outputs(model: nn.Module, other: nn.Module, inputs: Inputs) -> bool:
+    """Whether another network puts out the same as the model, in evaluation mode, but for rounding."""
+    one, two = (copy.deepcopy(each).eval() for each in (model, other))
+    try:
+        expected(one, inputs).check(tensors_in(two(*inputs)), "the other network")
+    except Failed:
+        return False
+    return True
+
+
 def _allowed(given: Tensor, exact: Tensor) -> float:
     if not given.is_floating_point():
         return 0.0

@@ -28,6 +28,7 @@ from rewound.commands.runtimes import (
     inputs_in,
     machine,
     prepared,
+    same_outputs,
 )
 from rewound.foundations.errors import Failed, InputError, as_number, as_whole, check_kind, shown
 from rewound.foundations.names import unknown
@@ -255,10 +256,16 @@ def _check_modules(networks: Mapping[str, nn.Module], mask: Mask | None) -> None
         raise InputError("a mask goes with one network; give the masked ones among the networks by name instead")
 
 
+OTHER_OUTPUTS = (
+    "The mask keeps biases or normalisation of units whose weights are gone. The slim network does without them, so "
+    "that it puts out something else than the pruned network, and has to be retrained."
+)
+
+
 def variants_of(
     dense: nn.Module, model: nn.Module, mask: Mask | None, example: tuple[Tensor, ...]
 ) -> tuple[list[Variant], list[str]]:
-    """The dense network, the masked one and the slim one, as far as there are such; and why there is no slim one."""
+    """The dense network, the masked one and the slim one, as far as there are such; and remarks on the last."""
     if mask is None:
         return [Variant("dense", dense)], []
     check_kind("mask", mask, Mask, "the order is rewound.bench(network, example_inputs, mask)")
@@ -269,7 +276,11 @@ def variants_of(
         smaller = slim_network(pruned, mask, example)
     except InputError as error:
         return variants, [f"There is no slim network: {error}."]
-    return variants if smaller is None else [*variants, Variant("slim", smaller.for_inference(), smaller.mask)], []
+    if smaller is None:
+        return variants, []
+    network = smaller.for_inference()
+    same = same_outputs(pruned, network, example)
+    return [*variants, Variant("slim", network, smaller.mask)], [] if same else [OTHER_OUTPUTS]
 
 
 def _size(variant: Variant, example: tuple[Tensor, ...], costs: Costs) -> Size:

@@ -26,7 +26,7 @@ from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Slim, expanded, kept_of, mask_of_zeros, shapes_of, slim_to
+from rewound.method.structure.slimming import Slim, expanded, kept_of, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
 
@@ -133,7 +133,7 @@ class Structure:
         kept = kept_of(self.units, mask, self.shapes)
         assert self.example is not None  # as its units are known
         slim = slim_to(self.subjects.model, kept, *self._here(self.example))
-        return replace(slim, mask=mask_of_zeros(mask, kept))
+        return replace(slim, mask=mask_of_dead_layers(mask, kept))
 
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
         """A state of the small network that this mask leaves, in the shapes of the large one."""

@@ -44,7 +44,9 @@ class Choices:
     rate: float = field(default=RATE, metadata=_help("fraction of the remaining weights that a level prunes"))
     one_shot: bool = field(default=False, metadata=_help("prune all at once"))
     pruner: "Pruner | None" = field(default=None, metadata=_help("what weights are ranked by, and which may be pruned"))
-    slim: bool = field(default=False, metadata=_help("train networks without the units that are pruned, not masked"))
+    slim: bool = field(
+        default=False, metadata=_help("train smaller networks, without the pruned units, instead of masked ones")
+    )
     max_drop: float | None = field(
         default=None,
         metadata=_help("return the last level whose validation value has dropped by at most this, e.g. 0.01"),

@@ -14,7 +14,7 @@ from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.scores import Evidence, evidence
 from rewound.method.schedule import Segment, sliced
-from rewound.method.structure.slimming import check_path, mask_of_zeros, shapes_of
+from rewound.method.structure.slimming import check_path, mask_of_dead_layers, shapes_of
 from rewound.method.technique import Facts
 from rewound.states.history import Past, Pruned, Ruled, Start, Trained, is_slim, lineage, start_of
 from rewound.states.storage.statefile import Kept
@@ -182,7 +182,7 @@ def network_of(past: Trained | Pruned, mask: Mask | None) -> Network:
     if mask is None or not is_slim(past):
         return Network(recipe, mask)
     kept = kept_by(recipe, mask)
-    return Network(slimmed(recipe, kept), mask_of_zeros(mask, kept))
+    return Network(slimmed(recipe, kept), mask_of_dead_layers(mask, kept))
 
 
 def rates(past: Trained, facts: Facts | None, store: Store, device: torch.device, say: Say) -> list[Segment]:

@@ -177,7 +177,7 @@ def slim(
     check_path(model, groups, mask, example_inputs, example_keywords)
     masked = copy.deepcopy(model)
     mask.apply(masked)
-    return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_zeros(mask, kept))
+    return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_dead_layers(mask, kept))
 
 
 def slim_to(
@@ -185,7 +185,7 @@ def slim_to(
 ) -> Slim:
     """A copy of the model with what is left of its tensors, as `kept_of` says: `slim` without tracing the network.
 
-    Its `mask` is empty; where a layer may be wholly gone, use `mask_of_zeros`.
+    Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
     shapes = shapes_of(model)
     masked, small = copy.deepcopy(model), copy.deepcopy(model)
@@ -268,7 +268,7 @@ def expanded(tensors: Mapping[str, Tensor], kept: Kept, shapes: Mapping[str, Seq
     return found
 
 
-def mask_of_zeros(mask: Mask, kept: Kept) -> Mask:
+def mask_of_dead_layers(mask: Mask, kept: Kept) -> Mask:
     """The mask of the small network that keeps at zero what stands for layers that are wholly gone."""
     return Mask({name: left for name, left in cut(mask, kept).items() if not bool(left.all())})
 
