@@ -247,3 +247,11 @@ def test_a_mask_of_single_weights_is_not_gone_on_from() -> None:
 def test_a_network_without_units_says_so() -> None:
     with pytest.raises(InputError, match="no units can be removed: none of the network can shrink"):
         Pruner(pattern="unit")(nn.Sequential(nn.Linear(2, 3)), 0.5, example_inputs=EXAMPLE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    model = two_layers()
+    model[0].weight.data[2] = value
+    with pytest.raises(InputError, match=r"cannot prune the units of .*NaN or infinite, the network has diverged"):
+        pruned(model, 0.5)

@@ -242,3 +242,111 @@ def test_models_and_slots_that_do_not_fit_are_refused() -> None:
         made.into_optimizer(optimizer, model)
     with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
         made.into_optimizer(torch.optim.SGD(network().parameters(), lr=0.1), model)
+
+
+def halved(model: nn.Module, example: torch.Tensor) -> Slim:
+    """The network without every second unit of each group."""
+    groups = units(model, (example,))
+    return slim(model, groups.mask_without([unit for group in groups for unit in group.units[::2]]), (example,))
+
+
+class Limited(nn.Module):
+    """Takes at most eight steps of a sequence, and has eight hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.limit = nn.Linear(6, 8), nn.Linear(8, 4), 8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x[:, : self.limit]).relu()).mean(1)
+
+
+def test_a_number_that_makes_no_difference_on_the_example_stays() -> None:
+    assert halved(Limited(), torch.randn(2, 3, 6)).model.limit == 8
+
+
+class Averaged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8, bias=False), nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.a(x)
+        return self.b(hidden) / hidden.shape[-1]
+
+
+@pytest.mark.parametrize("example", [torch.zeros(2, 6), torch.ones(2, 6)])
+def test_an_example_of_zeros_hides_nothing(example: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="its outputs differ"):
+        halved(Averaged(), example)
+
+
+class Float(nn.Module):
+    """Its own code says which type it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x.float()).relu())
+
+
+def test_a_network_that_casts_its_input_slims_in_its_own_type() -> None:
+    assert halved(Float(), torch.randint(0, 255, (2, 6), dtype=torch.uint8)).model.a.out_features == 4
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"y": self.b(self.a(batch["x"]).relu())}
+
+
+def test_inputs_and_outputs_may_be_in_dictionaries() -> None:
+    assert halved(Nested(), {"x": torch.randn(2, 6)}).model.a.out_features == 4  # type: ignore[arg-type]
+
+
+class Auxiliary(nn.Module):
+    """A second head, in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.a(x).relu()
+        return self.b(hidden) + self.c(hidden) if self.training else self.b(hidden)
+
+
+def test_a_part_that_only_training_uses_is_refused() -> None:
+    model, example = Auxiliary(), torch.randn(2, 6)
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="does not run in training mode") as refused:
+        halved(model, example)
+    assert "reads units that are gone; keep those with skip=" in str(refused.value)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
+
+
+@pytest.mark.parametrize("width", [6, 8])
+def test_slopes_of_prelu_go_with_their_channels(width: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8), nn.Conv2d(8, 4, 3))
+    small = halved(model, torch.randn(2, 3, width, width)).model
+    assert small[1].weight.shape == (4,)
+    assert small[1].num_parameters == 4
+
+
+def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8, affine=False), nn.Conv2d(8, 4, 3))
+    found = units(model, (torch.randn(1, 3, 8, 8),))
+    assert not found.groups
+    assert "does not know how many of its groups are left" in found.pinned["0.weight", 0]
+
+    class Autocast(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x)
+
+    assert not units(Autocast(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.randn(2, 6),)).groups

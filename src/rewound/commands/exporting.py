@@ -30,7 +30,6 @@ from rewound.commands.runtimes import (
     machine,
     onnx_session,
     same_outputs,
-    tensors_in,
     write_onnx,
 )
 from rewound.foundations.errors import InputError, check_kind, shown
@@ -38,6 +37,7 @@ from rewound.foundations.names import unknown
 from rewound.foundations.quantities import sized
 from rewound.foundations.wholefiles import replacing, writable_file
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.fitting import tensors_in
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.statefile import separate
 

@@ -43,7 +43,7 @@ class Shrunk:
     def check(self) -> None:
         """An error for what cannot be made small; nothing changes."""
         for _, key, name, value in self._slots():
-            self.slim.slot(name, key, value)
+            self._large_slot(name, key, self.slim.slot(name, key, value))
         for thing in self._states:
             _load(copy.deepcopy(thing), self._cut_state(thing.state_dict()))
 
@@ -100,8 +100,10 @@ class Shrunk:
 
     def _large_slot(self, name: str, key: str, value: Any) -> Any:
         kept = self.slim.kept.get(name, {})
-        if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
+        if not isinstance(value, Tensor) or not kept:
             return value
+        if value.numel() == 1 and tuple(value.shape) != self._small[name]:
+            return value  # a count of steps; a slot of the one unit that is left has the parameter's shape
         ways = list(slot_dimensions(tuple(value.shape), self._small[name], kept))
         if len(ways) != 1:
             raise InputError(

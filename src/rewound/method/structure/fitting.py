@@ -2,7 +2,7 @@
 
 Those of torch's own layers follow from their weights. A whole number of a user's own class may count anything: the
 likely ones are written anew, the network is run on an example, and other choices are tried until it equals the masked
-one. If none does, it is refused.
+one. If none does, it is refused. A number that makes no difference on the example stays as it was.
 """
 
 import copy
@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.randomness import own_draws
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 
@@ -29,25 +31,95 @@ def correct_counts(
 ) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     _rewrite_counts(masked, small)
-    in_float64 = copy.deepcopy(small).double().eval()
-    numbers, failure = _own_numbers(masked, small, in_float64, kept), ""
-    expected = outputs(masked.double().eval(), args, keywords)
+    trial = _trial(masked, small, args, keywords)
+    numbers, failure = _own_numbers(masked, small, trial.small, kept), ""
     for choice in itertools.islice(_choices(numbers), _TRIES):
-        for option, each in zip(choice, numbers.values(), strict=True):
-            for number in each:
-                number.write(option)
-        try:
-            given = outputs(in_float64, args, keywords)
-        except Exception as error:  # whatever a module's own code raises where a count is wrong
-            failure = failure or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            continue
-        if len(given) == len(expected) and all(map(_equal, given, expected)):
+        _write(numbers, choice)
+        if not (difference := trial.difference()):
+            _restore_others(trial, numbers, choice)
+            _check_training(masked, small, args, keywords)
             return
-        failure = failure or "its outputs differ"
+        failure = failure or difference
     raise InputError(
         f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
         "written anew; let the code read sizes from its weights, or keep the network as it is"
     )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The small network in evaluation mode, and what the masked one puts out on some examples."""
+
+    small: nn.Module
+    examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    expected: Sequence[list[Tensor]]
+    tolerance: float
+
+    def difference(self) -> str:
+        """What is wrong with the small network, in words; nothing if it equals the masked one."""
+        for (args, keywords), expected in zip(self.examples, self.expected, strict=True):
+            try:
+                given = tensors_in(self.small(*args, **keywords))
+            except Exception as error:  # whatever a module's own code raises where a count is wrong
+                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            if len(given) != len(expected) or not all(map(self._equal, given, expected)):
+                return "its outputs differ"
+        return ""
+
+    def _equal(self, one: Tensor, other: Tensor) -> bool:
+        close = {"rtol": self.tolerance, "atol": self.tolerance}
+        return one.shape == other.shape and torch.allclose(one, other, **close, equal_nan=True)
+
+
+def _trial(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Trial:
+    """In float64 or, where the network's own code makes tensors of another type, in the type that it has."""
+    examples = [(args, keywords)]
+    if any(map(_says_nothing, tree_leaves(examples))):
+        examples.append(tree_map_only(Tensor, _drawn, (args, keywords)))
+    doubled = tree_map_only(Tensor, _doubled, examples)
+    pair = [copy.deepcopy(each).double().eval() for each in (masked, small)]
+    try:
+        return _Trial(pair[1], doubled, _outputs(pair[0], doubled), 1e-9)
+    except RuntimeError:
+        pair = [copy.deepcopy(each).eval() for each in (masked, small)]
+        return _Trial(pair[1], examples, _outputs(pair[0], examples), 1e-4)
+
+
+def _outputs(model: nn.Module, examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[list[Tensor]]:
+    return [tensors_in(model(*args, **keywords)) for args, keywords in examples]
+
+
+def _says_nothing(thing: Any) -> bool:
+    """Whether it is an input of zeros: without biases, any network of the right shapes puts out zeros for it."""
+    return isinstance(thing, Tensor) and thing.is_floating_point() and not bool(thing.any())
+
+
+def _drawn(tensor: Tensor) -> Tensor:
+    if not _says_nothing(tensor):
+        return tensor
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _check_training(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """An error if the small network runs in evaluation mode only: a part that is used in training was not traced."""
+    device = next((parameter.device for parameter in masked.parameters()), torch.device("cpu"))
+    with own_draws(device):
+        try:
+            copy.deepcopy(masked).train()(*args, **keywords)
+        except Exception:  # it does not train on such an example; BatchNorm needs more than one value
+            return
+        try:
+            copy.deepcopy(small).train()(*args, **keywords)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
+                "used only there reads units that are gone; keep those with skip=, or keep the network as it is"
+            ) from error
 
 
 def _convolution(old: Any, new: Any) -> None:
@@ -76,6 +148,10 @@ def _group_norm(old: Any, new: Any) -> None:
         new.num_channels = new.weight.shape[0]
 
 
+def _prelu(old: Any, new: Any) -> None:
+    new.num_parameters = new.weight.numel()
+
+
 def _embedding(old: Any, new: Any) -> None:
     new.num_embeddings, new.embedding_dim = new.weight.shape
 
@@ -98,6 +174,7 @@ COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
     nn.modules.batchnorm._NormBase: _normalisation,
     nn.GroupNorm: _group_norm,
     nn.Embedding: _embedding,
+    nn.PReLU: _prelu,
     nn.RNNBase: _recurrent,
     nn.RNNCellBase: _recurrent_cell,
 }
@@ -134,9 +211,12 @@ class _Number:
             setattr(module, self.name, self.options[min(option, len(self.options) - 1)])
 
 
+_Numbers = Mapping[tuple[type, str], Sequence[_Number]]
+
+
 def _own_numbers(
     large: nn.Module, small: nn.Module, copied: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]
-) -> dict[tuple[type, str], list[_Number]]:
+) -> _Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
     found: dict[tuple[type, str], list[_Number]] = {}
     tensors = large.state_dict(keep_vars=True)
@@ -159,7 +239,7 @@ def _own_numbers(
     return found
 
 
-def _choices(found: Mapping[tuple[type, str], Sequence[_Number]]) -> Iterator[tuple[int, ...]]:
+def _choices(found: _Numbers) -> Iterator[tuple[int, ...]]:
     """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
     likely = [0 if _is_size_of_head(name) else 1 for _, name in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
@@ -173,28 +253,30 @@ def _choices(found: Mapping[tuple[type, str], Sequence[_Number]]) -> Iterator[tu
                     yield tuple(choice)
 
 
+def _write(found: _Numbers, choice: Sequence[int]) -> None:
+    for option, numbers in zip(choice, found.values(), strict=True):
+        for number in numbers:
+            number.write(option)
+
+
+def _restore_others(trial: _Trial, found: _Numbers, choice: Sequence[int]) -> None:
+    """Put back each number that makes no difference: it may be a layer's index, or the longest input."""
+    for place in range(len(choice)):
+        without = [0 if other == place else option for other, option in enumerate(choice)]
+        _write(found, without)
+        if not trial.difference():
+            choice = without
+    _write(found, choice)
+
+
 def _is_size_of_head(name: str) -> bool:
     return name in ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv", "dim_head")
 
 
-def outputs(model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a network in float64 gives on an example."""
-    return _tensors_in(model(*map(_doubled, args), **{key: _doubled(each) for key, each in keywords.items()}))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
-
-
-def _doubled(thing: Any) -> Any:
-    return thing.double() if isinstance(thing, Tensor) and thing.is_floating_point() else thing
-
-
-def _tensors_in(thing: Any) -> list[Tensor]:
+def tensors_in(thing: Any) -> list[Tensor]:
+    """The tensors of an output, however it nests them."""
     if isinstance(thing, Tensor):
         return [thing]
     if isinstance(thing, Mapping):
         thing = list(thing.values())
-    if isinstance(thing, list | tuple):
-        return [tensor for each in thing for tensor in _tensors_in(each)]
-    return []
+    return [tensor for each in thing for tensor in tensors_in(each)] if isinstance(thing, list | tuple) else []

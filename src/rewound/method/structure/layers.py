@@ -175,6 +175,12 @@ def embedding(atoms: Atoms, value: Any, weight: Labels, indices: Labels, *args: 
     return atoms.labels(tuple(value.shape), [Factor((len(value.shape) - 1,), columns)])
 
 
+def prelu(atoms: Atoms, value: Any, x: Labels, weight: Labels) -> Labels:
+    """One slope for all, or one for each channel: of the second dimension, not of the last."""
+    slopes = Labels((*weight.shape, *[1] * max(x.rank - 2, 0)), weight.factors)
+    return pointwise(atoms, value, [x, slopes])
+
+
 def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any) -> Labels:
     channels = [atoms.only(factor, 1) for factor in x.along(1)]
     for each in others[:4]:
@@ -189,6 +195,9 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
 def group_norm(
     atoms: Atoms, value: Any, x: Labels, groups: int, weight: Labels | None = None, bias: Labels | None = None, *_: Any
 ) -> Labels:
+    if weight is None:
+        atoms.pin_all([x], "a GroupNorm without weights does not know how many of its groups are left")
+        return Labels(tuple(value.shape))
     for factor in x.along(1):
         rows = atoms.only(factor, 1).reshape(groups, -1)
         atoms.tie(rows, rows[:, :1])  # whole groups: statistics are those of a group

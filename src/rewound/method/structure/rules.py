@@ -34,6 +34,7 @@ from rewound.method.structure.layers import (
     group_norm,
     layer_norm,
     linear,
+    prelu,
     product,
     recurrent,
     recurrent_cell,
@@ -51,7 +52,7 @@ MOVES = frozenset(_MOVES.split())
 _KEEPS = """
     _to_copy alias alpha_dropout celu clone contiguous detach dropout dropout_ elu_ empty_like feature_dropout float
     full_like hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ leaky_relu_ lift_fresh_copy
-    masked_fill masked_fill_ mish ones_like prelu rand_like relu6 relu_ silu_ softplus to type_as
+    masked_fill masked_fill_ mish ones_like rand_like relu6 relu_ silu_ softplus to type_as
     where zeros_like
 """
 KEEPS = frozenset(_KEEPS.split())
@@ -106,6 +107,7 @@ RULES: dict[str, Rule] = {
     "linear": linear,
     **dict.fromkeys(("matmul", "mm", "bmm"), product),
     **dict.fromkeys(("addmm", "baddbmm"), added_product),
+    "prelu": prelu,
     "embedding": embedding,
     "batch_norm": batch_norm,
     "group_norm": group_norm,

@@ -285,8 +285,14 @@ class Candidates:
 
     def _ascending(self, number: int, scores: UnitScores, alive: Tensor) -> tuple[list[float], list[int]]:
         """The scores of a group's units, and those that are left, the smallest first; the later of equals stays."""
-        own: list[float] = scores(self.groups.groups[number]).tolist()
-        return own, sorted(alive.nonzero()[:, 0].tolist(), key=own.__getitem__)
+        group, left = self.groups.groups[number], alive.nonzero()[:, 0].tolist()
+        own: list[float] = scores(group).tolist()
+        if not all(math.isfinite(own[unit]) for unit in left):
+            raise InputError(
+                f"cannot prune the units of {group.name}: their scores are NaN or infinite, the network has diverged; "
+                "train it again with a lower learning rate"
+            )
+        return own, sorted(left, key=own.__getitem__)
 
     def at_rates(self, rate: Callable[[str], float], scores: UnitScores, alive: Sequence[Tensor]) -> Removal:
         """The units that go where each group loses the smallest rate of the weights that produce it."""

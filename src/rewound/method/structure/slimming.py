@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
-from rewound.method.structure.fitting import correct_counts, outputs
+from rewound.method.structure.fitting import correct_counts, tensors_in
 from rewound.method.structure.tracing import Place, UnitGroup, Units, as_arguments, units
 
 Kept = Mapping[str, Mapping[int, Tensor]]
@@ -302,12 +302,12 @@ def check_path(
 @torch.no_grad()
 def _cuts_off(model: nn.Module, mask: Mask, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs."""
-    dense = copy.deepcopy(model).double().eval()
+    dense = copy.deepcopy(model).eval()
     masked = copy.deepcopy(dense)
     mask.apply(masked)
-    before = outputs(dense, args, keywords), outputs(masked, args, keywords)
+    before = [tensors_in(each(*args, **keywords)) for each in (dense, masked)]
     for changed_args, changed_keywords in _changed(args, keywords):
-        after = outputs(dense, changed_args, changed_keywords), outputs(masked, changed_args, changed_keywords)
+        after = [tensors_in(each(*changed_args, **changed_keywords)) for each in (dense, masked)]
         for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
             if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
                 return True

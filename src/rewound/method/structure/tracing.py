@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,8 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
                 values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
             else:
                 values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
+        elif node.op == "get_attr":  # a graph inside the graph (autocast, cond), whose operation is not known
+            values[node.name] = plain(attrgetter(str(node.target))(program.graph_module))
         elif node.op == "output":
             atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
