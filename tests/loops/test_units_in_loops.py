@@ -129,7 +129,7 @@ def test_what_no_example_shows_is_refused(tmp_path: Path) -> None:
         ({"adopt": True}, "no dense run to see it in; give example_inputs="),
         ({"pruner": None, "example_inputs": example}, "example_inputs are for pruning whole units"),
         ({"compression": 100, "example_inputs": example}, "cannot be reached by removing units"),
-        ({"example_inputs": torch.zeros(2, 7)}, "cannot be traced"),
+        ({"example_inputs": torch.zeros(2, 7)}, "does not run on the example inputs"),
         ({"example_inputs": object()}, "which cannot be kept"),
     ):
         with pytest.raises(InputError, match=error):

@@ -255,3 +255,14 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
     model[0].weight.data[2] = value
     with pytest.raises(InputError, match=r"cannot prune the units of .*NaN or infinite, the network has diverged"):
         pruned(model, 0.5)
+
+
+def test_a_level_that_lost_a_large_unit_goes_on_to_the_next() -> None:
+    """One of two units with 100 weights each is gone, where the next level asks for more than is left."""
+    model = nn.Sequential(nn.Linear(50, 2), nn.ReLU(), nn.Linear(2, 50), nn.ReLU(), nn.Linear(50, 4))
+    groups, pruner = units(model, (torch.zeros(1, 50),)), Pruner(pattern="unit", min_units=1)
+    model[0].weight.data.mul_(torch.tensor([[1e-6], [1.0]]))
+    model[2].weight.data.mul_(torch.tensor([[1e-6, 1.0]]))
+    first = pruner(model, 0.99, groups=groups)
+    assert first["0.weight"].any(1).sum() == 1
+    assert pruner(model, 0.9, first, groups=groups) == first

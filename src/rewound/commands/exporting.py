@@ -32,7 +32,7 @@ from rewound.commands.runtimes import (
     same_outputs,
     write_onnx,
 )
-from rewound.foundations.errors import InputError, check_kind, shown
+from rewound.foundations.errors import InputError, as_path, check_kind, shown
 from rewound.foundations.names import unknown
 from rewound.foundations.quantities import sized
 from rewound.foundations.wholefiles import replacing, writable_file
@@ -92,7 +92,7 @@ def export(
     >>> export(model, file, example_inputs=torch.ones(1, 4)).bytes == file.stat().st_size
     True
     """
-    path = writable_file(Path(out))
+    path = writable_file(as_path("out", out))
     kind = _format(path, to)
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another file, or have it replaced with overwrite (--overwrite)")

@@ -173,6 +173,8 @@ class Removal:
     gone: Mapping[Place, int]
     """How many indices of each dimension are gone already."""
     size: Size
+    multiple: int
+    """How many units of a group go together."""
 
     def left(self, count: int) -> int:
         """The size of the network without the first batches."""
@@ -193,9 +195,10 @@ class Removal:
 
     @property
     def largest_batch(self) -> int:
-        """The most that one batch removes."""
-        now = self.left(0)
-        return max((now - self._without({number: 1}) for number in self._lost), default=0)
+        """The most that a batch takes from the whole network, those that are gone already included."""
+        first = [group.units[0].indices for group in self.groups]
+        lost = [{place: self.multiple * len(indices) for place, indices in unit.items()} for unit in first]
+        return max(self.size.without({}) - self.size.without(each) for each in lost)
 
     def _without(self, batches: Mapping[int, int]) -> int:
         """The size of the network without so many batches of each group."""
@@ -263,7 +266,7 @@ class Candidates:
             for unit in _taken(group, ~which):
                 for place, indices in unit.indices.items():
                     gone[place] = gone.get(place, 0) + len(indices)
-        return Removal(self.groups.groups, batches, gone, self.size)
+        return Removal(self.groups.groups, batches, gone, self.size, self.least.round_to)
 
     def _batches(self, number: int, scores: UnitScores, alive: Tensor) -> Iterator[_Batch]:
         group, (own, ascending) = self.groups.groups[number], self._ascending(number, scores, alive)
