@@ -59,6 +59,7 @@ def test_pointing_shows_values_and_a_click_opens_the_run(browser: Browser, digit
         assert "rewound run small.toml" in text
         assert re.search(r"rewound show [0-9a-f]{12}", text)
         assert {"Lineage", "Training curve", "Kept of each layer"} <= set(text.splitlines())
+        page.get_by_role("dialog").locator(".panel").nth(1).scroll_into_view_if_needed()  # drawn when it is seen
         page.get_by_role("dialog").locator(".panel[data-drawn]").nth(1).wait_for()
         page.get_by_role("button", name="Close").click()
         expect(page.get_by_role("dialog")).to_be_hidden()
