@@ -84,6 +84,32 @@ def run_command(
         print_report(report_results(results, folder, say=say))
 
 
+@app.command("work", epilog="Example: rewound work digits --store s3://bucket/runs")
+def work_command(
+    sweep: SweepName,
+    store: StorePlace = str(DEFAULT_STORE),
+    device: Device = "cpu",
+    keep: Keep = "needed",
+    minutes: Annotated[float | None, typer.Option(help="stop after this time, with drafts")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
+    plan: Annotated[
+        str | None, typer.Option(help="refuse to work on a plan of another digest", show_default="any plan")
+    ] = None,
+) -> None:
+    """Be one worker of a sweep, beside any number of others on any machines that use the same store.
+
+    SIGTERM, SIGUSR1 and Ctrl-C let it keep a draft of everything under way and end. The exit code is 0 when every node
+    has ended, and 75 when work is left: start it again.
+    """
+    declared(sweep)
+    from rewound.commands.sweeps import work
+    from rewound.experiments.executors.working import STOPPED
+
+    if not work(sweep, store=store, device=device, keep=keep, minutes=minutes, plain=plain, plan=plan, say=say):
+        say(f"stopped before the end, with drafts of what was under way (exit code {STOPPED}); start it again to go on")
+        raise typer.Exit(STOPPED)
+
+
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
 def plan_command(
     sweep: SweepName,

@@ -2,7 +2,7 @@
 
 from rewound.commands.exporting import Export, export
 from rewound.commands.latency import PrunedToLatency, prune_to_latency
-from rewound.commands.sweeps import SweepResults, plan, report, results, run
+from rewound.commands.sweeps import SweepResults, plan, report, results, run, work
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
@@ -96,4 +96,5 @@ __all__ = [
     "steps",
     "train",
     "units",
+    "work",
 ]

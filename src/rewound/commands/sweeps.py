@@ -18,10 +18,11 @@ from rewound.commands.tables import check_subject, read_tables, report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
-from rewound.experiments.executors import executor_named, local
+from rewound.experiments.executors import Executor, executor_named, local, working
+from rewound.experiments.executors.working import as_declared, check_plan, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
-from rewound.experiments.plans.execution import Options, keeps_all
+from rewound.experiments.plans.execution import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared
@@ -165,7 +166,7 @@ def run(
     store: str | Path = DEFAULT_STORE,
     jobs: int = 0,
     device: str = "cpu",
-    on: str = "local",
+    on: str | Executor = "local",
     keep: str = "needed",
     retry_failed: bool = False,
     minutes: float | None = None,
@@ -175,17 +176,26 @@ def run(
 ) -> SweepResults:
     """Run whatever of a sweep is not done yet, and give its rows.
 
-    `jobs` is the number of worker processes; 0 means one per core, and one on a GPU. `on` is the executor. `keep`, the
-    tensors to keep, is "needed" or "all". With `minutes` it stops after that time. The same call continues what was
-    stopped so, or by Ctrl-C, which raises `KeyboardInterrupt` here; nothing that was finished is lost.
+    `jobs` is the number of worker processes on this machine; 0 means one per core, and one on a GPU. `on` says where to
+    run: the name of an executor, or one with its options. `keep`, the tensors to keep, is "needed" or "all". With
+    `minutes` it stops after that time. The same call continues what was stopped so, or by Ctrl-C, which raises
+    `KeyboardInterrupt` here; nothing that was finished is lost.
 
     `say` takes lines for a person. `progress` takes how many steps are done, and of how many; without it, `say` gets a
     line at the beginning and one every 30 seconds. Other processes import the recipe, so that one defined in a
     notebook or in the script itself runs with `jobs=1` only.
     """
-    executor, root, all_kept = executor_named(on), as_place("store", store), keeps_all(keep)
-    options = Options(jobs=as_workers(jobs, device), device=device, keep_all=all_kept, minutes=minutes, plain=plain)
+    executor = executor_named(on) if isinstance(on, str) else on
+    root, all_kept = as_place("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
+    options = Options(
+        jobs=as_workers(jobs, device),
+        device=device,
+        keep_all=all_kept,
+        minutes=minutes,
+        plain=plain,
+        declaration=as_declared(found.name, found.table),
+    )
     here = executor is local.run  # another executor looks for device and data where it works
     planned = planning.plan(found.targets)
     opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
@@ -206,6 +216,41 @@ def run(
     if left := todo(planned, opened):
         say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
     return SweepResults(found, root, collected(found.targets, opened), again)
+
+
+def work(
+    sweep: AnySweep,
+    *,
+    store: str | Path = DEFAULT_STORE,
+    device: str = "cpu",
+    keep: str = "needed",
+    minutes: float | None = None,
+    plain: bool = False,
+    plan: str | None = None,
+    say: Say = print,
+    progress: Progress | None = None,
+) -> bool:
+    """Be one worker of a sweep: do nodes that nobody else is at, until all of them have ended, and return True.
+
+    Any number of workers on any number of machines share the sweep by its store. SIGTERM, SIGUSR1 and Ctrl-C let a
+    worker keep a draft of everything under way and return False; so does the end of `minutes`. `plan` is the digest of
+    the plan that the worker is meant to have; it refuses another. The other options are those of `run`.
+    """
+    root, all_kept = as_place("store", store), keeps_all(keep)
+    options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain)
+    stop = Stop(minutes)
+    with stopped_by_signals(stop):
+        found, _ = as_sweep(sweep, root)
+        planned = planning.plan(found.targets)
+        if plan is not None:
+            check_plan(planned, plan)
+        opened = local.opened(root, found.recipes, device, say)
+        for line in outdated(planned, opened, options):
+            say(line)
+        show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+        return working.work(
+            planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps), stop=stop
+        )
 
 
 def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = print) -> SweepResults:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
 from rewound.experiments.executors import local
-from rewound.experiments.executors.local import one_thread
+from rewound.experiments.executors.working import one_thread
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.realisation import realised

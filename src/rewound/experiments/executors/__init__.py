@@ -1,15 +1,18 @@
 """Where the work runs: an executor does whatever of a plan is not done yet, until all of it is or the time is up.
 
-Workers share nothing but the store, so an executor has only to start them: each walks the plan (`walking`).
+Workers share nothing but the store, so an executor has only to start them (`working`), and each finds its own work
+(`walking`).
 """
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Protocol
 
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan
+from rewound.foundations.errors import InputError
 from rewound.foundations.names import check_function, lookup
 from rewound.states.storage.store import Say, Store
 
@@ -25,12 +28,24 @@ class Executor(Protocol):
     ) -> None: ...
 
 
-EXECUTORS: Mapping[str, Executor] = {"local": local.run}
+def _on_this_machine() -> Executor:
+    return local.run
 
 
-def executor_named(name: str) -> Executor:
-    """The executor of that name, from the table or from `package.module:name`."""
-    found = lookup("executor", name, EXECUTORS)
-    if name not in EXECUTORS:
-        check_function("executor", name, found, ("plan", "store", "options", "say", "tick"))
+EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine}
+"""What makes an executor of each name, with the options that it has."""
+
+
+def executor_named(name: str, **given: object) -> Executor:
+    """The executor of that name, from the table with the options given (None: not given), or `package.module:name`."""
+    chosen = {option: value for option, value in given.items() if value is not None}
+    known = {executor: [*signature(made).parameters] for executor, made in EXECUTORS.items()}
+    for option in chosen:
+        if option not in known.get(name, ()):
+            those = " or ".join(f"--on {each}" for each, options in known.items() if option in options)
+            raise InputError(f"--{option.replace('_', '-')} goes with {those}, not with --on {name}; leave it out")
+    if name in EXECUTORS:
+        return EXECUTORS[name](**chosen)
+    found: Executor = lookup("executor", name, EXECUTORS)  # type: ignore[assignment]  # checked in the next line
+    check_function("executor", name, found, ("plan", "store", "options", "say", "tick"))
     return found

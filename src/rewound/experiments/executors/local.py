@@ -3,37 +3,32 @@
 import json
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
-import torch
-
-from rewound.experiments.executors.walking import POLL, Headway, Watch, walk
-from rewound.experiments.plans.execution import Options, Paused, Worker
+from rewound.experiments.executors.walking import POLL, Headway
+from rewound.experiments.executors.working import check, first_of_each, looked_at, telling, walked, work
+from rewound.experiments.plans.execution import Options, Stop, Worker
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy, todo
 from rewound.foundations.errors import Failed, Fault, InputError, fault_of
 from rewound.foundations.names import path_of
 from rewound.foundations.owners import script_hidden
 from rewound.states.history import own_functions
 from rewound.states.storage.artifacts import Outcome
-from rewound.states.storage.backend import Backend, Place, where_writable
+from rewound.states.storage.backend import Backend, Place
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
 
-_TELL = 0.5  # seconds between updates of the progress bar
 _CHUNK = 1 << 16  # bytes that are read at a time, as many as a pipe holds
 
 
@@ -41,34 +36,18 @@ def run(
     plan: Plan, store: Store, options: Options, *, say: Say = print, tick: Callable[[Headway], None] = lambda _: None
 ) -> None:
     """Do whatever of the plan is not done yet; returns when all of it is finished, failed or skipped."""
-    device_named(options.device)
-    with where_writable():
-        store.sweep_up()  # what killed workers left may be what fills the disk
-    store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
-    watch, last_tick = Watch(plan, store), [0.0]
-    for recipe in {node.recipe for node in watch.open}:
-        _check(recipe)
-    if options.jobs > 1:
-        _check_importable(watch.open, options.jobs)
-    for key in sorted(watch.again):
-        say(recomputing(key))
-
-    def alive() -> None:
-        if time.monotonic() - last_tick[0] > _TELL:  # looking costs as much as a small network's epoch
-            tick(watch.headway())
-            last_tick[0] = time.monotonic()
-
-    alive()  # an epoch may take minutes
-    work, warn = partial(_work, plan, store.backend, options, store.known), _first_of_each(say)
     if options.jobs == 1:
-        work(say, warn, alive)
-    else:
-        try:
-            run_processes(options.jobs, work, say, warn, alive)
-        except WorkersDied as death:
-            if todo(plan, store):
-                raise
-            say(f"note: {death}; the others have done the work")
+        work(plan, store, options, say=say, tick=tick)
+        return
+    watch = looked_at(plan, store, options, say)
+    _check_importable(watch.open, options.jobs)
+    be_worker = partial(_be_worker, plan, store.backend, options, store.known)
+    try:
+        run_processes(options.jobs, be_worker, say, first_of_each(say), telling(watch, tick))
+    except WorkersDied as death:
+        if todo(plan, store):
+            raise
+        say(f"note: {death}; the others have done the work")
     tick(watch.headway(exact=True))
     tidy(plan, store, keep_all=options.keep_all)
 
@@ -78,13 +57,8 @@ def opened(root: Place, recipes: Iterable[Recipe], device: str, say: Say) -> Sto
     device_named(device)
     if not is_store(root):
         for recipe in recipes:
-            _check(recipe)
+            check(recipe)
     return Store(root, say)
-
-
-def _check(recipe: Recipe) -> None:
-    recipe.check_data()
-    _ = recipe.profile  # a model that does not take its example is told before it is trained
 
 
 def _check_importable(nodes: Iterable[Node], jobs: int) -> None:
@@ -99,7 +73,7 @@ def _check_importable(nodes: Iterable[Node], jobs: int) -> None:
                 )
 
 
-def _work(
+def _be_worker(
     plan: Plan,
     place: Backend,
     options: Options,
@@ -108,44 +82,9 @@ def _work(
     warn: Say,
     alive: Callable[[], None],
 ) -> None:
-    """Be one worker, here or in a process of its own."""
+    """Be one of several workers, in a process of its own."""
     store = Store(place, say, known)
-    worker = Worker(store=store, options=options, say=say, alive=alive, until=options.until())
-    with one_thread(), _warnings_said(warn), store.alive(), suppress(Paused):
-        walk(plan, worker)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Law 1 holds bit for bit with one thread per worker; several workers then also do not fight for cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
-def _warnings_said(say: Say) -> Iterator[None]:
-    """Warnings as lines among the others."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = lambda message, *_: say(f"warning: {message} (more such warnings are not shown)")
-        yield
-
-
-def _first_of_each(say: Say) -> Say:
-    """Says the first line of each kind: a sweep may give hundreds of one, some by every worker."""
-    said: set[str] = set()
-
-    def first(text: str) -> None:
-        kind = re.sub(r"\d[\d,.]*", "", text)[:40]  # the same words about another number, or another layer
-        if kind not in said:
-            said.add(kind)
-            say(text)
-
-    return first
+    walked(plan, Worker(store=store, options=options, say=say, alive=alive, stop=Stop(options.minutes)), warn)
 
 
 # Processes that do the same work: started together, listened to, and ended together

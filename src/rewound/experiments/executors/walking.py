@@ -134,13 +134,13 @@ class Watch:
 
 
 def walk(plan: Plan, worker: Worker) -> None:
-    """Take ready nodes until none is left; `Paused` when the worker's time is up."""
+    """Take ready nodes until none is left; `Paused` when the worker has to stop before."""
     watch = Watch(plan, worker.store)
     for opened in watch.open:
         made_by(opened, worker.options)  # looks at the sources now: they may be edited while their code runs
     fleet: Fleet | None = None
     while len(watch.status) < len(plan.nodes):
-        if time.monotonic() > worker.until:
+        if worker.stop.is_due():
             raise Paused
         if (node := _take(watch, worker.store, None)) is None:
             if len(watch.status) < len(plan.nodes):

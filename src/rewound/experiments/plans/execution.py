@@ -23,6 +23,7 @@ from rewound.experiments.plans.realisation import (
     stored_state,
 )
 from rewound.experiments.plans.remaining import release, sufficient_outcome
+from rewound.experiments.sweeps.declaration import Declaration
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.foundations.owners import host_name, this_host
@@ -59,6 +60,8 @@ class Options:
     """Stop after this time, with a draft of everything under way; None: run to the end."""
     plain: bool = False
     """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
+    declaration: Declaration | None = None
+    """The sweep as it was declared, for workers on other machines; None where it is known as an object alone."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -66,16 +69,26 @@ class Options:
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
 
-    def until(self) -> float:
-        """The end of that time from now, on the clock of `time.monotonic`."""
-        return math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
-
 
 def keeps_all(keep: str) -> bool:
     """What `keep_all` is for a word of the command line."""
     if keep not in ("needed", "all"):
         raise InputError(f"keep must be 'needed' or 'all', not {keep!r}")
     return keep == "all"
+
+
+class Stop:
+    """When a worker stops, with a draft of everything under way: its time is up, or it is asked to."""
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    def ask(self) -> None:
+        """Let the worker stop as soon as it can."""
+        self._end = -math.inf
+
+    def is_due(self) -> bool:
+        return time.monotonic() > self._end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +100,7 @@ class Worker:
     say: Say
     alive: Callable[[], None]
     """Called now and then; raises when the work should stop."""
-    until: float
-    """When to stop with a draft of everything under way (on the clock of `time.monotonic`)."""
+    stop: Stop
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +108,7 @@ class Worker:
 
 
 class Paused(Exception):
-    """The time given is up; what was under way is kept as drafts."""
+    """The worker has stopped before the end; what was under way is kept as drafts."""
 
 
 def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: Fleet) -> None:
@@ -106,7 +118,7 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
     looked = time.perf_counter()
 
     def fill() -> None:
-        while fleet.free > 0 and time.monotonic() < worker.until and (node := take()) is not None:
+        while fleet.free > 0 and not worker.stop.is_due() and (node := take()) is not None:
             try:
                 job = Job(node, plan, worker)
                 jobs[fleet.start(job.run)] = job
@@ -131,14 +143,14 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
                     ended = False
                 elif ended:
                     job.publish(outcome, fleet.evaluate(member) if job.node.asked else None)
-                elif time.monotonic() > worker.until and member not in drafted:
+                elif worker.stop.is_due() and member not in drafted:
                     job.keep_draft(outcome)
                     drafted.add(member)
             looked = time.perf_counter()  # evaluation is nobody's training time
             if ended:
                 worker.store.release(jobs.pop(member).node.key)
                 fill()
-            if time.monotonic() > worker.until and jobs.keys() <= drafted | fleet.waiting:
+            if worker.stop.is_due() and jobs.keys() <= drafted | fleet.waiting:
                 raise Paused
             worker.alive()
     finally:
@@ -201,7 +213,7 @@ class Job:
 
     def is_due(self) -> bool:
         """Whether to look at the run now, in the middle of an epoch too: an epoch may take an hour."""
-        return time.perf_counter() - self.looked > LOOK or time.monotonic() > self.worker.until
+        return time.perf_counter() - self.looked > LOOK or self.worker.stop.is_due()
 
     def look_at(self, state: State) -> None:
         """Note where training is; now and then say so, and keep a draft."""

@@ -3,6 +3,7 @@
 Nothing here needs torch, so that a misspelt name is refused at once. A value of the wrong kind is one sentence.
 """
 
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from rewound.foundations.errors import InputError, as_number, as_path
+from rewound.foundations.errors import InputError, as_number, as_path, shown
 from rewound.foundations.names import unknown
 
 Table = Mapping[str, object]
@@ -26,14 +27,14 @@ class Declaration(NamedTuple):
 
 
 def declared(word: str | Path) -> Declaration:
-    """The table in a TOML file, or in the shipped one of that name.
+    """The table in a TOML file (or the same as JSON), or in the shipped one of that name.
 
     >>> declared("digits").table["recipe"]
     'digits'
     """
     shipped = shipped_sweeps()
     path, word = as_path("sweep", word), str(word)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix in (".toml", ".json") or path.is_file():
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -44,10 +45,14 @@ def declared(word: str | Path) -> Declaration:
         text = shipped[word]
     else:
         raise InputError(unknown("sweep", word, shipped) + " or the path of a TOML file")
+    kind, parsed = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
     try:
-        return Declaration(path.stem, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{word} is not TOML: {error}; correct it there") from error
+        table = parsed(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{word} is not {kind}: {error}; correct it there") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{word} holds {shown(table)}, not a table; a sweep is an object with the keys of a TOML file")
+    return Declaration(path.stem, table)
 
 
 def as_table(given: Table) -> Table:

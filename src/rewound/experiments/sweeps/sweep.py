@@ -19,7 +19,7 @@ pruner = { score = "magnitude", scope = "global" }
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -80,6 +80,8 @@ class Sweep:
     experiments: tuple[Experiment, ...]
     randomness: tuple[str, ...] = ("shared",)
     """What the seed depends on; with "independent", on technique and time, too."""
+    table: Table | None = field(default=None, compare=False, repr=False)
+    """What it was parsed from."""
 
     @property
     def recipe(self) -> Recipe:
@@ -183,7 +185,8 @@ def _parsed(table: Table, name: str) -> Sweep:
         kind = "a table" if isinstance(experiments, Mapping) else shown(experiments)
         raise InputError(f"experiment is a list of tables ([[experiment]], with two brackets), not {kind}")
     grids = tuple(_experiment(e, trials) for e in experiments)
-    return Sweep(name, tuple(recipes), trials, grids, tuple(word for word in RANDOMNESS if word in randomness))
+    chosen = tuple(word for word in RANDOMNESS if word in randomness)
+    return Sweep(name, tuple(recipes), trials, grids, chosen, table)
 
 
 def _recipes(value: object, given: Table) -> tuple[Recipe, ...]:

@@ -1,0 +1,57 @@
+"""What a driver does while workers on other machines do a plan: it looks at the store, and tells how far the plan is.
+
+The workers need no driver: they find their work in the store, and finish it if the driver dies.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rewound.experiments.executors.walking import Headway, Watch
+from rewound.experiments.plans.planning import Plan
+from rewound.experiments.plans.remaining import tidy
+from rewound.states.storage.store import Say, Store
+
+_LOOK = 0.5  # seconds between looks at the store
+
+
+class Workers(Protocol):
+    """Workers that an engine has started."""
+
+    def living(self) -> int:
+        """How many are waiting or at work; an error if they ended by one that the next would meet, too."""
+
+    def stop(self) -> None:
+        """Let them keep drafts and end; to stop what has ended does nothing."""
+
+
+def drive(
+    plan: Plan, store: Store, workers: Workers, *, keep_all: bool, say: Say, tick: Callable[[Headway], None]
+) -> None:
+    """Wait until every node has ended, or until no worker is left; whatever interrupts the driver stops the workers."""
+    watch, told = Watch(plan, store), set[str]()
+    told.update(key for key, succeeded in watch.status.items() if not succeeded)
+    try:
+        while len(watch.status) < len(plan.nodes):
+            tick(watch.headway())
+            _tell_failures(watch, store, told, say)
+            if not workers.living():
+                break
+            time.sleep(_LOOK)
+    finally:
+        workers.stop()
+    tick(watch.headway(exact=True))
+    _tell_failures(watch, store, told, say)
+    tidy(plan, store, keep_all=keep_all)
+
+
+def _tell_failures(watch: Watch, store: Store, told: set[str], say: Say) -> None:
+    """Say of each node that has failed by itself, once, how it did."""
+    for key in [key for key, succeeded in watch.status.items() if not succeeded and key not in told]:
+        told.add(key)
+        if (result := store.result(key)) is not None and "failed" in result:
+            failure = result["failed"]
+            say(
+                f"failed: {key[:12]}: the loss became {failure['loss']} by step {failure['step']:,}; "
+                "what builds on it is skipped"
+            )

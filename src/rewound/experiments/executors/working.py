@@ -1,0 +1,239 @@
+"""One worker: it does what it can of a plan until every node has ended, or until it has to stop.
+
+Workers share nothing but the store, whoever started them: `local` on this machine, the engine of a cluster, or a person
+with `rewound work`. A worker on another machine is given an `Assignment`: the sweep as it was declared, from which it
+makes the plan itself, and the digest of the driver's plan. If its own is another, it refuses to work.
+"""
+
+import hashlib
+import json
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from rewound import __version__
+from rewound.experiments.executors.walking import Headway, Watch, walk
+from rewound.experiments.plans import planning
+from rewound.experiments.plans.execution import Options, Paused, Stop, Worker
+from rewound.experiments.plans.planning import Plan
+from rewound.experiments.plans.realisation import recomputing
+from rewound.experiments.plans.remaining import tidy
+from rewound.experiments.sweeps.declaration import Declaration
+from rewound.experiments.sweeps.sweep import parse_sweep
+from rewound.foundations.errors import InputError
+from rewound.states.storage.backend import as_place, where_writable
+from rewound.states.storage.store import Say, Store
+from rewound.tasks.devices import device_named
+from rewound.tasks.recipe import Recipe
+
+STOPPED = 75
+"""The exit code of a worker that stopped before the end, and may be started again: EX_TEMPFAIL of sysexits.h."""
+_TELL = 0.5  # seconds between updates of the progress bar
+
+
+def work(
+    plan: Plan,
+    store: Store,
+    options: Options,
+    *,
+    say: Say = print,
+    tick: Callable[[Headway], None] = lambda _: None,
+    stop: Stop | None = None,
+) -> bool:
+    """Be a worker until every node of the plan has ended; False: it had to stop before, and has kept drafts."""
+    watch = looked_at(plan, store, options, say)
+    alive = telling(watch, tick)
+    own = Store(store.backend, say, store.known)
+    worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop or Stop(options.minutes))
+    has_ended = walked(plan, worker, first_of_each(say))
+    tick(watch.headway(exact=True))
+    tidy(plan, store, keep_all=options.keep_all)
+    return has_ended
+
+
+def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
+    """What of the plan is done, once it is known that the rest can be done here."""
+    device_named(options.device)
+    with where_writable():
+        store.sweep_up()  # what killed workers left may be what fills the disk
+    store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
+    watch = Watch(plan, store)
+    for recipe in {node.recipe for node in watch.open}:
+        check(recipe)
+    for key in sorted(watch.again):
+        say(recomputing(key))
+    return watch
+
+
+def check(recipe: Recipe) -> None:
+    """An error unless the recipe's data is here, and its model takes its example."""
+    recipe.check_data()
+    _ = recipe.profile
+
+
+def telling(watch: Watch, tick: Callable[[Headway], None]) -> Callable[[], None]:
+    """A function that tells how far the plan is, now and at most every half second."""
+    last = 0.0
+
+    def tell() -> None:
+        nonlocal last
+        if time.monotonic() - last > _TELL:  # looking costs as much as a small network's epoch
+            tick(watch.headway())
+            last = time.monotonic()
+
+    tell()  # an epoch may take minutes
+    return tell
+
+
+def walked(plan: Plan, worker: Worker, warn: Say) -> bool:
+    """Do nodes until all have ended; False: the worker had to stop before."""
+    with one_thread(), _warnings_said(warn), worker.store.alive():
+        try:
+            walk(plan, worker)
+        except Paused:
+            return False
+    return True
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Law 1 holds bit for bit with one thread per worker; several workers then also do not fight for cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _warnings_said(say: Say) -> Iterator[None]:
+    """Warnings as lines among the others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_: say(f"warning: {message} (more such warnings are not shown)")
+        yield
+
+
+def first_of_each(say: Say) -> Say:
+    """Says the first line of each kind: a sweep may give hundreds of one, some by every worker."""
+    said: set[str] = set()
+
+    def first(text: str) -> None:
+        kind = re.sub(r"\d[\d,.]*", "", text)[:40]  # the same words about another number, or another layer
+        if kind not in said:
+            said.add(kind)
+            say(text)
+
+    return first
+
+
+@contextmanager
+def stopped_by_signals(stop: Stop) -> Iterator[None]:
+    """Inside, SIGTERM, SIGUSR1 and Ctrl-C ask the worker to stop, as the engines of clusters do before they kill it."""
+    if threading.current_thread() is not threading.main_thread():  # Python lets only that one handle signals
+        yield
+        return
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {each: signal.signal(each, lambda *_: stop.ask()) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# Workers on other machines
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a driver gives to workers on other machines."""
+
+    name: str
+    table: dict[str, object]
+    """The sweep's name and table, as they were declared."""
+    store: str
+    """The URL of a bucket, or the full path of a folder."""
+    plan: str
+    """The digest of the driver's plan."""
+    device: str
+    keep_all: bool
+    minutes: float | None
+    plain: bool
+
+    def as_json(self) -> str:
+        """What `assignment_in` reads."""
+        return json.dumps(asdict(self))
+
+    def command(self, sweep: str) -> list[str]:
+        """The words after `rewound` that do the same, with the file in which the sweep's table is."""
+        words = ["work", sweep, "--store", self.store, "--device", self.device, "--plan", self.plan]
+        words += ["--keep", "all"] if self.keep_all else []
+        words += ["--minutes", f"{self.minutes:g}"] if self.minutes is not None else []
+        return [*words, *(["--plain"] if self.plain else [])]
+
+    def work(self, say: Say, stop: Stop | None = None) -> bool:
+        """Be one of the workers that it is for; see `work`."""
+        plan = planning.plan(parse_sweep(self.table, self.name).targets)
+        check_plan(plan, self.plan)
+        options = Options(device=self.device, keep_all=self.keep_all, minutes=self.minutes, plain=self.plain)
+        return work(plan, Store(as_place("store", self.store), say), options, say=say, stop=stop)
+
+
+def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
+    """What workers on other machines are given to do this plan."""
+    if options.declaration is None:
+        raise InputError(
+            "workers on other machines read the sweep themselves, and this one exists only as objects of this process; "
+            "give a TOML file, the name of a shipped sweep, or a dict that names its recipe as package.module:name"
+        )
+    name, table = options.declaration
+    place = store.name if "://" in store.name else str(Path(store.name).absolute())
+    return Assignment(
+        name, dict(table), place, digest_of(plan), options.device, options.keep_all, options.minutes, options.plain
+    )
+
+
+def assignment_in(text: str) -> Assignment:
+    """The assignment that `Assignment.as_json` wrote."""
+    return Assignment(**json.loads(text))
+
+
+def as_declared(name: str, table: object) -> Declaration | None:
+    """A sweep's table, if it is one that other machines can be given as text."""
+    try:
+        return Declaration(name, json.loads(json.dumps(table)))
+    except (TypeError, ValueError):  # a recipe as an object, or a date
+        return None
+
+
+def digest_of(plan: Plan) -> str:
+    """What two processes have in common that would do the same work: rewound's version, and the keys of all nodes."""
+    keys = "\n".join(sorted(plan.by_key))
+    return f"{__version__}-{hashlib.sha256(keys.encode()).hexdigest()[:16]}"
+
+
+def check_plan(plan: Plan, expected: str) -> None:
+    """An error unless the plan of the driver has this digest, too."""
+    found = digest_of(plan)
+    if found == expected:
+        return
+    version, _, _ = expected.rpartition("-")
+    if version != __version__:
+        raise InputError(
+            f"the driver has rewound {version or expected}, and this worker {__version__}; "
+            "install the same version on both"
+        )
+    raise InputError(
+        f"this worker's plan of the sweep is another than the driver's ({found}, not {expected}); "
+        "give both the same sweep and the same code of its recipes"
+    )
