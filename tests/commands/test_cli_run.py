@@ -255,7 +255,7 @@ def test_plan_counts_what_has_to_be_made_again(rewound_command: Rewound, monkeyp
 
 def test_progress_in_a_log_is_a_line_now_and_then(rewound_command: Rewound, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("x.toml").write_text(SWEEP)
-    monkeypatch.setattr(local, "_TELL", 0.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", 0.0)
     code, out, err = rewound_command("run", "x.toml", "--jobs", 1, "--store", "first")
     assert (code, err) == (0, "")
     steps = sum(node.steps for node in plan(load_sweep("x.toml").targets).nodes)

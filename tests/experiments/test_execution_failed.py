@@ -110,7 +110,7 @@ def test_weights_that_are_infinite_fail_although_the_loss_was_a_number(store: St
 
 
 def test_a_failed_node_leaves_no_draft(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     POISON[2, 0] = 12
     run(failing((2,)), store)

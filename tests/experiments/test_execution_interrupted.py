@@ -43,7 +43,7 @@ def interrupting(after: int) -> Callable[[Headway], None]:
 def test_a_resumed_node_gives_the_same_bits(
     store: Store, after: int, drafts: int, goes_on: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)  # a draft at the end of every epoch
     monkeypatch.setattr(rewound.experiments.plans.execution, "HEARTBEAT", -1.0)
     sweep = sweep_of(FINE_TUNING, recipe="Watched")
@@ -63,7 +63,7 @@ def test_a_resumed_node_gives_the_same_bits(
 
 
 def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING, recipe="Watched").targets)
     before = dict(estimate("x", work, store, "cpu", jobs=1).lines)["epochs to do"]
@@ -82,7 +82,7 @@ def test_a_plan_says_what_drafts_have_done(store: Store, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_draft_of_a_run_that_is_cut_anew(store: Store, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the first cut, or beyond it: the curve is that of a run without interruptions."""
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     whole = sweep_of(FINE_TUNING | {"retrain-epochs": 3}, recipe="Watched")
     grown = sweep_of(FINE_TUNING | {"retrain-epochs": [1, 3]}, recipe="Watched")
@@ -102,7 +102,7 @@ def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dense run has a result, so its draft is not one of unfinished work at first sight."""
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     run(sweep_of(FINE_TUNING, recipe="Watched"), store)
     further = sweep_of(FINE_TUNING | {"density": 0.25}, recipe="Watched")
@@ -119,7 +119,7 @@ def test_what_is_made_again_goes_on_from_its_draft_when_the_time_was_up(
 
 
 def test_interruptions_leave_drafts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_TELL", -1.0)  # look at every epoch
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)  # look at every epoch
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     work = plan(sweep_of(FINE_TUNING).targets)
     with pytest.raises(Interrupted):
@@ -153,7 +153,7 @@ def test_an_epoch_is_interrupted_in_its_middle_and_goes_on_to_the_same_bits_and_
     sweep = sweep_of(FINE_TUNING, recipe="Watched")
     other = Store(store.root.with_name("other"))
     run(sweep, other, keep_all=True)
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     for name in ("LOOK", "SNAPSHOT", "HEARTBEAT"):  # the clock has always moved on: a look and a draft at every step
         monkeypatch.setattr(rewound.experiments.plans.execution, name, -1.0)
     with pytest.raises(Interrupted):

@@ -168,7 +168,7 @@ class Interrupted(Exception):
 def interrupted(sweep: Sweep, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the sweep until its last node has a draft."""
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     key = sweep.targets[-1].state.key
 
     def tick(_: object) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import rewound.experiments.executors.walking
 import rewound.experiments.plans.execution
 import rewound.states.storage.claims
-from rewound.experiments.executors import local, working
+from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway, Watch, _take
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options
@@ -70,7 +70,7 @@ def test_a_worker_that_is_killed_is_noted_when_the_others_did_its_work(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path]))
-    monkeypatch.setattr(working, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     work, killed, said = plan(sweep_of(*EVERYTHING).targets), list[int](), list[str]()
 
     def tick(_: Headway) -> None:

@@ -126,7 +126,7 @@ class Interrupted(Exception):
 def test_an_interrupted_slim_run_goes_on_to_the_same_bits(
     store: Store, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_TELL", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
     monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
     sweep = sweep_of(Tiny(), **{"technique": "weight-rewinding", "retrain-epochs": 1.8, "slim": True})
     calls = iter(range(looks))
