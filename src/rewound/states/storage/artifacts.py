@@ -69,7 +69,8 @@ def artifact_at(path: str) -> Artifact | None:
 def keys_in(paths: Iterable[str], kind: Kind) -> set[str]:
     """The keys of the artifacts of a kind among the paths of a store; an editor's or a copy's file ends otherwise."""
     suffix = PurePosixPath(PATHS[kind]).suffix
-    return {path.rpartition("/")[2].removesuffix(suffix) for path in paths if path.endswith(suffix)}
+    stems = (path.rpartition("/")[2].removesuffix(suffix) for path in paths if path.endswith(suffix))
+    return {stem for stem in stems if _KEY.fullmatch(stem)}
 
 
 def is_key(value: object) -> bool:
@@ -186,7 +187,7 @@ def decoded(content: bytes, key: str) -> Result:
         raise Damaged(f"is no result: {wrong}")
     named, last = found.pop("key", None), found["history"][-1]
     if named != key if named is not None else not last.endswith(f"-> {key[:12]}"):
-        raise Damaged(f"holds the result of another key ({named or last})")
+        raise Damaged(f"holds the result of another key ({named or repr(last)})")
     found["curve"] = [CurvePoint(*point) for point in found["curve"]]
     return cast(Result, found)
 

@@ -1,6 +1,8 @@
 """A store in a folder, on any mounted file system."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from rewound.foundations.wholefiles import create_whole, remove_unfinished, replacing, write_whole
@@ -12,6 +14,9 @@ class Folder(Backend):
 
     A write is a temporary file and a rename, a creation a temporary file and a hard link. Names that begin with a point
     are unfinished files and not listed.
+
+    Whoever may write into a shared folder could put a link there to a file that only its reader may see. So folders may
+    be links, but a link in the place of a file has no content, nor has anything else that is no plain file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -24,14 +29,22 @@ class Folder(Backend):
     def read(self, path: str, most: int) -> bytes | None:
         with refusals_explained(self.name):
             try:
-                with (self.root / path).open("rb") as file:
-                    return file.read(most)
+                with open(self.root / path, "rb", opener=_opened) as file:
+                    return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
             except FileNotFoundError:
                 return None
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # a link
+                    return b""
+                raise
 
     def fetch(self, path: str) -> Path | None:
         file = self.root / path
-        return file if file.exists() else None
+        try:
+            mode = os.lstat(file).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return file if stat.S_ISREG(mode) else Path(os.devnull)
 
     def write(self, path: str, source: Source, *, durable: bool = True) -> None:
         with refusals_explained(self.name):
@@ -82,3 +95,8 @@ class Folder(Backend):
         with refusals_explained(self.name):
             for folder, _, _ in os.walk(self.root):
                 remove_unfinished(Path(folder))
+
+
+def _opened(path: str, flags: int) -> int:
+    """The file itself, not what a link leads to; a pipe without a writer is empty instead of waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -79,7 +79,10 @@ class NewPack:
                 return
             # Opened once: another process may replace the file between two looks at it.
             with file.open("rb") as content:
-                self._archive.addfile(self._archive.gettarinfo(arcname=path, fileobj=content), content)
+                described = self._archive.gettarinfo(arcname=path, fileobj=content)
+                if not described.isreg():
+                    return
+                self._archive.addfile(described, content)
         except FileNotFoundError:
             return
         self.paths.add(path)

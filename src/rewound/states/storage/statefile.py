@@ -85,6 +85,8 @@ def write_state(
 
 def read_state(source: Path | bytes, key: str, *, draft: bool = False) -> Kept:
     """The state in a file, or in its bytes, that lies where the one of `key`, or its draft, belongs."""
+    if isinstance(source, Path) and source.exists() and not source.is_file():
+        raise Damaged
     try:
         if isinstance(source, bytes):
             metadata, tensors = _parsed(source[8 : header_size(source)])[0], load(source)
