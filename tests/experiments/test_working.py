@@ -211,3 +211,13 @@ def test_a_driver_tells_failures_once(store: Store) -> None:
 
     drive(work, store, Here(), keep_all=False, say=said.append, tick=lambda headway: None)
     assert len([line for line in said if line.startswith("failed: ")]) == len(said) == 1
+
+
+def test_another_sweep_of_the_same_name_is_told(tmp_path: Path) -> None:
+    table = {"recipe": "tiny:Tiny", "trials": [1], "experiment": [FINE_TUNING]}
+    said: list[str] = []
+    for trials in ([1], [1], [2], [1]):
+        said.append("--")
+        rewound.run({**table, "trials": trials}, store=tmp_path / "store", jobs=1, say=said.append)
+    notes = [line for line in said if line == "--" or "has another plan than when it last ran" in line]
+    assert [line == "--" for line in notes] == [True, True, True, False, True, False]

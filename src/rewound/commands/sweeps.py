@@ -19,7 +19,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Executor, executor_named, local, working
-from rewound.experiments.executors.working import as_declared, check_plan, stopped_by_signals
+from rewound.experiments.executors.working import as_declared, check_plan, digest_of, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, is_measured
 from rewound.experiments.plans.execution import Options, Stop, keeps_all
@@ -203,7 +203,7 @@ def run(
         for node in planned.nodes:
             if (result := opened.result(node.key)) and ("failed" in result or not is_measured(result)):
                 opened.forget(node.key)
-    for line in outdated(planned, opened, options if here else None):
+    for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options if here else None)):
         say(line)
     for counts in parts_pruned(planned):
         counts.warn_of_small_part()
@@ -245,7 +245,7 @@ def work(
         if plan is not None:
             check_plan(planned, plan)
         opened = local.opened(root, found.recipes, device, say)
-        for line in outdated(planned, opened, options):
+        for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options)):
             say(line)
         show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
         return working.work(
@@ -311,6 +311,16 @@ def report_results(
     size, *others = {recipe.test_size for recipe in sweep.recipes}
     origin = Origin(sweep.name, facts, gathered.again, show)
     return write_report(evidence, folder, origin, drawing, say, None if others else size)
+
+
+def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
+    """A line if the sweep that last ran under this name was another one."""
+    if not store.note_plan(sweep.name, digest_of(planned)):
+        return []
+    return [
+        f"note: {sweep.name} has another plan than when it last ran in {store.name}: it was changed, or two sweeps "
+        "share the name; their results are kept apart, their reports only by --out"
+    ]
 
 
 def _collected(sweep: Sweep, again: str, root: Place, say: Say) -> SweepResults:

@@ -137,6 +137,15 @@ class Store:
         self.known.pop(key, None)
         self.backend.remove(Artifact("result", key).path)
 
+    def note_plan(self, sweep: str, plan: str) -> bool:
+        """Note the digest of a sweep's plan; whether the sweep of that name had another one when it last ran here."""
+        path = f"sweeps/{digest(sweep)}"
+        if (found := self.backend.read(path, 100)) == plan.encode():
+            return False
+        with where_writable():
+            self.backend.write(path, plan.encode(), durable=False)
+        return found is not None
+
     # States and drafts
 
     def save(
