@@ -51,6 +51,17 @@ def test_no_flipped_bit_of_a_result_goes_unnoticed(store: Store) -> None:
         path.write_bytes(content)
 
 
+def test_damage_after_a_state_was_read_does_not_reach_it(store: Store) -> None:
+    """What was checked is what is used, whatever becomes of the file."""
+    store.save(KEY, a_state(), a_mask())
+    kept = store.load(KEY)
+    path = artifact(store, "states")
+    with path.open("r+b") as file:  # in place, as a disk or rsync does it
+        file.write(bytes(path.stat().st_size))
+    assert kept is not None
+    assert_same(kept.state, a_state())
+
+
 @pytest.mark.parametrize("draft", [False, True], ids=["state", "draft"])
 @pytest.mark.parametrize("place", ["length", "header", "metadata", "checksum", "tensor", "last byte"])
 def test_a_damaged_state_is_named_and_set_aside(

@@ -93,7 +93,8 @@ def read_state(source: Path | bytes, key: str, *, draft: bool = False) -> Kept:
         else:
             with safe_open(source, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+                # Copies: safetensors maps the file, and what is changed in it later would change what was checked here.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError:
         raise Damaged from None
     if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):

@@ -1,0 +1,178 @@
+"""Where faults strike: a sweep in a store of its own, workers at work on it, and the checks afterwards."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import rewound.states.storage.claims
+from checks import Evidence, tables_of, wrong
+from nursery import Child, Nursery, Order
+from rewound.experiments.executors import local
+from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.planning import plan
+from rewound.experiments.sweeps.sweep import Sweep, load_sweep
+from rewound.states.storage.backend import as_place
+from rewound.states.storage.store import Store
+from watched_process import Strike, Watched
+
+SWEEP: Final = """
+recipe = "quick_task:Quick"
+trials = [1, 2]
+
+[[experiment]]
+technique = ["weight-rewinding", "lr-rewinding"]
+retrain-epochs = [1, 2]
+levels = { keep = 0.5, count = 2 }
+"""
+OTHER_SWEEP: Final = """
+recipe = "quick_task:Quick"
+trials = [2, 3]
+
+[[experiment]]
+technique = ["fine-tuning", "lr-rewinding"]
+retrain-epochs = 2
+levels = { keep = 0.5, count = 3 }
+"""
+SMALL_SWEEP: Final = """
+recipe = "quick_task:Quick"
+trials = [1]
+
+[[experiment]]
+technique = "lr-rewinding"
+retrain-epochs = 1
+levels = { keep = 0.5, count = 2 }
+"""
+STALE: Final = 1.0  # seconds after which a silent owner is taken for dead, in the processes of a campaign
+_SETTINGS: Final = {
+    "rewound.states.storage.claims:STALE": STALE,
+    "rewound.experiments.plans.execution:SNAPSHOT": -1.0,  # a draft at the end of each epoch
+    "rewound.experiments.plans.execution:HEARTBEAT": 0.1,
+}
+
+
+@dataclass
+class Ground:
+    """Where rounds take place: the sweeps, their undisturbed tables, and a nursery for each environment."""
+
+    folder: Path
+    sweeps: dict[str, Sweep] = field(default_factory=dict)
+    tables: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    nurseries: dict[str, Nursery] = field(default_factory=dict)
+    count: int = 0
+
+    def nursery(self, environment: Mapping[str, str] = {}, container: Sequence[str] = ()) -> Nursery:
+        """A nursery whose workers have this environment, and are in this container."""
+        name = repr((sorted(environment.items()), container))
+        if name not in self.nurseries:
+            folder = self.folder / f"nursery-{len(self.nurseries)}"
+            self.nurseries[name] = Nursery(folder, environment, container)
+        return self.nurseries[name]
+
+    def path(self, name: str) -> str:
+        return str(self.folder / f"{name}.toml")
+
+
+@contextmanager
+def ground(folder: Path) -> Iterator[Ground]:
+    """The sweeps have run once, and nobody has disturbed them."""
+    made = Ground(folder)
+    before, rewound.states.storage.claims.STALE = rewound.states.storage.claims.STALE, STALE
+    try:
+        for name, text in (("sweep", SWEEP), ("other", OTHER_SWEEP), ("small", SMALL_SWEEP)):
+            Path(made.path(name)).write_text(text)
+            sweep = load_sweep(made.path(name))
+            store = Store(folder / "undisturbed" / name, lambda line: None)
+            local.run(plan(sweep.targets), store, Options(), say=lambda line: None)
+            made.sweeps[name] = sweep
+            made.tables[sweep.name] = tables_of(sweep, store, folder / "undisturbed" / "tables" / name)
+        yield made
+    finally:
+        rewound.states.storage.claims.STALE = before
+        for nursery in made.nurseries.values():
+            nursery.close()
+
+
+class Round:
+    """One sweep in a store of its own, and what is done to the processes at work on it."""
+
+    def __init__(
+        self,
+        on: Ground,
+        draw: random.Random,
+        *,
+        sweeps: tuple[str, ...] = ("sweep",),
+        store: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        on.count += 1
+        self.on, self.draw, self.sweeps = on, draw, sweeps
+        self.folder = on.folder / f"round-{on.count}"
+        self.folder.mkdir()
+        self.store = store or str(self.folder / "store")
+        self.environment = environment or {}
+        self.children: list[Child] = []
+        self.done: Counter[str] = Counter()
+        """What was done to it, and how often."""
+        self.was_damaged = False
+
+    def start(
+        self,
+        machine: str | None = None,
+        *,
+        sweep: str | None = None,
+        strike: Strike | None = None,
+        keep_all: bool = False,
+        listings: float = 0.0,
+        nursery: Nursery | None = None,
+    ) -> Child:
+        """One more worker."""
+        watched = Watched(str(self.folder / "journal"), machine, _SETTINGS, strike, listings)
+        said = str(self.folder / f"said-{len(self.children)}")
+        order = Order(self.on.path(sweep or self.sweeps[0]), self.store, said, watched, keep_all)
+        self.children.append((nursery or self.on.nursery(self.environment)).start(order))
+        return self.children[-1]
+
+    def hit(self, child: Child, number: int, name: str) -> bool:
+        """Send a signal, and count it if it has arrived."""
+        arrived = child.signal(number)
+        self.done[name] += arrived
+        return arrived
+
+    def finish(self) -> list[str]:
+        """Continue in peace, and say what is wrong."""
+        for child in self.children:
+            child.signal(signal.SIGCONT)
+        faults = [
+            f"a worker that nobody disturbed ended with {code}: {self.children[-1].said.read_text()}"
+            for sweep in self.sweeps
+            if (code := self.start(sweep=sweep).wait()) != 0
+        ]
+        for child in self.children:
+            if child.wait() is None:
+                faults.append(f"process {child.pid} does not end: {child.said.read_text()}")
+                child.signal(signal.SIGKILL)
+        said = self.said()
+        if "Traceback" in said:
+            faults.append(f"a process ended by a traceback: {said[said.index('Traceback') :][:2000]}")
+        os.environ.update(self.environment)
+        store = Store(as_place("store", self.store), lambda line: None)
+        sweeps = [self.on.sweeps[name] for name in self.sweeps]
+        evidence = Evidence(sweeps, store, self.folder / "journal", said, self.was_damaged)
+        return faults + wrong(evidence, self.on.tables, self.folder / "tables")
+
+    def said(self) -> str:
+        return "".join(child.said.read_text() for child in self.children if child.said.exists())
+
+
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "what was waited for did not come"
+        time.sleep(0.005)
