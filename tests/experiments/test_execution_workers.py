@@ -146,12 +146,30 @@ def test_an_owner_that_was_taken_for_dead_publishes_nothing(store: Store, monkey
     monkeypatch.setattr(Tiny, "loss", frozen)
     monkeypatch.setattr(Store, "publish", noted)
     said = run(sweep, store)
-    assert (
-        len([line for line in said if f"note: {key[:12]} was taken over while this process gave no sign" in line]) == 1
-    )
+    lost = f"note: {key[:12]} was taken over by another process, as this one gave no sign of life"
+    assert len([line for line in said if lost in line]) == 1
     assert [line for line in said if "damaged" in line], "what the other left was there when the lease had ended"
     assert published == [key], "the second time, when it was this process's again"
     assert store.claims() == {}
+
+
+def test_what_another_has_published_meanwhile_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that shows new files late, a node may be begun that another worker has just finished."""
+    sweep, other = sweep_of(), Store(store.root.parent / "other")
+    (key,) = (target.state.key for target in sweep.targets)
+    run(sweep, other)
+    path = f"results/{key[:2]}/{key}.json"
+    loss, content = Tiny.loss, other.backend.read(path, 2**20)
+    assert content is not None
+
+    def late(recipe: Tiny, model: nn.Module, batch: Batch) -> Tensor:
+        store.backend.create(path, content)
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(Tiny, "loss", late)
+    unused = "was published by another process meanwhile; what this one did there is not used"
+    assert run(sweep, store) == [f"note: {key[:12]} {unused}"]
+    assert store.backend.read(path, 2**20) == content
 
 
 class Counting(Folder):

@@ -49,10 +49,10 @@ def wrong(evidence: Evidence, expected: dict[str, dict[str, bytes]], folder: Pat
     events = [json.loads(line) for line in evidence.journal.read_text().splitlines()]
     return [
         *_other_tables(evidence, expected, folder),
-        *_published_twice(events, evidence),
-        *_late(events, evidence.said),
-        *_computed_again(events, evidence),
-        *_left_behind(evidence),
+        *published_twice(events, evidence),
+        *written_late(events, evidence),
+        *computed_again(events, evidence),
+        *left_behind(events, evidence),
     ]
 
 
@@ -64,7 +64,7 @@ def _other_tables(evidence: Evidence, expected: dict[str, dict[str, bytes]], fol
         )
 
 
-def _published_twice(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
+def published_twice(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     """A result is created once, stays as it was created, and gives way only where it had no measurement."""
     made: dict[str, list[dict[str, Any]]] = defaultdict(list)
     open_calls: dict[tuple[int, str], dict[str, Any]] = {}
@@ -99,7 +99,7 @@ def _published_twice(events: list[dict[str, Any]], evidence: Evidence) -> Iterat
             yield f"{path} was published by nobody"
 
 
-def _late(events: list[dict[str, Any]], said: str) -> Iterator[str]:
+def written_late(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     """Nobody keeps or removes tensors of a node that another process has taken over."""
     owners: dict[str, tuple[int, int]] = {}
     began: dict[tuple[int, str, str], bool] = {}
@@ -116,11 +116,11 @@ def _late(events: list[dict[str, Any]], said: str) -> Iterator[str]:
             key, call = Path(name).stem, (event["pid"], event["what"], path)
             if event["phase"] == "begins":
                 began[call] = owners.get(key, (event["pid"], 0))[0] == event["pid"]
-            elif event["phase"] == "ends" and not began.pop(call) and f"recomputing {key[:12]}" not in said:
+            elif event["phase"] == "ends" and not began.pop(call) and f"recomputing {key[:12]}" not in evidence.said:
                 yield f"{path} was written by process {event['pid']} after {owners.get(key)} had taken it over"
 
 
-def _computed_again(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
+def computed_again(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     """Whoever computes what was computed before says so."""
     published: set[str] = set()
     drafted: dict[str, int] = {}
@@ -145,7 +145,7 @@ def _computed_again(events: list[dict[str, Any]], evidence: Evidence) -> Iterato
             yield f"{key[:12]} was computed again by process {event['pid']} without a line"
 
 
-def _left_behind(evidence: Evidence) -> Iterator[str]:
+def left_behind(_: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     """After `rewound gc` there are results, and nothing else."""
     store = evidence.store
     for damage in damages(store):

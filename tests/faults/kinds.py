@@ -188,18 +188,20 @@ def read_only_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Rou
             yield this
 
 
-def set_clocks(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
-    """Clocks of two machines that are set forth and back by up to a year, while workers run, are killed and started."""
-    clocks = [clock(on.folder / f"clock-{number}") for number in range(2)]
-    nurseries = [on.nursery(each.environment) for each in clocks]
-    for _ in range(max(1, round(6 * much))):
+def set_clock(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
+    """One machine's clock is set forth and back by up to a year, while workers run, are killed and started."""
+    wrong = clock(on.folder / "clock")
+    nurseries = [on.nursery(), on.nursery(wrong.environment)]
+    for nursery in nurseries:
+        nursery.wait_until_ready()
+    for _ in range(max(1, round(10 * much))):
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}", nursery=nurseries[number]) for number in range(2)]
         for number in range(12):
             time.sleep(draw.uniform(0.02, 0.25))
+            wrong.set(draw.choice([-1, 1]) * draw.choice([3, 600, 7200, 86_400, 31_536_000]))
+            this.done["clock set"] += 1
             which = draw.randrange(2)
-            clocks[which].set(draw.choice([-1, 1]) * draw.choice([3, 600, 7200, 86_400, 31_536_000]))
-            this.done["clocks set"] += 1
             if number % 3 == 2 and this.hit(workers[which], signal.SIGKILL, "SIGKILL"):
                 workers[which].wait()
                 workers[which] = this.start(f"machine-{which}", nursery=nurseries[which])
@@ -211,6 +213,8 @@ def set_clocks(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 def containers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """Two containers of one host name, whose processes have the same numbers; workers are killed."""
     nurseries = [on.nursery({"CONTAINER": str(number)}, container("pod")) for number in range(2)]
+    for nursery in nurseries:
+        nursery.wait_until_ready()
     for _ in range(max(1, round(6 * much))):
         this = Round(on, draw)
         workers = [this.start(nursery=nursery) for nursery in nurseries]
@@ -291,7 +295,7 @@ KINDS: Final[dict[str, Kind]] = {
     "freeze-each-call": partial(strike_each_call, how="stop"),
     "full-disk": full_disk,
     "read-only-disk": read_only_disk,
-    "clocks": set_clocks,
+    "clock": set_clock,
     "damage": damage,
     "two-drivers": two_drivers,
     "containers": containers,

@@ -34,7 +34,6 @@ class Order:
     """The file that takes what it says."""
     watched: Watched
     keep_all: bool = False
-    minutes: float | None = None
 
 
 class Child:
@@ -90,6 +89,7 @@ class Nursery:
         self._children: dict[int, Child] = {}
         self._ordered: Order | None = None
         self._made: Child | None = None
+        self._is_ready = False
         self.changed = threading.Condition()
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
@@ -99,7 +99,9 @@ class Nursery:
         for line in self._process.stdout:
             fact = json.loads(line)
             with self.changed:
-                if "made" in fact:
+                if "ready" in fact:
+                    self._is_ready = True
+                elif "made" in fact:
                     assert self._ordered is not None
                     self._made = self._children[fact["made"]] = Child(fact["made"], self._ordered, self)
                 else:
@@ -109,6 +111,11 @@ class Nursery:
     def order(self, what: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
+
+    def wait_until_ready(self) -> None:
+        """Wait until a worker would begin at once: those of two nurseries are to begin together."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self._is_ready, _PATIENCE), "the nursery does not start"
 
     def start(self, order: Order) -> Child:
         with self.changed:
@@ -132,29 +139,28 @@ class Nursery:
 
 def _work(order: Order) -> int:
     """Be a worker, as `rewound work` is."""
-    from rewound.experiments.executors import local
-    from rewound.experiments.plans.execution import Options
-    from rewound.experiments.plans.planning import plan
-    from rewound.experiments.sweeps.sweep import load_sweep
+    from rewound.commands.sweeps import work
     from rewound.foundations.errors import InputError
-    from rewound.states.storage.backend import as_place
-    from rewound.states.storage.store import Store
 
     watch(order.watched)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     try:
-        store = Store(as_place("store", order.store), lambda line: print(line, flush=True))
-        options = Options(keep_all=order.keep_all, minutes=order.minutes)
-        local.run(plan(load_sweep(order.sweep).targets), store, options, say=lambda line: print(line, flush=True))
+        has_ended = work(
+            order.sweep,
+            store=order.store,
+            keep="all" if order.keep_all else "needed",
+            say=lambda line: print(line, flush=True),
+            progress=lambda done, of: None,
+        )
     except InputError as error:
         print(f"error: {error}", flush=True)
         return 2
-    return 0
+    return 0 if has_ended else 75
 
 
 def _main() -> None:
-    for name in ("torch._dynamo", "rewound.experiments.executors.local", "rewound.tasks.fleets.fleet", "quick_task"):
+    for name in ("torch._dynamo", "rewound.commands.sweeps", "quick_task"):
         importlib.import_module(name)
+    print(json.dumps({"ready": True}), flush=True)
     living: set[int] = set()
     waiting, is_ordered = b"", True
     while is_ordered:
@@ -178,6 +184,7 @@ def _main() -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    os._exit(0)  # at once: it has nothing to put away
 
 
 def _forked(facts: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import rewound.states.storage.claims
 from checks import Evidence, tables_of, wrong
@@ -161,11 +162,11 @@ class Round:
         said = self.said()
         if "Traceback" in said:
             faults.append(f"a process ended by a traceback: {said[said.index('Traceback') :][:2000]}")
-        os.environ.update(self.environment)
-        store = Store(as_place("store", self.store), lambda line: None)
-        sweeps = [self.on.sweeps[name] for name in self.sweeps]
-        evidence = Evidence(sweeps, store, self.folder / "journal", said, self.was_damaged)
-        return faults + wrong(evidence, self.on.tables, self.folder / "tables")
+        with patch.dict(os.environ, self.environment):
+            store = Store(as_place("store", self.store), lambda line: None)
+            sweeps = [self.on.sweeps[name] for name in self.sweeps]
+            evidence = Evidence(sweeps, store, self.folder / "journal", said, self.was_damaged)
+            return faults + wrong(evidence, self.on.tables, self.folder / "tables")
 
     def said(self) -> str:
         return "".join(child.said.read_text() for child in self.children if child.said.exists())

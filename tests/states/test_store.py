@@ -203,3 +203,17 @@ def test_what_writers_elsewhere_left_is_swept_up_after_an_hour(store: Store) -> 
         store.sweep_up()
         left = {path.name for path in folder.iterdir()}
         assert left == {".part", ".somebody.part", *((*names, ".tmpAb3dE9") if age == 0 else ())}
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_the_age_of_what_writers_left_is_told_by_the_clock_of_the_files(
+    store: Store, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    """A machine whose clock is hours ahead must not remove what another is writing."""
+    folder = store.root / "states"
+    folder.mkdir()
+    written = folder / f".0123456789abcdef.{'0' * 8}-17-123.part"
+    written.touch()
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3600 * hours)
+    store.sweep_up()
+    assert list(folder.iterdir()) == [written]

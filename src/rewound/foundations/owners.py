@@ -6,6 +6,7 @@
 import hashlib
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Iterator
@@ -67,8 +68,11 @@ def this_host() -> str:
     """This host, since it was started, and as its processes are numbered here: containers may share its name."""
     try:
         numbered = f"{(_PROC / 'sys/kernel/random/boot_id').read_text()} {(_PROC / 'self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return socket.gethostname()
+    except OSError:
+        if sys.platform != "linux":
+            return socket.gethostname()
+        # A sandbox that hides them, as gVisor does: another one may have the same name and the same process numbers.
+        numbered = secrets.token_hex(8)
     return f"{socket.gethostname()}/{_short(numbered)}"
 
 
@@ -83,11 +87,22 @@ def _short(text: str) -> str:
 
 def _birth(pid: int) -> str | None:
     """When a local process was born; None: it is dead."""
+    if not _is_shown(os.getpid()):
+        return _UNSEEN if _is_there(pid) else None
     try:
         fields = (_PROC / f"{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return _UNSEEN if _is_there(pid) else None
     return None if fields[0] in "ZX" else fields[19]
+
+
+@cache
+def _is_shown(own: int) -> bool:
+    """Whether /proc has the numbers that processes have here; in a container it may have those of the host."""
+    try:
+        return (_PROC / "self").readlink().name == str(own)
+    except OSError:
+        return False
 
 
 def _is_there(pid: int) -> bool:

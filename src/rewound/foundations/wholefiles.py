@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,10 +118,17 @@ def _removed(path: Path, writer: str | None) -> bool:
     owner = owner_from(writer) if writer else None
     lives = owner.lives() if owner else None
     with suppress(FileNotFoundError):
-        if lives or (lives is None and time.time() - path.stat().st_mtime <= FORGOTTEN):
+        if lives or (lives is None and _now_in(path.parent) - path.stat().st_mtime <= FORGOTTEN):
             return False
         path.unlink()
     return True
+
+
+def _now_in(folder: Path) -> float:
+    """The time by the clock that files there have: that of this machine may be another, or have been set."""
+    with unfinished(folder) as file:
+        file.touch()
+        return file.stat().st_mtime
 
 
 def writable(folder: str | Path) -> Path:

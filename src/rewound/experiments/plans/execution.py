@@ -22,7 +22,7 @@ from rewound.experiments.plans.realisation import (
     realised,
     stored_state,
 )
-from rewound.experiments.plans.remaining import release, sufficient_outcome
+from rewound.experiments.plans.remaining import is_sufficient, release, sufficient_outcome
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.foundations.errors import Diverged, InputError, few
 from rewound.foundations.names import source_digest
@@ -168,6 +168,7 @@ class Job:
         self.after = node.after.key if node.after else None
         self.curve, self.seconds = list[CurvePoint](), 0.0
         self.is_lost = False
+        self.is_again = is_sufficient(node, worker.store.known.get(node.key))  # for its tensors alone
         recipe = node.recipe
         # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
@@ -273,10 +274,10 @@ class Job:
 
     def _lose(self) -> None:
         self.is_lost = True
-        self.worker.say(
-            f"note: {self.node.key[:12]} was taken over while this process gave no sign of life; "
-            "what it did there is not used"
-        )
+        self._say_unused("was taken over by another process, as this one gave no sign of life")
+
+    def _say_unused(self, why: str) -> None:
+        self.worker.say(f"note: {self.node.key[:12]} {why}; what this one did there is not used")
 
     def publish(self, state: State, scores: Scores | None) -> None:
         """Keep what was measured, and the tensors if a planned node needs them."""
@@ -289,9 +290,14 @@ class Job:
             _count(result, node.recipe, self.mask, self.network)
         if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
             store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
-        # Looked at again: to save takes a while. What has its result was done again for its tensors alone.
-        if not self._is_owner() or not (sufficient_outcome(node, store) or store.publish(node.key, result)):
+        if not self._is_owner():  # looked at again: to save takes a while
             return
+        if sufficient_outcome(node, store) is None:
+            if not store.publish(node.key, result):
+                self._say_unused("was published by another process meanwhile")
+                return
+        elif not self.is_again:
+            self._say_unused("was published by another process meanwhile")
         store.drop(node.key, draft=True)
         if not self.worker.options.keep_all:
             release(node, self.plan, store)
