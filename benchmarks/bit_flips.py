@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 import rewound
-import rewound.experiments.executors.local
+import rewound.experiments.executors.working
 import rewound.experiments.plans.execution
 import rewound.loops.iteration
 from rewound import InputError, Sweep
@@ -133,7 +133,7 @@ def make_store(folder: Path, seed: int) -> None:
 
     often = (
         patch.object(rewound.experiments.plans.execution, "SNAPSHOT", 0.0),
-        patch.object(rewound.experiments.executors.local, "_TELL", 0.0),
+        patch.object(rewound.experiments.executors.working, "_TELL", 0.0),
     )
     with often[0], often[1], suppress(_Enough):
         run(work, store, Options(keep_all=True), say=lambda text: None, tick=stop)

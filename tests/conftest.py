@@ -20,6 +20,7 @@ from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import METRICS
 from rewound.conclusions.tables import Row, Tables, read_rows
+from rewound.foundations import names
 from rewound.reports.page import Origin, write_page
 from rewound.states.storage.store import Store
 from tiny import ENTERED, POISON
@@ -90,7 +91,8 @@ def rewound_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setenv("NO_COLOR", "1")
 
     def run(*words: object) -> Outcome:
-        monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder it runs in
+        monkeypatch.setattr(sys, "path", [*sys.path])  # a command that looks up a name adds the folder it runs in
+        monkeypatch.setattr(names, "_FOLDER", None)
         monkeypatch.setattr(sys, "argv", ["rewound", *map(str, words)])
         capsys.readouterr()
         try:

@@ -16,6 +16,7 @@ from rewound.commands.console import console, exits, print_report, progress_of, 
 from rewound.commands.tables import check_subject, compared, read_tables, report_tables
 from rewound.experiments.sweeps.declaration import declared
 from rewound.foundations.errors import InputError
+from rewound.foundations.names import look_in
 from rewound.method.choices import HELP, Choices
 from rewound.reports.figures import Drawing
 from rewound.reports.writing import comparison_cards, report_folder
@@ -467,6 +468,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 
 def main() -> None:
     """The `rewound` command."""
-    sys.path.append(str(Path.cwd()))  # where `mine:Technique` is looked for, as python -m does
+    look_in(Path.cwd())  # where `mine:Technique` is found
     with exits():
         sys.exit(app(prog_name="rewound", standalone_mode=False))

@@ -115,7 +115,15 @@ BAD = {
     "boolean density": (with_lines(density="true"), "density must be a number, not True"),
     "levels that grow": (with_lines(levels="{ keep = 1.25, count = 3 }"), "keep must be between 0 and 1, not 1.25"),
     "levels that stay": (with_lines(levels="{ keep = 1, count = 3 }"), "keep must be between 0 and 1, not 1"),
-    "no levels": (with_lines(levels="{ keep = 0.8, count = 0 }"), "count must be at least 1, not 0"),
+    "no levels": (with_lines(levels="{ keep = 0.8, count = 0 }"), "count must be from 1 to 100,000 levels, not 0"),
+    "levels without end": (
+        with_lines(levels="{ keep = 0.9, count = 1_000_000_000 }"),
+        "count must be from 1 to 100,000 levels, not 1000000000",
+    ),
+    "levels without end by their compression": (
+        with_lines(levels="{ keep = 0.999999, compression = 10 }"),
+        "compression 10 takes more than 100,000 levels that keep 0.999999 each; keep less",
+    ),
     "levels without an end": (with_lines(levels="{ keep = 0.8 }"), "levels has either count or compression"),
     "levels with two ends": (with_lines(levels="{ count = 3, compression = 2 }"), "either count or compression"),
     "compression of 1": (with_lines(levels="{ compression = 1 }"), "compression must be above 1, not 1"),
@@ -137,7 +145,7 @@ BAD = {
     ),
     "an axis of levels with a wrong value": (
         with_lines(levels="{ count = [1, 0] }"),
-        "count must be at least 1, not 0",
+        "count must be from 1 to 100,000 levels, not 0",
     ),
     "half a level": (with_lines(levels="{ count = 1.5 }"), "count must be a whole number, not 1.5"),
     "density and levels": (with_lines(density="0.5", levels="{ count = 1 }"), "either density (one-shot) or levels"),

@@ -19,7 +19,9 @@ it gives the compression of the network, and times four its bytes as 32-bit numb
 `parameters` are in a table only where some row has them.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
-ten significant digits; what a field may hold is known by column.
+ten significant digits; what a field may hold is known by column. A spreadsheet takes a text that begins with =, +, - or
+@ for a formula, which can send away what is in the sheet, and the names in a table may come from elsewhere. So such a
+text is written with an apostrophe before it, which reading takes away.
 """
 
 import csv
@@ -39,6 +41,7 @@ from rewound.foundations.metric import ACCURACY, Metric
 from rewound.foundations.wholefiles import write_whole
 
 UNSTRUCTURED: Final = "unstructured"
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -345,6 +348,8 @@ def text_of(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
     return str(int(value) if isinstance(value, bool) else value)
 
 
@@ -352,9 +357,13 @@ def value_in(record: Mapping[str, str], column: str) -> Any:
     """The value of a column, which is text if nothing else is known of it; an error says what should be there."""
     text = (record.get(column) or "").strip()
     try:
-        return _PARSERS.get(column, str)(text)
+        return _PARSERS.get(column, _text)(text)
     except ValueError:
         raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
+
+
+def _text(text: str) -> str:
+    return text[1:] if text[:1] == "'" and text[1:].startswith(_FORMULA) else text
 
 
 def _number(text: str) -> float:

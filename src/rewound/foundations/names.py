@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -20,6 +21,7 @@ from rewound.foundations.errors import InputError, shown
 
 T = TypeVar("T")
 _DIGESTS: dict[str, tuple[object, str]] = {}
+_FOLDER: str | None = None  # see `look_in`
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None = None) -> T:
@@ -40,8 +42,20 @@ def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None =
     return found  # type: ignore[return-value]  # checked against `expected` where the caller can say what it is
 
 
+def look_in(folder: Path) -> None:
+    """Have named modules looked for in this folder, too, after all that is installed.
+
+    It joins Python's path when the first name is looked up, and not before: a folder that came from elsewhere, with a
+    table or a ticket to look at, may hold a module that has the name of a package which is not installed here.
+    """
+    global _FOLDER
+    _FOLDER = str(folder)
+
+
 def imported(kind: str, name: str) -> object:
     """The object at `package.module:name`."""
+    if _FOLDER is not None and _FOLDER not in sys.path:
+        sys.path.append(_FOLDER)
     module, _, attribute = name.partition(":")
     try:
         found: object = importlib.import_module(module)

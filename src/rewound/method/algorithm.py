@@ -16,6 +16,8 @@ from rewound.method.technique import Gradual, MaskUpdate, Technique
 
 KEEP = 0.8
 """The fraction of the remaining weights that a level keeps by default (the paper prunes 20% a level)."""
+MOST_LEVELS = 100_000
+"""Of a run; thousands are tried in tests, and a run of the paper has at most 30."""
 REWIND_AT_MOST = 0.9
 """Of T: weights rewound to the first steps of training do not recover (paper, section 4)."""
 HELD = 0.08
@@ -89,6 +91,10 @@ def densities(compression: float, keep: float = KEEP) -> list[float]:
         raise InputError(f"the fraction kept per level must be between 0 and 1, not {keep}")
     out: list[float] = []
     target = 1 / compression
+    if math.log(target) / math.log(keep) > MOST_LEVELS:
+        raise InputError(
+            f"compression {compression:g} takes more than {MOST_LEVELS:,} levels that keep {keep:g} each; keep less"
+        )
     while keep ** (len(out) + 1) > target * (1 + 1e-9):
         out.append(keep ** (len(out) + 1))
     return [*out, target]

@@ -39,7 +39,7 @@ from rewound.experiments.sweeps.declaration import (
 from rewound.experiments.sweeps.targets import Target, dense, retrained
 from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.names import path_of
-from rewound.method.algorithm import KEEP, check_densities, densities
+from rewound.method.algorithm import KEEP, MOST_LEVELS, check_densities, densities
 from rewound.method.choices import density_meant
 from rewound.method.pruner import Pruner
 from rewound.tasks.hyperparameters import field_word
@@ -318,8 +318,8 @@ def _chain(levels: Table) -> tuple[float, ...]:
     if "compression" in levels:
         return tuple(densities(as_finite("compression", levels["compression"]), keep))
     count = as_whole("count", levels["count"])
-    if count < 1:
-        raise InputError(f"count must be at least 1, not {count}")
+    if not 1 <= count <= MOST_LEVELS:
+        raise InputError(f"count must be from 1 to {MOST_LEVELS:,} levels, not {count}")
     return tuple(keep**i for i in range(1, count + 1))
 
 
