@@ -12,6 +12,9 @@ from rich.text import Text
 from command_line import HEADER, SWEEP, Rewound
 from rewound.commands.console import PlainConsole
 from rewound.reports.terminal import plain_table
+from rewound.states.storage.artifacts import Result
+from rewound.states.storage.store import Store
+from stored import KEY, RESULT
 
 NAME = "\x1b[31mred\x1b]0;title\x07\nnext[bold]:boom:\u202e"
 SHOWN = r"\x1b[31mred\x1b]0;title\x07\nnext[bold]:boom:\u202e"
@@ -37,6 +40,15 @@ def test_names_in_a_table(rewound_command: Rewound, words: tuple[str, ...]) -> N
     assert (code, err) == (0, "")
     assert harmless(out)
     assert SHOWN[:20] in out
+
+
+def test_texts_in_a_store(rewound_command: Rewound) -> None:
+    store, text = Store(Path("s")), NAME
+    made: Result = {**RESULT, "recipe": text, "history": [text], "host": text, "made": {text: text}}
+    store.publish(KEY, {**made, "layers": {text: {"kept": 1, "total": 2, "flops": 3}}})
+    for words in (("show",), ("show", KEY), ("bench", KEY), ("verify",), ("gc",)):
+        _, out, err = rewound_command(*words, "--store", "s")
+        assert harmless(out + err)
 
 
 def test_the_name_of_a_file(rewound_command: Rewound) -> None:

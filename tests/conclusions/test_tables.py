@@ -1,12 +1,25 @@
 """The three tables of a report: what lies beside a results table is found again, and nothing is written over."""
 
+import csv
+import gzip
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rewound.commands.tables import report_tables
-from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables, with_details
+from rewound.conclusions.tables import (
+    CurveRow,
+    LayerRow,
+    Row,
+    Tables,
+    read_layers,
+    read_rows,
+    with_details,
+    write_layers,
+    write_rows,
+)
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
 
@@ -52,3 +65,31 @@ def test_a_report_does_not_write_over_its_table(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"would write over .*; give another folder for out"):
         report_tables(results, None, tmp_path / "." / "", [], NO_FIGURES, print)
     assert results.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1+cmd", "-loss", "@SUM(A1)", "\t=1", "'=1", "''=1", "'quoted"])
+def test_no_text_in_a_table_is_a_formula_of_a_spreadsheet(name: str, tmp_path: Path) -> None:
+    row = Row(name, name, False, name, 0.5, 4, 1, -0.5, 0.9, key=name, metric=name, unit=name)
+    layer = LayerRow(name, name, 1, 2, 3)
+    write_rows([row], tmp_path / "results.csv")
+    write_layers([layer], tmp_path / "layers.csv")
+    for path in (tmp_path / "results.csv", tmp_path / "layers.csv"):
+        (fields,) = csv.DictReader(path.read_text().splitlines())
+        texts = [text for column, text in fields.items() if column != "val"]
+        assert not [text for text in texts if text.startswith(("=", "+", "-", "@", "\t"))]
+    (read,) = read_rows(tmp_path / "results.csv")
+    assert (read.recipe, read.technique, read.key, read.metric, read.val) == (name, name, name, name, -0.5)
+    assert read_layers(tmp_path / "layers.csv")[0].layer == name
+
+
+def test_a_table_of_one_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """64 MiB of one letter in 64 KiB."""
+    with gzip.open(path := tmp_path / "x.csv.gz", "wb") as file:
+        for _ in range(64):
+            file.write(b"a" * 2**20)
+    tracemalloc.start()
+    with pytest.raises(InputError, match="as a CSV table: a line has more than 1,048,576 letters"):
+        read_rows(path)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 2**23

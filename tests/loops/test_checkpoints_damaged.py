@@ -1,9 +1,11 @@
 """Damage to a folder of checkpoints is found out: no flipped bit, no swapped file gives another network in silence."""
 
 import json
+import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +60,24 @@ def test_one_bit_of_one_weight_is_found_out(tmp_path: Path) -> None:
     resumed = goes_on(tmp_path)
     assert resumed.said[0].startswith(f"cannot read {latest}: it is damaged; set aside as {tmp_path / 'damaged'}")
     assert_same(resumed.model.state_dict(), whole.model.state_dict())
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.made),)
+
+
+def test_a_snapshot_can_call_nothing(tmp_path: Path) -> None:
+    left(folder := tmp_path / "run")
+    content = torch.load(latest := folder / "latest.pt", weights_only=True)
+    torch.save({**content, "also": [Evil(tmp_path / "made")]}, latest)
+    assert goes_on(folder).said[0].startswith(f"cannot read {latest}: it is damaged; set aside")
+    assert not (tmp_path / "made").exists()
 
 
 def test_damage_to_what_the_next_level_goes_back_to_is_told_before_it_is_trained(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from browser_pages import drawn, opened, points
 from command_line import command, environment
 from rewound.conclusions.evidence import Evidence
-from rewound.conclusions.tables import Row, Tables
+from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.reports.page import Origin, write_page
 
 pytestmark = pytest.mark.slow
@@ -120,12 +120,20 @@ def test_names_of_limits_that_are_one_and_triangles_have_places_of_their_own(bro
 
 def test_names_that_contain_html_are_shown_and_do_nothing(browser: Browser, tmp_path: Path) -> None:
     name = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
-    rows = [replace(row, recipe=name, technique=row.technique and f"{row.technique}{name}") for row in test_page.ROWS]
-    path = write_page(Evidence(Tables(rows)), tmp_path / "index.html", Origin(name))
+    rows = [
+        replace(row, recipe=name, technique=row.technique and f"{row.technique}{name}", key=f"{number}{name}")
+        for number, row in enumerate(test_page.ROWS)
+    ]
+    rows = [replace(row, pruning=f"unstructured {name}", metric=f"metric{name}", unit=f"unit{name}") for row in rows]
+    layers = [LayerRow(row.key, f"layer{name}", 1, 2, 3) for row in rows]
+    curves = [CurveRow(row.key, step, 0.1, 1.0) for row in rows for step in (1, 2)]
+    evidence = Evidence(Tables(rows, layers, curves), [replace(row, test=0.5) for row in rows])
+    path = write_page(evidence, tmp_path / "index.html", Origin(name, ((name, name),), name, name))
     with opened(browser, path) as page:
         drawn(page)
         page.locator("#accuracy .points_marks path").first.click()
         assert name in page.get_by_role("dialog").inner_text()
+        assert f"layer{name}" in page.get_by_role("dialog").inner_text()
         assert page.evaluate("window.hacked") is None
         assert page.locator("img").count() == 0
         assert name in page.locator("#findings").inner_text(), "a warning says it as it is"

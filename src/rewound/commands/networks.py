@@ -63,7 +63,7 @@ def _difference(folder: Path, asked: Mapping[str, object]) -> str:
         present = searched(json.loads((folder / "summary.json").read_text()))
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return "a summary.json that cannot be read"
     names = [name for name in asked if present.get(name) != asked[name]]
     return f"{names[0]} {shown(present.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""

@@ -34,13 +34,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.metric import ACCURACY, Metric
 from rewound.foundations.wholefiles import write_whole
 
 UNSTRUCTURED: Final = "unstructured"
+_LONGEST_LINE: Final = 2**20
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -333,7 +334,7 @@ def reading(path: Path) -> Iterator["csv.DictReader[str]"]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield csv.DictReader(file)
+            yield csv.DictReader(_lines(file))
     except FileNotFoundError:
         raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
     except UnicodeDecodeError as error:
@@ -342,13 +343,21 @@ def reading(path: Path) -> Iterator["csv.DictReader[str]"]:
         raise InputError(f"cannot read {path} as a CSV table: {getattr(error, 'strerror', None) or error}") from error
 
 
+def _lines(file: IO[str]) -> Iterator[str]:
+    """The lines of a table; no line can be so long that it fills the memory, as a few bytes of gzip can make one."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:
+            raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
+        yield line
+
+
 def text_of(value: object) -> str:
     """What stands in the field of a value."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    if isinstance(value, str) and value.startswith(_FORMULA):
+    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
         return f"'{value}"
     return str(int(value) if isinstance(value, bool) else value)
 
@@ -363,7 +372,7 @@ def value_in(record: Mapping[str, str], column: str) -> Any:
 
 
 def _text(text: str) -> str:
-    return text[1:] if text[:1] == "'" and text[1:].startswith(_FORMULA) else text
+    return text[1:] if text[:1] == "'" and text.lstrip("'").startswith(_FORMULA) else text
 
 
 def _number(text: str) -> float:

@@ -92,7 +92,7 @@ class Folder:
             found = json.loads((self.path / "arguments.json").read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self._unreadable(error.strerror if isinstance(error, OSError) else None) from error
         if not isinstance(found, dict) or found.get("version") not in (1, VERSION):
             raise InputError(f"{self.path} was made by another version of rewound; give another folder")
