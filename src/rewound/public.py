@@ -6,6 +6,7 @@ from rewound.commands.sweeps import SweepResults, plan, report, results, run, wo
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
+from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.foundations.errors import Diverged, Failed, InputError
@@ -61,6 +62,7 @@ __all__ = [
     "Segment",
     "Size",
     "Slim",
+    "Slurm",
     "State",
     "Stateful",
     "Steps",

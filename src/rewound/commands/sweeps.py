@@ -213,7 +213,7 @@ def run(
     except KeyboardInterrupt as stop:
         stop.add_note("nothing finished is lost; the same call continues")
         raise
-    if left := todo(planned, opened):
+    if (left := todo(planned, opened)) and getattr(executor, "wait", True):  # else others have just begun
         say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
     return SweepResults(found, root, collected(found.targets, opened), again)
 

@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Protocol
 
 from rewound.experiments.executors import local
+from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan
@@ -32,7 +33,7 @@ def _on_this_machine() -> Executor:
     return local.run
 
 
-EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine}
+EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine, "slurm": Slurm}
 """What makes an executor of each name, with the options that it has."""
 
 
@@ -43,7 +44,8 @@ def executor_named(name: str, **given: object) -> Executor:
     for option in chosen:
         if option not in known.get(name, ()):
             those = " or ".join(f"--on {each}" for each, options in known.items() if option in options)
-            raise InputError(f"--{option.replace('_', '-')} goes with {those}, not with --on {name}; leave it out")
+            flag = "no-wait" if option == "wait" else option.replace("_", "-")
+            raise InputError(f"--{flag} goes with {those}, not with --on {name}; leave it out")
     if name in EXECUTORS:
         return EXECUTORS[name](**chosen)
     found: Executor = lookup("executor", name, EXECUTORS)  # type: ignore[assignment]  # checked in the next line
