@@ -4,10 +4,13 @@
 """
 
 import json
+import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -159,6 +162,44 @@ def two_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]
         yield this
 
 
+def drivers(
+    on: Ground, draw: random.Random, much: float, *, engine: str, kills: int, **options: object
+) -> Iterator[Round]:
+    """SIGKILL of a driver, of a worker that its engine has started, or of the engine itself; then the driver again."""
+    for _ in range(max(1, round(kills * much / 5))):
+        this = Round(on, draw)
+        driver = this.drive(on=engine, **options)
+        try:
+            for _ in range(max(1, min(5, round(kills * much)))):
+                until(partial(_is_at_work, this, driver))
+                time.sleep(draw.expovariate(1 / 0.3))
+                living = this.processes(driver.pid)
+                if targets := [(what, pid) for what in _TARGETS for pid in living.get(what, ())]:
+                    what, pid = draw.choice(targets)
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        this.done[f"SIGKILL of {'the' if what in ('driver', 'head') else 'a'} {what}"] += 1
+                    if what == "driver":
+                        driver.wait()
+                if driver.poll() is not None:
+                    driver = this.drive(on=engine, **options)
+        finally:
+            driver.kill()
+            driver.wait()
+            for pid in [pid for pids in this.processes(driver.pid).values() for pid in pids]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        yield this
+
+
+_TARGETS: Final = ("driver", "worker", "raylet", "head")
+
+
+def _is_at_work(this: Round, driver: subprocess.Popen[bytes]) -> bool:
+    """Whether the driver has workers, or has ended."""
+    return bool(this.processes(driver.pid)["worker"]) or driver.poll() is not None
+
+
 def full_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """A disk that is full at one moment after the other; each time it grows a little, and the same command goes on."""
     for _ in range(max(1, round(6 * much))):
@@ -298,6 +339,7 @@ KINDS: Final[dict[str, Kind]] = {
     "clock": set_clock,
     "damage": damage,
     "two-drivers": two_drivers,
+    "drivers": partial(drivers, engine="local", kills=20, jobs=2),
     "containers": containers,
     "late-listings": late_listings,
     "frozen-server": frozen_server,

@@ -1,10 +1,13 @@
 """Where faults strike: a sweep in a store of its own, workers at work on it, and the checks afterwards."""
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +24,7 @@ from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.states.storage.backend import as_place
 from rewound.states.storage.store import Store
-from watched_process import Strike, Watched
+from watched_process import Strike, Watched, as_python_path
 
 SWEEP: Final = """
 recipe = "quick_task:Quick"
@@ -56,6 +59,7 @@ _SETTINGS: Final = {
     "rewound.experiments.plans.execution:SNAPSHOT": -1.0,  # a draft at the end of each epoch
     "rewound.experiments.plans.execution:HEARTBEAT": 0.1,
 }
+_DRIVE: Final = "import json, sys, rewound; rewound.run(sys.argv[1], store=sys.argv[2], **json.loads(sys.argv[3]))"
 
 
 @dataclass
@@ -140,6 +144,33 @@ class Round:
         self.children.append((nursery or self.on.nursery(self.environment)).start(order))
         return self.children[-1]
 
+    def drive(self, **options: object) -> subprocess.Popen[bytes]:
+        """A driver that starts workers of its own by an engine, as `rewound run` does."""
+        watched = Watched(str(self.folder / "journal"), None, _SETTINGS)
+        paths = [as_python_path(self.folder / "site"), *sys.path]
+        given = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **watched.environment()}
+        words = [sys.executable, "-c", _DRIVE, self.on.path(self.sweeps[0]), self.store, json.dumps(options)]
+        with (self.folder / "said-by-drivers").open("a") as said:
+            return subprocess.Popen(
+                words, stdout=said, stderr=said, env={**os.environ, **self.environment, **given}, cwd=self.folder
+            )
+
+    def processes(self, driver: int) -> dict[str, list[int]]:
+        """The living processes of its drivers, whoever started them, by what they are."""
+        journal = self.folder / "journal"
+        at_work = {json.loads(line)["pid"] for line in journal.read_text().splitlines()} if journal.exists() else set()
+        found: dict[str, list[int]] = defaultdict(list)
+        for folder in Path("/proc").glob("[0-9]*"):
+            pid = int(folder.name)
+            try:
+                words, told = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            except OSError:  # it has ended, or is another's
+                continue
+            if str(journal).encode() in told:
+                named = "raylet" if b"/raylet" in words else "head" if b"gcs_server" in words else "other process"
+                found["driver" if pid == driver else "worker" if pid in at_work else named].append(pid)
+        return found
+
     def hit(self, child: Child, number: int, name: str) -> bool:
         """Send a signal, and count it if it has arrived."""
         arrived = child.signal(number)
@@ -169,7 +200,7 @@ class Round:
             return faults + wrong(evidence, self.on.tables, self.folder / "tables")
 
     def said(self) -> str:
-        return "".join(child.said.read_text() for child in self.children if child.said.exists())
+        return "".join(path.read_text() for path in sorted(self.folder.glob("said-*")))
 
 
 def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
