@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import rewound.experiments.executors.walking
 import rewound.experiments.plans.execution
 import rewound.states.storage.claims
+import rewound.states.storage.store
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway, Watch, _take
 from rewound.experiments.plans.collection import collected
@@ -22,11 +23,13 @@ from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import dense
 from rewound.foundations.errors import InputError
+from rewound.states.storage.artifacts import encoded
 from rewound.states.storage.backend import Listed
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Batch
-from tiny import Tiny, logged
+from stored import RESULT
+from tiny import POISON, Tiny, Watched, logged
 from tiny_sweeps import EVERYTHING, FINE_TUNING, assert_same_tensors, run, states, sweep_of, timeless
 
 
@@ -151,6 +154,47 @@ def test_an_owner_that_was_taken_for_dead_publishes_nothing(store: Store, monkey
     assert [line for line in said if "damaged" in line], "what the other left was there when the lease had ended"
     assert published == [key], "the second time, when it was this process's again"
     assert store.claims() == {}
+
+
+@pytest.mark.parametrize("folder", ["states", "drafts"])
+def test_an_owner_that_loses_its_node_while_it_writes_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """To write large tensors takes a while, and the other's may be there by then."""
+    sweep = sweep_of(FINE_TUNING)
+    key = plan(sweep.targets).nodes[0].key
+    monkeypatch.setattr(rewound.states.storage.claims, "STALE", 0.5)
+    monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0 if folder == "drafts" else 60.0)
+    write, seen = rewound.states.storage.store.write_state, list[dict[str, Listed]]()
+
+    def slowly(to: Path, of: str, *given: Any, **named: Any) -> None:
+        write(to, of, *given, **named)
+        if of == key and not seen:
+            store.backend.create(f"claims/{key}.2", b'["elsewhere", 1, "1", 5]')
+            seen.append({})
+        elif len(seen) == 1:
+            seen.append(store.backend.list(f"{folder}/"))
+
+    monkeypatch.setattr(rewound.states.storage.store, "write_state", slowly)
+    said = run(sweep, store)
+    assert [line for line in said if f"note: {key[:12]} was taken over by another process" in line]
+    assert seen[1] == {}, "when it is written for the second time, by its owner"
+    assert collected(sweep.targets, store).missing == 0
+
+
+def test_a_late_failure_replaces_no_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(recipe="Watched")
+    (key,) = (target.state.key for target in sweep.targets)
+    POISON[1, 0] = 5
+    loss = Watched.loss
+
+    def late(recipe: Watched, model: nn.Module, batch: Batch) -> Tensor:
+        store.backend.create(f"results/{key[:2]}/{key}.json", encoded(key, RESULT))
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(Watched, "loss", late)
+    assert "was published by another process meanwhile" in run(sweep, store)[0]
+    assert store.result(key) == RESULT
 
 
 def test_what_another_has_published_meanwhile_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

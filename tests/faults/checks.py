@@ -8,6 +8,7 @@ such a call was done, only the store can say.
 
 import hashlib
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep
+from rewound.states.storage import claims
 from rewound.states.storage.store import Store
 
 TABLES = ("results.csv", "layers.csv", "curves.csv")
@@ -100,24 +102,24 @@ def published_twice(events: list[dict[str, Any]], evidence: Evidence) -> Iterato
 
 
 def written_late(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
-    """Nobody keeps or removes tensors of a node that another process has taken over."""
+    """Nobody keeps tensors of a node that another process has taken over, not even if it began to do so before."""
     owners: dict[str, tuple[int, int]] = {}
-    began: dict[tuple[int, str, str], bool] = {}
     for event in events:
         path = event.get("path", "")
         folder, _, name = path.partition("/")
-        if folder == "claims" and event["phase"] == "ends":
+        if event.get("phase") != "ends":
+            continue
+        if folder == "claims":
             key, _, number = name.partition(".")
             if event["what"] == "create" and event["done"]:
                 owners[key] = event["pid"], int(number)
             elif event["what"] == "remove" and owners.get(key) == (event["pid"], int(number)):
-                del owners[key]
+                owners[key] = 0, 0  # nobody's
         elif folder in ("states", "drafts") and event["what"] == "write":
-            key, call = Path(name).stem, (event["pid"], event["what"], path)
-            if event["phase"] == "begins":
-                began[call] = owners.get(key, (event["pid"], 0))[0] == event["pid"]
-            elif event["phase"] == "ends" and not began.pop(call) and f"recomputing {key[:12]}" not in evidence.said:
-                yield f"{path} was written by process {event['pid']} after {owners.get(key)} had taken it over"
+            key = Path(name).stem
+            owner = owners.get(key, (event["pid"], 0))[0]
+            if owner != event["pid"] and f"recomputing {key[:12]}" not in evidence.said:
+                yield f"{path} was written by process {event['pid']} after process {owner} had taken it over"
 
 
 def computed_again(events: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
@@ -150,9 +152,11 @@ def left_behind(_: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     store = evidence.store
     for damage in damages(store):
         yield f"{damage.path} {damage.reason}"
+    time.sleep(claims.STALE + 0.1)  # what was written just now may be somebody's whom gc cannot see
     found = leftovers([plan(sweep.targets) for sweep in evidence.sweeps], store, lambda line: None)
     remove(found, store, even_if_for_good=True)
-    kept = {"version", "probe", *store.backend.list("results/"), *store.backend.list("damaged/")}
+    always = (store.backend.list(f"{folder}/") for folder in ("results", "sweeps", "damaged"))
+    kept = {"version", "probe", *(path for listed in always for path in listed)}
     if store.backend.list("damaged/") and not evidence.was_damaged:
         yield f"{', '.join(store.backend.list('damaged/'))}: damaged by nobody"
     if "://" in store.name:

@@ -8,6 +8,7 @@ import pytest
 from campaign import run
 from checks import Evidence, computed_again, left_behind, published_twice, written_late
 from kinds import KINDS
+from rewound.states.storage import claims
 from rewound.states.storage.store import Store
 from rounds import Ground, ground
 from stored import RESULT as RESULT_OF_A_NODE
@@ -71,10 +72,11 @@ def test_the_checks_see_what_is_wrong(store: Store, finding: str) -> None:
     assert finding in found[0]
 
 
-def test_the_checks_see_what_is_left_behind_and_damaged(store: Store) -> None:
+def test_the_checks_see_what_is_left_behind_and_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.publish(KEY, RESULT_OF_A_NODE)
     (store.root / RESULT).write_text("{}")
     (store.root / "states").mkdir()
     (store.root / "states" / ".forgotten").touch()
+    monkeypatch.setattr(claims, "STALE", 0.0)
     found = list(left_behind([], Evidence([], store, Path(), "")))
     assert [RESULT in found[0], found[1:]] == [True, ["states/.forgotten is left behind"]]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rewound.states.storage.statefile
+from rewound.experiments.housekeeping import Leftovers, remove
 from rewound.method.pruning.mask import Mask
 from rewound.states.storage.artifacts import CurvePoint, Notes
 from rewound.states.storage.store import Store
@@ -203,6 +204,12 @@ def test_what_writers_elsewhere_left_is_swept_up_after_an_hour(store: Store) -> 
         store.sweep_up()
         left = {path.name for path in folder.iterdir()}
         assert left == {".part", ".somebody.part", *((*names, ".tmpAb3dE9") if age == 0 else ())}
+    (folder / names[1]).touch()
+    os.utime(folder / names[1], (time.time() - 130, time.time() - 130))
+    store.sweep_up()
+    assert (folder / names[1]).exists()
+    remove(Leftovers({}, {}, {}, {}), store)
+    assert not (folder / names[1]).exists(), "gc waits no longer than for a claim"
 
 
 @pytest.mark.parametrize("hours", [-2, 2])

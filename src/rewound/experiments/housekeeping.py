@@ -70,7 +70,7 @@ def leftovers(plans: Sequence[Plan], store: Store, say: Say) -> Leftovers:
 
 def remove(found: Leftovers, store: Store, *, even_if_for_good: bool = False) -> None:
     """Remove what nobody needs, and what killed writers left half-written."""
-    store.sweep_up()
+    store.sweep_up(claims.STALE)  # as long as a claim stays without a sign of life
     for key in found.drafts:
         store.drop(key, draft=True, even_if_for_good=True)
     for key in [*found.states, *(found.for_good if even_if_for_good else ())]:

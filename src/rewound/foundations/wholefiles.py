@@ -101,24 +101,27 @@ def _linked(temporary: Path, path: Path, content: bytes) -> bool:
     return True
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left in a folder: at once where the writer is known to be dead, else after an hour."""
+def remove_unfinished(folder: Path, after: float = FORGOTTEN) -> None:
+    """Remove what killed writers left in a folder: at once where the writer is known to be dead, else `after` a while.
+
+    The while is in seconds since something was written to the file.
+    """
     if not folder.is_dir():
         return
     of_safetensors = [path for path in folder.iterdir() if _OF_SAFETENSORS.fullmatch(path.name)]
     # Looked for after those: whoever writes by safetensors has an unfinished file of ours beside it all the time.
     ours = [(path, found) for path in folder.iterdir() if (found := _UNFINISHED.fullmatch(path.name))]
-    if not [path for path, found in ours if not _removed(path, found["owner"])]:
+    if not [path for path, found in ours if not _removed(path, found["owner"], after)]:
         for path in of_safetensors:
             path.unlink(missing_ok=True)
 
 
-def _removed(path: Path, writer: str | None) -> bool:
+def _removed(path: Path, writer: str | None, after: float) -> bool:
     """Remove an unfinished file, unless somebody may be writing it."""
     owner = owner_from(writer) if writer else None
     lives = owner.lives() if owner else None
     with suppress(FileNotFoundError):
-        if lives or (lives is None and _now_in(path.parent) - path.stat().st_mtime <= FORGOTTEN):
+        if lives or (lives is None and _now_in(path.parent) - path.stat().st_mtime <= after):
             return False
         path.unlink()
     return True

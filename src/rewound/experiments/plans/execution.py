@@ -263,7 +263,7 @@ class Job:
             made=made_by(self.node, self.worker.options),
         )
         if self._is_owner():
-            self.worker.store.save(self.node.key, state, self.mask, draft=notes)
+            self.worker.store.save(self.node.key, state, self.mask, draft=notes, is_wanted=self._is_owner)
         self.saved = time.perf_counter()
 
     def _is_owner(self) -> bool:
@@ -281,16 +281,14 @@ class Job:
 
     def publish(self, state: State, scores: Scores | None) -> None:
         """Keep what was measured, and the tensors if a planned node needs them."""
-        node, store = self.node, self.worker.store
-        if not self._is_owner():
-            return
+        node, store, keeps_all = self.node, self.worker.store, self.worker.options.keep_all
         result = self._result()
         if scores is not None:
             result["val"], result["test"] = scores
             _count(result, node.recipe, self.mask, self.network)
-        if (read := node.key in self.plan.readers) or self.worker.options.keep_all:
-            store.save(node.key, state, self.mask, slots=read, for_good=self.worker.options.keep_all)
-        if not self._is_owner():  # looked at again: to save takes a while
+        if (read := node.key in self.plan.readers) or keeps_all:
+            store.save(node.key, state, self.mask, slots=read, for_good=keeps_all, is_wanted=self._is_owner)
+        if not self._is_owner():
             return
         if sufficient_outcome(node, store) is None:
             if not store.publish(node.key, result):
@@ -299,7 +297,7 @@ class Job:
         elif not self.is_again:
             self._say_unused("was published by another process meanwhile")
         store.drop(node.key, draft=True)
-        if not self.worker.options.keep_all:
+        if not keeps_all:
             release(node, self.plan, store)
 
     def fail(self, failure: Diverged) -> None:
@@ -308,7 +306,11 @@ class Job:
             return
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
-        self.worker.store.publish(self.node.key, result, replace=True)  # else it would be tried for ever
+        # Else what has no measurement, or is done again for its tensors, would be tried for ever.
+        is_replaced = self.is_again or self.worker.store.outcome(self.node.key) == "passed"
+        if not self.worker.store.publish(self.node.key, result, replace=is_replaced):
+            self._say_unused("was published by another process meanwhile")
+            return
         self.worker.store.drop(self.node.key, draft=True)
         self.worker.say(f"failed: {self.node.key[:12]}: {failure}; what builds on it is skipped")
 

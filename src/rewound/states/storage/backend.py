@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from safetensors import SafetensorError
 
 from rewound.foundations.errors import InputError, as_path, shown
+from rewound.foundations.wholefiles import FORGOTTEN
 
 Place: TypeAlias = Path | str
 """Where a store is: the path of a folder, or the URL of a bucket as a text."""
@@ -66,8 +67,11 @@ class Backend(Protocol):
     def list(self, prefix: str) -> dict[str, Listed]:
         """All files whose paths begin so; the prefix has the folder at least (`claims/`)."""
 
-    def sweep_up(self) -> None:
-        """Remove what killed writers left; there is nothing where a write is one step by itself."""
+    def sweep_up(self, after: float = FORGOTTEN) -> None:
+        """Remove what killed writers left; there is nothing where a write is one step by itself.
+
+        What somebody may be writing who cannot be seen from here goes `after` so many seconds without a change.
+        """
         return
 
     def probe(self) -> None:

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from rewound.foundations.wholefiles import create_whole, remove_unfinished, replacing, write_whole
+from rewound.foundations.wholefiles import FORGOTTEN, create_whole, remove_unfinished, replacing, write_whole
 from rewound.states.storage.backend import Backend, Listed, Source, refusals_explained
 
 
@@ -91,10 +91,10 @@ class Folder(Backend):
                         found[f"{folder}/{entry.name}"] = Listed(version, status.st_size)
         return found
 
-    def sweep_up(self) -> None:
+    def sweep_up(self, after: float = FORGOTTEN) -> None:
         with refusals_explained(self.name):
             for folder, _, _ in os.walk(self.root):
-                remove_unfinished(Path(folder))
+                remove_unfinished(Path(folder), after)
 
 
 def _opened(path: str, flags: int) -> int:

@@ -34,7 +34,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.wholefiles import default_cache, remove_unfinished, unfinished
+from rewound.foundations.wholefiles import FORGOTTEN, default_cache, remove_unfinished, unfinished
 from rewound.states.storage.backend import Backend, Listed, ReadOnly, Source, refusals_explained
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ class Bucket(Backend):
                         found[each["path"]] = Listed(version, each["size"])
         return found
 
-    def sweep_up(self) -> None:
+    def sweep_up(self, after: float = FORGOTTEN) -> None:
         with self._cache.refusals_explained():
-            remove_unfinished(self._cache.folder)
+            remove_unfinished(self._cache.folder, after)
 
     def _cached_name(self, path: str, tag: str) -> str:
         return hashlib.blake2b(f"{self.url} {path} {tag}".encode(), digest_size=16).hexdigest()

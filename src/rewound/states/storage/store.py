@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal, TypeAlias
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.wholefiles import FORGOTTEN
 from rewound.method.pruning.mask import Mask
 from rewound.states.storage.artifacts import (
     LONGEST_RESULT,
@@ -45,6 +46,10 @@ Fate: TypeAlias = Literal["added", "present", "damaged"]
 VERSION = 2
 _TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
 _HEADER = 1 << 16  # bytes that most headers fit into
+
+
+class _Unwanted(Exception):
+    """What is being written is to be left out."""
 
 
 class Store:
@@ -157,13 +162,24 @@ class Store:
         draft: Notes | None = None,
         slots: bool = True,
         for_good: bool = False,
-    ) -> None:
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Keep a state and its mask: published under its key, or as the draft of the node that will publish `key`.
 
-        What is kept `for_good` outlives the sweep that needs it.
+        What is kept `for_good` outlives the sweep that needs it. To write takes a while: False if it was not wanted any
+        more afterwards, and nothing was kept.
         """
-        path = _tensors(key, draft is not None).path
-        self.backend.write(path, lambda to: write_state(to, key, state, mask, draft, slots=slots, for_good=for_good))
+
+        def write(to: Path) -> None:
+            write_state(to, key, state, mask, draft, slots=slots, for_good=for_good)
+            if not is_wanted():
+                raise _Unwanted
+
+        try:
+            self.backend.write(_tensors(key, draft is not None).path, write)
+        except _Unwanted:
+            return False
+        return True
 
     def load(
         self,
@@ -254,9 +270,9 @@ class Store:
     def _has(self, artifact: Artifact) -> bool:
         return self.backend.read(artifact.path, 1) is not None
 
-    def sweep_up(self) -> None:
-        """Remove what writers that were killed left half-written."""
-        self.backend.sweep_up()
+    def sweep_up(self, after: float = FORGOTTEN) -> None:
+        """Remove what writers that were killed left half-written; see `Backend.sweep_up`."""
+        self.backend.sweep_up(after)
 
     # Claims
 
