@@ -55,8 +55,15 @@ def run_command(
     store: StorePlace = str(DEFAULT_STORE),
     jobs: Jobs = 0,
     device: Device = "cpu",
-    on: Annotated[str, typer.Option(help="where to run: local, slurm, or package.module:name")] = "local",
+    on: Annotated[str, typer.Option(help="where to run: local, ray, slurm, or package.module:name")] = "local",
     workers: Annotated[int | None, typer.Option(help="on a cluster: how many workers share the work")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="on Ray: host:port of the cluster, or auto", show_default="a new one on this machine"),
+    ] = None,
+    per_gpu: Annotated[
+        int | None, typer.Option(help="on Ray, with --device cuda: workers on each GPU", show_default="1")
+    ] = None,
     time: Annotated[str | None, typer.Option(help="on Slurm: time limit of a worker, e.g. 90 or 4:00:00")] = None,
     sbatch: Annotated[str | None, typer.Option(help="on Slurm: more options of sbatch, in quotes")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="on Slurm: return once workers are in the queue")] = False,
@@ -72,7 +79,15 @@ def run_command(
     from rewound.commands.sweeps import report_results, run
     from rewound.experiments.executors import executor_named
 
-    executor = executor_named(on, workers=workers, time=time, sbatch=sbatch, wait=False if no_wait else None)
+    executor = executor_named(
+        on,
+        workers=workers,
+        address=address,
+        per_gpu=per_gpu,
+        time=time,
+        sbatch=sbatch,
+        wait=False if no_wait else None,
+    )
     with progress_of(name) as progress:
         results = run(
             sweep,

@@ -6,6 +6,7 @@ from rewound.commands.sweeps import SweepResults, plan, report, results, run, wo
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
+from rewound.experiments.executors.ray_cluster import Ray
 from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
@@ -51,6 +52,7 @@ __all__ = [
     "PrunedNetwork",
     "PrunedToLatency",
     "Pruner",
+    "Ray",
     "Reached",
     "Recipe",
     "Report",

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -145,3 +145,25 @@ def fault_of(error: Exception) -> Fault | None:
         return None
     what = "".join(traceback.format_exception_only(error)).strip()
     return Fault(what, "".join(traceback.format_list(theirs)))
+
+
+def error_words(error: Exception) -> list[str]:
+    """An error of a worker as words, of which `error_from` makes it again in the process that waits for the worker.
+
+    >>> error_from(error_words(InputError("give less")))
+    InputError('give less')
+    """
+    if isinstance(error, InputError):
+        return ["error", str(error)]
+    if isinstance(error, Failed) and not isinstance(error, Fault):
+        return ["failed", str(error)]
+    fault = error if isinstance(error, Fault) else fault_of(error)
+    fault = fault or Fault("a worker died", "".join(traceback.format_exception(error)))
+    return ["fault", str(fault), fault.where]
+
+
+def error_from(words: Sequence[str]) -> Exception:
+    """The error of which `error_words` made these."""
+    kinds: dict[str, Callable[..., Exception]] = {"error": InputError, "failed": Failed, "fault": Fault}
+    kind, *what = words
+    return kinds[kind](*what)

@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Protocol
 
 from rewound.experiments.executors import local
+from rewound.experiments.executors.ray_cluster import Ray
 from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.execution import Options
@@ -33,7 +34,7 @@ def _on_this_machine() -> Executor:
     return local.run
 
 
-EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine, "slurm": Slurm}
+EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine, "ray": Ray, "slurm": Slurm}
 """What makes an executor of each name, with the options that it has."""
 
 

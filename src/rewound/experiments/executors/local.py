@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from rewound.experiments.executors.working import check, first_of_each, looked_a
 from rewound.experiments.plans.execution import Options, Stop, Worker
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.remaining import tidy, todo
-from rewound.foundations.errors import Failed, Fault, InputError, fault_of
+from rewound.foundations.errors import Failed, InputError, error_from, error_words
 from rewound.foundations.names import path_of
 from rewound.foundations.owners import script_hidden
 from rewound.states.history import own_functions
@@ -107,7 +106,6 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
     workers, pipes = list[BaseProcess](), dict[Connection, bytes]()
     errors: list[Exception] = []
     heard: dict[str, Callable[..., object]] = {"say": say, "warning": warn}
-    kinds: dict[str, Callable[..., Exception]] = {"error": InputError, "failed": Failed, "fault": Fault}
 
     def listen(seconds: float = 0.0) -> None:
         for pipe in wait(list(pipes), seconds):
@@ -120,7 +118,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
                 if kind in heard:
                     heard[kind](*what)
                 else:
-                    errors.append(kinds[kind](*what))
+                    errors.append(error_from([kind, *what]))
 
     try:
         with _interrupts_held(), script_hidden():
@@ -169,13 +167,8 @@ def _process(work: Work, pipe: Connection, parent: int) -> None:
 
     try:
         work(partial(send, "say"), partial(send, "warning"), alive)
-    except InputError as error:
-        send("error", str(error))
-    except Failed as error:
-        send("failed", str(error))
     except Exception as error:
-        fault = fault_of(error) or Fault("a worker died", traceback.format_exc())
-        send("fault", str(fault), fault.where)
+        send(*error_words(error))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself now; what runs at exit would be interrupted
 

@@ -29,8 +29,9 @@ from rewound.experiments.plans.remaining import tidy
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.foundations.errors import InputError
+from rewound.foundations.owners import host_name, this_host
 from rewound.states.storage.backend import as_place, where_writable
-from rewound.states.storage.store import Say, Store
+from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
 
@@ -186,7 +187,12 @@ class Assignment:
         plan = planning.plan(parse_sweep(self.table, self.name).targets)
         check_plan(plan, self.plan)
         options = Options(device=self.device, keep_all=self.keep_all, minutes=self.minutes, plain=self.plain)
-        return work(plan, Store(as_place("store", self.store), say), options, say=say, stop=stop)
+        if not is_store(place := as_place("store", self.store)):  # to make one here would hide its results
+            raise InputError(
+                f"the driver's store {self.store} is not there on {host_name(this_host())}; give a folder that all "
+                "machines share, or a bucket"
+            )
+        return work(plan, Store(place, say), options, say=say, stop=stop)
 
 
 def assignment(plan: Plan, store: Store, options: Options) -> Assignment:

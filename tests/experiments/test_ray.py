@@ -1,0 +1,209 @@
+"""Workers on a Ray cluster give the same tables, are started again when they are killed, and stop with drafts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import rewound
+from command_line import command, environment
+from rewound.experiments.executors import executor_named, working
+from rewound.experiments.executors.ray_cluster import Ray, check_answers, connected, slots
+from rewound.experiments.executors.working import as_declared
+from rewound.experiments.plans.collection import collected
+from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.planning import plan
+from rewound.experiments.sweeps.sweep import Sweep
+from rewound.foundations.errors import InputError
+from rewound.states.storage.store import Store
+from tiny_sweeps import EVERYTHING, FINE_TUNING, sweep_of, timeless
+
+RECIPE = """
+import os, signal, time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiny import Tiny
+
+
+@dataclass(frozen=True)
+class Mine(Tiny):
+    def batches(self, seed, position, device):
+        if position.prunings and Path("kill").exists():
+            Path("kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for batch in super().batches(seed, position, device):
+            while Path("wait").exists():
+                time.sleep(0.1)
+                yield batch
+            yield batch
+"""
+SWEEP = """
+recipe = "mine:Mine"
+trials = [1, 2]
+
+[[experiment]]
+technique = ["lr-rewinding", "fine-tuning"]
+retrain-epochs = [1, 2]
+density = 0.5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a user's own recipe and a sweep of it."""
+    (tmp_path / "mine.py").write_text(RECIPE)
+    (tmp_path / "mine.toml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ModuleType]:
+    """A Ray cluster with two CPUs, to which this process is connected."""
+    before = dict(os.environ)
+    os.environ.update(environment())
+    try:
+        with connected(None, 2, print) as ray:
+            yield ray
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def run_on_ray(sweep: Sweep, store: Store, on: Ray, **options: object) -> list[str]:
+    said: list[str] = []
+    declaration = as_declared(sweep.name, sweep.table)
+    on(plan(sweep.targets), store, replace(Options(), declaration=declaration, **options), say=said.append)  # type: ignore[arg-type]
+    return said
+
+
+@pytest.mark.slow
+def test_tables_are_those_of_this_machine(cluster: ModuleType, store: Store, whole: Store) -> None:
+    sweep = sweep_of(*EVERYTHING)
+    assert run_on_ray(sweep, store, Ray()) == ["Ray starts 2 workers"]
+    assert timeless(collected(sweep.targets, store)) == timeless(collected(sweep.targets, whole))
+    assert store.claims() == {}
+    assert run_on_ray(sweep, store, Ray()) == [], "nothing is started for what is done"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_started_again(cluster: ModuleType, folder: Path) -> None:
+    (folder / "kill").touch()
+    said: list[str] = []
+    here = rewound.run("mine.toml", store="on-ray", on=Ray(workers=1), say=said.append)
+    assert not (folder / "kill").exists()
+    (line,) = [line for line in said if line.startswith("note: ")]
+    assert line.startswith("note: worker 1 was killed, or its machine was lost; Ray has started it again on ")
+    there = rewound.run("mine.toml", store="here", jobs=1, say=said.append)
+    assert timeless(here.tables) == timeless(there.tables)
+    assert here.missing == 0
+
+
+@pytest.mark.slow
+def test_what_a_worker_refuses_is_said_by_the_driver(
+    cluster: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    with pytest.raises(InputError, match="the Ray cluster has no GPU now; give --device cpu, or --workers"):
+        run_on_ray(sweep, store, Ray(), device="cuda")
+    with pytest.raises(InputError, match=r"already; leave out address 127.0.0.1:6379, or call ray.shutdown\(\) before"):
+        run_on_ray(sweep, store, Ray(address="127.0.0.1:6379"))
+    monkeypatch.setattr(working, "digest_of", lambda plan: "0.0.7-0123456789abcdef")
+    with pytest.raises(InputError, match=f"the driver has rewound 0.0.7, and this worker {rewound.__version__}"):
+        run_on_ray(sweep, store, Ray(workers=2))
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_drafts_and_no_process(folder: Path) -> None:
+    words = ["run", "mine.toml", "--on", "ray", "--workers", "1"]
+    (folder / "wait").touch()
+    with (folder / "output").open("w") as to:
+        driver = subprocess.Popen(command(*words), env=environment(), stdout=to, stderr=to, start_new_session=True)
+    store = folder / "rewound-store"
+    while not list(store.glob("claims/*")):
+        assert driver.poll() is None, (folder / "output").read_text()
+        time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
+    assert driver.wait() == 1, (folder / "output").read_text()
+    said = (folder / "output").read_text()
+    assert "starting Ray on this machine, for this run alone" in said
+    assert "Traceback" not in said
+    opened = Store(store)
+    assert len(opened.drafts()) == 1, said
+    assert opened.claims() == {}
+    assert not list(of_session(driver.pid))
+    (folder / "wait").unlink()
+    ended = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    on_ray, here = rewound.results("mine.toml"), rewound.run("mine.toml", store="here", jobs=1, say=[].append)
+    assert timeless(on_ray.tables) == timeless(here.tables)
+    assert on_ray.missing == 0
+
+
+def of_session(leader: int) -> Iterator[str]:
+    """The names of the processes that live in a session."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = status.read_text().partition("(")[2].rpartition(")")
+            state, _, _, session, *_ = rest.split()
+            if int(session) == leader and state != "Z":
+                yield name
+
+
+def test_what_cannot_begin_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    with pytest.raises(InputError, match="workers must be at least 1, not 0"):
+        Ray(workers=0)
+    with pytest.raises(InputError, match="per-gpu must be a whole number"):
+        Ray(per_gpu=0.5)  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=r"ray://head:10001 is not a host and port.*give the whole command to `ray job"
+    ):
+        Ray(address="ray://head:10001")
+    with pytest.raises(InputError, match="per-gpu 2 goes with device cuda, not with cpu; leave it out"):
+        run_on_ray(sweep, store, Ray(per_gpu=2))
+    with pytest.raises(InputError, match="device must be cpu or cuda on Ray, which chooses the GPU, not cuda:1"):
+        run_on_ray(sweep, store, Ray(), device="cuda:1")
+    with pytest.raises(InputError, match="give a TOML file, the name of a shipped sweep, or a dict"):
+        Ray()(plan(sweep.targets), store, Options())
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"--on ray needs ray, which is not installed; pip install 'rewound\[ray\]'"):
+        run_on_ray(sweep, store, Ray())
+
+
+def test_an_address_that_does_not_answer_is_refused() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(
+            InputError, match=f"no Ray cluster answers at {address} .*leave it out to start one on this"
+        ):
+            check_answers(address)
+    with pytest.raises(InputError, match="address must be a host and port"):
+        check_answers("head")
+
+
+def test_a_cluster_has_room_for_its_cpus_or_for_parts_of_its_gpus() -> None:
+    resources = {"CPU": 64.0, "GPU": 8.0, "memory": 1e12}
+    assert slots(resources, "cpu", 1) == 64
+    assert slots(resources, "cuda", 1) == 8
+    assert slots(resources, "cuda", 3) == 24
+    assert slots({"CPU": 64.0}, "cuda", 3) == 0
+
+
+def test_options_fill_the_fields() -> None:
+    assert executor_named("ray", workers=3, address=None, per_gpu=2) == Ray(workers=3, per_gpu=2)
+    with pytest.raises(InputError, match="--address goes with --on ray, not with --on local; leave it out"):
+        executor_named("local", address="auto")
