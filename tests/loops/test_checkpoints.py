@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import rewound
 import rewound.loops.iteration
+from forked import ended
 from rewound import Epochs, InputError, Mask
 from rewound.loops.checkpoints import _LOCKS
 from sameness import assert_same
@@ -43,16 +44,16 @@ def script(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding", "reinitialization"])
 def test_a_killed_script_run_again_ends_as_if_nothing_had_happened(technique: str, tmp_path: Path) -> None:
-    whole = script(tmp_path / "whole", technique)
-    assert whole.returncode == 0, whole.stderr
-    for die_in in (2, 5, 9):  # in the dense run, in the first level, in the second
-        assert script(tmp_path / "killed", technique, die_in).returncode == -9
-    resumed = script(tmp_path / "killed", technique)
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-    lines = [line for line in resumed.stdout.splitlines() if line.startswith("epoch")]
+    deaths = (2, 5, 9)  # in the dense run, in the first level, in the second
+    runs = [(tmp_path / "whole", technique), *((tmp_path / "killed", technique, die_in) for die_in in deaths)]
+    whole, *killed, resumed = ended(str(SCRIPT), [*runs, (tmp_path / "killed", technique)], ENVIRONMENT)
+    assert whole.code == 0, whole.err
+    assert [each.code for each in killed] == [-9, -9, -9]
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.splitlines()[-1] == whole.out.splitlines()[-1]
+    lines = [line for line in resumed.out.splitlines() if line.startswith("epoch")]
     assert lines[0].startswith("epoch 9,")
-    assert lines == [line for line in whole.stdout.splitlines() if line.startswith("epoch")][9:]
+    assert lines == [line for line in whole.out.splitlines() if line.startswith("epoch")][9:]
 
 
 @pytest.mark.parametrize("until", [0, 2, T + 1, None])

@@ -2,8 +2,6 @@
 
 import copy
 import hashlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 import rewound
+from forked import ended
 from rewound import TECHNIQUES, Diverged, Facts, InputError, Schedule, Technique
 from rewound import Steps as StepsRun
 from rewound.loops import iteration
@@ -192,15 +191,13 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 def test_a_killed_script_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    def script(folder: str, die_at: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / folder), str(die_at)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    whole = script("whole", -1)
-    assert len(whole.stdout.strip()) == 2 * hashlib.sha256().digest_size, whole.stderr
-    for die_at in (5, 11, 14, 25):
-        assert script("killed", die_at).returncode == -9
-    assert script("killed", -1).stdout == whole.stdout
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    killed = [(tmp_path / "killed", die_at) for die_at in (5, 11, 14, 25)]
+    runs = [(tmp_path / "whole", -1), *killed, (tmp_path / "killed", -1)]
+    whole, *deaths, resumed = ended(str(script), runs)
+    assert len(whole.out.strip()) == 2 * hashlib.sha256().digest_size, whole.err
+    assert [each.code for each in deaths] == [-9, -9, -9, -9]
+    assert resumed.out == whole.out
 
 
 def test_a_folder_of_steps_is_none_of_epochs(tmp_path: Path) -> None:
