@@ -160,17 +160,21 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
     figures: Annotated[str, typer.Option(help="default, paper (all of the paper's), none, or one by name")] = "default",
     formats: Annotated[str, typer.Option(help="of figures: png, svg and pdf, with commas between")] = "png",
+    to: Annotated[
+        str | None, typer.Option(help="also write every run to tensorboard, or to mlflow (MLFLOW_TRACKING_URI)")
+    ] = None,
 ) -> None:
     """Make tables, figures and a page for the browser of a sweep or of a results table."""
     check_subject(sweep, results, dense)
     names, theirs = tuple(name.strip() for name in formats.split(",")), tuple(compare or ())
     if results is not None:
-        print_report(report_tables(results, dense, out, read_tables(theirs), Drawing(figures, names), say))
+        print_report(report_tables(results, dense, out, read_tables(theirs), Drawing(figures, names), say, to))
     elif sweep is not None:
         declared(sweep)
         from rewound.commands.sweeps import report
 
-        print_report(report(sweep, store=store, compare=theirs, out=out, figures=figures, formats=names, say=say))
+        made = report(sweep, store=store, compare=theirs, out=out, figures=figures, formats=names, to=to, say=say)
+        print_report(made)
 
 
 @app.command("diff", epilog="Example: rewound diff results.csv published-pruned.csv.gz published-dense.csv.gz")
@@ -295,6 +299,25 @@ def show_command(
     from rewound.commands.stores import show_store
 
     show_store(store, word)
+
+
+@app.command("watch", epilog="Example: rewound watch digits")
+def watch_command(
+    sweep: SweepName,
+    store: StorePlace = str(DEFAULT_STORE),
+    port: Annotated[int, typer.Option(help="of the page; 0 is any that is free")] = 8421,
+    host: Annotated[str, typer.Option(help="the address to listen at; the default is for this machine alone")] = (
+        "127.0.0.1"
+    ),
+) -> None:
+    """Serve the report's page while a sweep runs: progress, who works on what, failures, and results as they arrive.
+
+    It only reads the store, and may be started before the sweep, on any machine that reaches the store.
+    """
+    declared(sweep)
+    from rewound.commands.watching import watch_sweep
+
+    watch_sweep(sweep, store, host, port)
 
 
 @app.command("gc", epilog="Example: rewound gc digits --dry-run")

@@ -21,7 +21,7 @@ from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Executor, executor_named, local, working
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of, stopped_by_signals
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.collection import collected, is_measured
+from rewound.experiments.plans.collection import Results, collected, is_measured
 from rewound.experiments.plans.execution import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
@@ -33,6 +33,7 @@ from rewound.foundations.notebook import html_line, html_table, text_table
 from rewound.foundations.quantities import counted
 from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
+from rewound.reports.trackers import tracker_named
 from rewound.reports.writing import Report, report_folder, write_report
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.backend import Place, as_place
@@ -269,6 +270,7 @@ def report(
     out: str | Path | None = None,
     figures: str = "default",
     formats: Sequence[str] = ("png",),
+    to: str | None = None,
     say: Say = print,
 ) -> Report:
     """Write tables, figures and a page for the browser, of a sweep or of a table of results.
@@ -276,28 +278,29 @@ def report(
     Instead of a sweep, `results` may be the file of a table, and `dense` one with its dense runs. `compare` is another
     table to compare with, in one file or several. `out` is the folder, `rewound-report/NAME` by default; `figures` is
     "default", "paper" (all of the paper's), "none", or the name of one, and `formats` are those of "png", "svg" and
-    "pdf". `say` takes a line for what the report leaves out.
+    "pdf". With `to`, "tensorboard" or "mlflow", the runs are also written there. `say` takes a line for what the report
+    leaves out.
     """
     check_subject(sweep, results, dense)
     drawing = Drawing(figures, tuple([formats] if isinstance(formats, str) else formats))
     theirs = read_tables([compare] if isinstance(compare, str | Path) else compare)
     if results is not None:
-        return report_tables(results, dense, out, theirs, drawing, say)
+        return report_tables(results, dense, out, theirs, drawing, say, to)
     assert sweep is not None  # as checked just above
     root = as_place("store", store)
     found, again = as_sweep(sweep, root)
-    folder = report_folder(out, found.name)
-    return report_results(_collected(found, again, root, say), folder, theirs, drawing, say)
+    folder, tracked = report_folder(out, found.name), tracker_named(to) if to is not None else None
+    made = report_results(_collected(found, again, root, say), folder, theirs, drawing, say)
+    if tracked:
+        say(tracked(found.name, made.evidence.tables, folder))
+    return made
 
 
 def report_results(
     gathered: SweepResults, folder: Path, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT, say: Say = print
 ) -> Report:
     """Write the report on a sweep's results into a folder."""
-    sweep, tables, store = gathered.sweep, gathered.tables, Store(gathered.store, say)
-    recipes = {target.task: target.recipe for target in sweep.targets}
-    epochs = {task: recipe.training_epochs for task, recipe in recipes.items()}
-    evidence = Evidence(tables, theirs, epochs, TEST_SHARES)
+    sweep, tables = gathered.sweep, gathered.tables
     if tables.missing:
         say(f"{tables.missing} of {len(sweep.targets)} rows are not there yet")
     if sweep.joined:
@@ -305,12 +308,22 @@ def report_results(
             f"note: the levels of {', '.join(sweep.joined)} are more than one ladder of densities, joined into one "
             "curve here; declare a sweep for each to see them apart"
         )
-    missing = f", {tables.missing:,} to come" if tables.missing else ""
-    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, store))
-    show = shlex.join(["rewound", "show", *store_option(gathered.store)])
+    origin = origin_of(sweep, tables, gathered.store, gathered.again, Store(gathered.store, say))
     size, *others = {recipe.test_size for recipe in sweep.recipes}
-    origin = Origin(sweep.name, facts, gathered.again, show)
-    return write_report(evidence, folder, origin, drawing, say, None if others else size)
+    return write_report(evidence_of(sweep, tables, theirs), folder, origin, drawing, say, None if others else size)
+
+
+def evidence_of(sweep: Sweep, tables: Tables, theirs: Sequence[Row] = ()) -> Evidence:
+    """What is concluded from a sweep's tables: a sweep knows how long its recipes train."""
+    recipes = {target.task: target.recipe for target in sweep.targets}
+    return Evidence(tables, theirs, {task: recipe.training_epochs for task, recipe in recipes.items()}, TEST_SHARES)
+
+
+def origin_of(sweep: Sweep, tables: Tables, root: Place, again: str, results: Results) -> Origin:
+    """What a page says about where the tables of a sweep come from."""
+    missing = f", {tables.missing:,} to come" if tables.missing else ""
+    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, results))
+    return Origin(sweep.name, facts, again, shlex.join(["rewound", "show", *store_option(root)]))
 
 
 def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
@@ -368,11 +381,11 @@ def as_workers(jobs: int, device: str) -> int:
     return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
 
 
-def _computed_with(rows: list[Row], store: Store) -> list[tuple[str, str]]:
+def _computed_with(rows: list[Row], results: Results) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
     seen: dict[str, Counter[str]] = {}
     for key in dict.fromkeys(row.key for row in rows):
-        result = store.result(key)
+        result = results.result(key)
         for name, value in result["made"].items() if result else ():
             seen.setdefault(name, Counter())[value] += 1
     names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}

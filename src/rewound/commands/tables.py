@@ -10,6 +10,7 @@ from rewound.conclusions.tables import Row, Tables, read_rows, with_details
 from rewound.foundations.errors import InputError, as_path
 from rewound.reports.figures import Drawing, Say
 from rewound.reports.page import Origin
+from rewound.reports.trackers import tracker_named
 from rewound.reports.writing import Report, report_folder, write_report
 
 
@@ -49,6 +50,7 @@ def report_tables(
     theirs: Sequence[Row],
     drawing: Drawing,
     say: Say,
+    to: str | None = None,
 ) -> Report:
     """Report on a table, with its dense runs from another file and the details beside it, if they are there."""
     rows, path = read_tables([results, *([] if dense is None else [dense])]), as_path("results", results)
@@ -61,7 +63,11 @@ def report_tables(
     # An error where the two tables share nothing, or where deltas have nothing to be measured from.
     _ = evidence.cards, evidence.only_dense or evidence.baselines
     origin = Origin(title, (("Tables", title), ("Rows", f"{len(evidence.rows):,}")))
-    return write_report(evidence, folder, origin, drawing, say)
+    tracked = tracker_named(to) if to is not None else None
+    made = write_report(evidence, folder, origin, drawing, say)
+    if tracked:
+        say(tracked(title, evidence.tables, folder))
+    return made
 
 
 def compared(ours: Path, theirs: Sequence[Path]) -> Evidence:

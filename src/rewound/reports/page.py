@@ -4,7 +4,8 @@ Everything that is concluded is concluded before (`subjects`, `panels`); the pag
 techniques, charts, and subjects with settings and runs as columns, numbers with six significant digits. Where layers
 and curves need too much room, the runs that figures show keep theirs. A script turns the data into text nodes only; the
 charts are drawn by Vega-Lite, whose JavaScript `vl_convert` bundles when the page is written. A security policy names
-the two scripts by their hashes and allows nothing to be fetched.
+the two scripts by their hashes and allows nothing to be fetched. The page of `rewound watch` (`live`) is the same with
+one more part, and may ask the server that it came from for new data.
 """
 
 import base64
@@ -72,23 +73,32 @@ class Origin:
 
 def write_page(evidence: Evidence, path: Path, origin: Origin) -> Path:
     """Write the page of a table; a compared one is drawn over it, with how near the two come."""
-    library = _library()
-    content = {
+    write_whole(path, document(origin.title, content(evidence, origin)), durable=False)
+    return path
+
+
+def content(evidence: Evidence, origin: Origin) -> Json:
+    """The data of a page."""
+    return {
         **story(evidence),
         "commands": {"run": origin.run, "show": origin.show},
         "provenance": origin.facts,
     }
-    script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
+
+
+def document(title: str, data: Json, *, live: bool = False) -> bytes:
+    """The page; one that is `live` asks its own server for new data, and for nothing else."""
+    library = _library()
+    script = "\n".join(_asset(f"{name}.js") for name in (*_SCRIPTS, *(["live"] if live else [])))
     page = Template(_asset("page.html")).substitute(
-        policy=_policy(library, script),
-        title=html.escape(origin.title),
+        policy=_policy(library, script) + ("; connect-src 'self'" if live else ""),
+        title=html.escape(title),
         style=_asset("page.css"),
-        story=as_json(content),
+        story=as_json(data),
         library=library,
         script=script,
     )
-    write_whole(path, page.encode(), durable=False)
-    return path
+    return page.encode()
 
 
 @cache

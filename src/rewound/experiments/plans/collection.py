@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.plans import planning
@@ -10,14 +10,20 @@ from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target
 from rewound.states.history import Pruned, lineage
 from rewound.states.storage.artifacts import CurvePoint, Result
-from rewound.states.storage.store import Store
 
 
-def collected(targets: tuple[Target, ...], store: Store) -> Tables:
-    """The tables of these targets, as far as the store knows them."""
+class Results(Protocol):
+    """Where results are: a store, or what was read of one."""
+
+    def result(self, key: str) -> Result | None:
+        """What was measured at `key`, or None."""
+
+
+def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan | None = None) -> Tables:
+    """The tables of these targets, as far as the store knows them; `plan` is theirs, if it has been made."""
     reader = _Reader(store)
     rows, layers, curves = list[Row](), list[LayerRow](), list[CurveRow]()
-    missing, seen, lost = 0, set[str](), _lost(targets, reader)
+    missing, seen, lost = 0, set[str](), _lost(plan or planning.plan(targets), reader)
     for target in targets:
         result = reader.result(target.state.key)
         failed = target.state.key in lost or not is_measured(result)
@@ -38,9 +44,8 @@ def is_measured(result: Result | None) -> bool:
     return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
 
 
-def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
+def _lost(plan: planning.Plan, reader: "_Reader") -> set[str]:
     """The keys of the nodes that failed, and of those that build on them."""
-    plan = planning.plan(targets)
     results = {node.key: result for node in plan.nodes if (result := reader.result(node.key)) is not None}
     return plan.lost([key for key, result in results.items() if "failed" in result], results)
 
@@ -48,7 +53,7 @@ def _lost(targets: tuple[Target, ...], reader: "_Reader") -> set[str]:
 class _Reader:
     """Results of the store, each read once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Results) -> None:
         self.store = store
         self.known: dict[str, Result | None] = {}
         self.ways: dict[str, _Way] = {}

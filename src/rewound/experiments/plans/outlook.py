@@ -1,6 +1,7 @@
 """What is known about a plan before it runs: what it would cost, and whether stored results were made otherwise."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -138,6 +139,21 @@ def _time(plan: Plan, left: list[Node], steps: dict[str, int], store: Store | No
     return _Time(seconds / jobs, f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({known_from})")
 
 
+def seconds_left(steps: Iterable[tuple[Node, int]], results: Iterable[tuple[Node, Result]]) -> float | None:
+    """How long one worker takes for the steps that are left, on whatever devices the results were made.
+
+    None: unknown, since nothing of some recipe has ended yet.
+    """
+    left, paces = Counter[type[Recipe]](), dict[type[Recipe], list[float]]()
+    for node, count in steps:
+        left[type(node.recipe)] += count
+    for node, result in results:
+        paces.setdefault(type(node.recipe), []).extend(_seconds_of_steps([result]))
+    if any(count and not paces.get(task) for task, count in left.items()):
+        return None
+    return sum(count * median(paces[task]) for task, count in left.items() if count)
+
+
 class _Pace(NamedTuple):
     """Seconds of one step, and where they are known from."""
 
@@ -147,16 +163,16 @@ class _Pace(NamedTuple):
 
 def _pace(recipe: Recipe, results: list[Result], device: str) -> _Pace | None:
     kind = device_kind(device)
-    measured = [
-        result["seconds"] / result["steps"]
-        for result in results
-        if result["steps"] and result["seconds"] and (result["made"].get("device") == "cpu") == (kind == "cpu")
-    ]
-    if measured:
+    there = [result for result in results if (result["made"].get("device") == "cpu") == (kind == "cpu")]
+    if measured := _seconds_of_steps(there):
         return _Pace(median(measured), f"from what has run on {device} in this store")
     if kind in recipe.epoch_seconds:
         return _Pace(recipe.epoch_seconds[kind] / recipe.steps_per_epoch, f"typical for {recipe.label()} on {device}")
     return None
+
+
+def _seconds_of_steps(results: Iterable[Result]) -> list[float]:
+    return [each["seconds"] / each["steps"] for each in results if each["steps"] and each["seconds"]]
 
 
 def _bytes(recipe: Recipe) -> int:

@@ -114,6 +114,40 @@ function emphasised(sentence) {
   return sentence.split(/((?:at least )?\d[\d.,]*×)/).map((part, place) => (place % 2 ? h("b", {}, part) : part));
 }
 
+// Make an element what another one is, and touch only what differs: focus, open menus, scrolling and transitions stay.
+// Gives the one that stands for it now. Listeners must depend on nothing but the element's `data-key`.
+function become(old, next) {
+  if (old.nodeName !== next.nodeName) return next;
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== next.data) old.data = next.data;
+    return old;
+  }
+  for (const { name } of [...old.attributes]) if (!next.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of next.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  contain(old, ...next.childNodes);
+  return old;
+}
+
+// The same for all children of an element: those with a `data-key` are found by it, the others by their place.
+function contain(host, ...children) {
+  const keyOf = (node) => node.dataset?.key;
+  const known = new Map([...host.children].filter(keyOf).map((node) => [keyOf(node), node]));
+  const others = [...host.childNodes].filter((node) => !keyOf(node));
+  const found = children.map((node) => {
+    const old = keyOf(node) ? known.get(keyOf(node)) : others.shift();
+    return old ? become(old, node) : node;
+  });
+  arrange(host, found);
+}
+
+// The children of an element, in this order; those that are there already are not moved without need.
+function arrange(host, wanted) {
+  for (const child of [...host.childNodes]) if (!wanted.includes(child)) child.remove();
+  wanted.forEach((node, place) => {
+    if (host.childNodes[place] !== node) host.insertBefore(node, host.childNodes[place] ?? null);
+  });
+}
+
 const MINUS = "\u2212";
 const fixed = (value, digits) =>
   value

@@ -1,34 +1,55 @@
 // The figures of a subject: which data a panel draws, and what is said about a mark.
 
+// `section.renew` shows the same figure of newer data, with what the reader has chosen.
 function figureSection(subject, figure) {
-  const grid = h("div", { className: "panels" });
-  const show = (choice) => {
-    forget(grid);
-    grid.classList.toggle("small", Boolean(choice.small));
-    grid.replaceChildren(...choice.panels.map((panel) => drawnPanel(subject, panel)));
-    hideUnticked(grid);
-  };
-  show(figure.choices[0]);
-  const head = h(
-    "div",
-    { className: "head" },
-    h("h2", { id: `${figure.id}-title` }, figure.title),
-    chooser(figure, show),
-  );
+  const title = h("h2", { id: `${figure.id}-title` });
+  const select = h("select", { onchange: () => show() });
+  const text = quiet();
   const scale = figure.id === "layers" ? h("p", { className: "scale quiet" }, "0%", h("i"), "100% kept") : null;
-  const numbers = figure.id === "differences" ? differenceTables(subject, figure) : null;
-  return h(
+  const grid = h("div", { className: "panels" });
+  const numbers = figure.id === "differences" ? h("div") : null;
+
+  function show() {
+    const choice = figure.choices.find(({ label }) => label === select.value) ?? figure.choices[0];
+    grid.classList.toggle("small", Boolean(choice.small));
+    const elements = choice.panels.map((panel, place) => {
+      const known = grid.children[place];
+      if (known?.panel.kind !== panel.kind) return panelElement(givenFor(subject, panel));
+      known.panel.renew(givenFor(subject, panel));
+      return known;
+    });
+    forget(grid, elements);
+    arrange(grid, elements);
+    hideUnticked(grid);
+  }
+
+  function fill() {
+    const chosen = select.value;
+    title.textContent = figure.title;
+    text.textContent = figure.text;
+    become(select, chooser(figure));
+    select.value = figure.choices.some(({ label }) => label === chosen) ? chosen : figure.choices[0].label;
+    if (numbers) contain(numbers, differenceTables(subject, figure));
+    show();
+  }
+
+  fill();
+  const section = h(
     "section",
-    { className: "figure", id: figure.id, "aria-labelledby": `${figure.id}-title` },
-    ...[head, quiet(figure.text), scale, grid, numbers].filter(Boolean),
+    { className: "figure", id: figure.id, "aria-labelledby": title.id },
+    h("div", { className: "head" }, title, select),
+    ...[text, scale, grid, numbers].filter(Boolean),
   );
+  section.renew = (...newer) => {
+    [subject, figure] = newer;
+    fill();
+  };
+  return section;
 }
 
-function chooser(figure, show) {
-  if (figure.choices.length < 2) return null;
-  const options = figure.choices.map(({ label }, number) => h("option", { value: number }, label));
-  const act = (event) => show(figure.choices[event.target.value]);
-  return h("select", { ariaLabel: `${figure.title}: which runs`, onchange: act }, options);
+function chooser({ title, choices }) {
+  const options = choices.map(({ label }) => h("option", { value: label }, label));
+  return h("select", { ariaLabel: `${title}: which runs`, hidden: choices.length < 2 }, options);
 }
 
 // A panel of a single technique goes with it.
@@ -36,12 +57,12 @@ function hideUnticked(grid) {
   for (const { panel } of grid.children) panel.element.hidden = state.hidden.has(panel.technique);
 }
 
-function drawnPanel(subject, panel) {
-  if (panel.runs) return curvePanel(subject, panel);
+function givenFor(subject, panel) {
+  if (panel.runs) return givenForCurves(subject, panel);
   const valuesOf = { layers: () => layerValues(panel), difference: () => differenceValues(subject, panel) };
   const values = valuesOf[panel.kind] ?? (() => settingValues(subject, panel));
   const open = (datum) => openRun(subject, middleRun(subject, subject.settings[datum.number]));
-  return panelElement(panel, values, (datum) => tell(subject, datum), open);
+  return { panel, values, tell: (datum) => tell(subject, datum), open };
 }
 
 function settingValues(subject, panel) {
@@ -85,17 +106,12 @@ function layerValues({ ratios, layers, kept, settings, technique }) {
   return values.filter((datum) => datum.kept !== null);
 }
 
-function curvePanel(subject, panel) {
+function givenForCurves(subject, panel) {
   const values = curveValues(subject, panel);
   const rates = [...new Set(values.map(({ value }) => value))].filter((rate) => rate > 0).sort((a, b) => a - b);
   const params = { places: rates.length > 5 ? [rates[0], rates.at(-1)] : rates };
   const open = (datum) => openRun(subject, subject.runs[datum.number]);
-  return panelElement(
-    { ...panel, params },
-    () => values,
-    (datum) => tell(subject, datum),
-    open,
-  );
+  return { panel: { ...panel, params }, values: () => values, tell: (datum) => tell(subject, datum), open };
 }
 
 function curveValues(subject, { kind, runs }) {
@@ -167,10 +183,21 @@ function differenceTables(subject, { choices }) {
 function showFigures() {
   const host = document.getElementById("figures");
   forget(host);
+  host.replaceChildren();
+  renewFigures();
+}
+
+function renewFigures() {
+  const host = document.getElementById("figures");
   const subject = current();
   const nothing = h("p", { className: "empty" }, "Nothing to draw yet: no pruned network of this recipe has finished.");
-  const sections = subject.figures.map((figure) => figureSection(subject, figure));
-  host.replaceChildren(...(sections.length ? sections : [nothing]));
+  const between = [...host.children].filter((child) => ["reach", "conformance"].includes(child.id));
+  const sections = subject.figures.flatMap((figure) => {
+    const known = host.querySelector(`:scope > #${figure.id}`);
+    known?.renew(subject, figure);
+    return [known ?? figureSection(subject, figure), ...(figure.id === "accuracy" ? between : [])];
+  });
+  arrange(host, sections.length ? sections : [nothing]);
 }
 
 // What is not near yet is drawn while the reader pauses, so that printing finds all of it.

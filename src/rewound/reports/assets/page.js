@@ -3,7 +3,7 @@
 const byId = (id) => document.getElementById(id);
 const darkOutside = matchMedia("(prefers-color-scheme: dark)");
 
-function buildHeader() {
+function showExtent() {
   const pruned = story.subjects.reduce(
     (sum, { runs }) => sum + runs.setting.filter((setting) => setting >= 0).length,
     0,
@@ -13,7 +13,12 @@ function buildHeader() {
     [pruned, "pruned network"],
     [techniques.size, "technique"],
   ];
+  byId("extent").hidden = !story.subjects.length;
   byId("extent").textContent = extent.map(([n, noun]) => `${whole(n)} ${noun}${n === 1 ? "" : "s"}`).join(" · ");
+}
+
+function buildHeader() {
+  showExtent();
   byId("theme").addEventListener("click", () => change({ theme: isDark() ? "light" : "dark" }));
   watchers.unshift({ names: ["theme"], act: applyTheme }); // before charts look up their colours
   darkOutside.addEventListener("change", applyTheme);
@@ -28,15 +33,16 @@ function applyTheme() {
   byId("theme").ariaLabel = `Switch to ${isDark() ? "light" : "dark"} colours`;
 }
 
-function buildFindings() {
+function findings() {
   const sentence = ({ sentence }) => h("p", { className: "sentence" }, emphasised(sentence));
   const option = (subject, number) => {
+    const title = titleOf(subject);
     const radio = h("input", { type: "radio", name: "subject", checked: number === state.subject });
-    radio.addEventListener("change", () => change({ subject: number }));
+    radio.addEventListener("change", () => change({ subject: placeOf(title) }));
     const pruning = subject.pruning ? h("small", {}, subject.pruning) : null;
     return h(
       "label",
-      { className: "subject" },
+      { className: "subject", "data-key": title },
       radio,
       h("span", { className: "name" }, subject.recipe, pruning),
       sentence(subject),
@@ -44,10 +50,10 @@ function buildFindings() {
   };
   const many = () =>
     h("fieldset", { className: "subjects" }, h("legend", {}, "Experiments"), story.subjects.map(option));
-  byId("findings").replaceChildren(
+  return [
     story.subjects.length === 1 ? sentence(story.subjects[0]) : many(),
     ...(story.notes.length ? [weaknesses()] : []),
-  );
+  ];
 }
 
 function weaknesses() {
@@ -55,9 +61,8 @@ function weaknesses() {
   return h("div", { className: "warning" }, "Read with care", h("ul", { className: "bare" }, lines));
 }
 
-function buildBar() {
-  byId("bar").hidden = !techniques.size;
-  const chips = [...techniques.values()].map((technique) => {
+function chips() {
+  const ticks = [...techniques.values()].map((technique) => {
     const tick = h("input", { type: "checkbox", checked: !state.hidden.has(technique.name), value: technique.name });
     tick.addEventListener("change", () => {
       const hidden = new Set(state.hidden);
@@ -65,14 +70,14 @@ function buildBar() {
       else hidden.add(technique.name);
       change({ hidden });
     });
-    return h("label", { className: "chip" }, tick, swatch(technique), technique.label);
+    return h("label", { className: "chip", "data-key": technique.name }, tick, swatch(technique), technique.label);
   });
   const table = hollow({ outline: "M0,-1A1,1,0,1,1,0,1A1,1,0,1,1,0,-1Z", colour: "currentColor", edge: "white" });
   const options = [
     ...(isCompared ? [option("compared", table, "Compared table")] : []),
     option("spread", whisker(), "Min to max of trials"),
   ];
-  byId("bar").replaceChildren(...chips, h("span", { className: "options" }, options));
+  return [...ticks, h("span", { className: "options" }, options)];
 }
 
 function option(name, sign, text) {
@@ -82,9 +87,9 @@ function option(name, sign, text) {
 }
 
 function showReach() {
-  byId("reach")?.remove();
   const subject = current();
-  if (!subject.reach.length) return;
+  const before = byId("reach");
+  if (!subject.reach.length) return before?.remove();
   const what =
     "The largest compression, its epochs of search, and its range with all deltas one standard error lower or higher.";
   const section = h(
@@ -94,9 +99,10 @@ function showReach() {
     quiet(`${what} ${subject.tolerance}`),
     h("div", { className: "scroll" }, reachTable(subject)),
   );
-  const first = byId("accuracy");
-  if (first) first.after(section);
-  else byId("figures").before(section);
+  if (before) become(before, section);
+  const [shown, first] = [before ?? section, byId("accuracy")];
+  if (!first && !before) byId("figures").before(shown);
+  if (first && first.nextElementSibling !== shown) first.after(shown);
   tickReach();
 }
 
@@ -128,17 +134,34 @@ function tickReach() {
 }
 
 function showEmpty() {
-  const how = story.commands.run ? copyable(story.commands.run) : quiet("Report on a table that has rows.");
+  const run = () => (story.commands.run ? copyable(story.commands.run) : quiet("Report on a table that has rows."));
+  const how = story.instance ? h("p", {}, "They appear here as they arrive.") : run(); // a live page has the command
   byId("findings").replaceChildren(h("div", { className: "empty" }, h("h2", {}, "No results yet"), how));
+}
+
+// The parts that have nothing of their own to keep.
+function showTexts() {
+  showExtent();
+  contain(byId("findings"), ...findings());
+  contain(byId("bar"), ...chips());
+  byId("bar").hidden = !techniques.size;
+  showProvenance();
+}
+
+function showProvenance() {
+  contain(byId("provenance"), h("h2", {}, "Provenance"), definitions(story.provenance));
 }
 
 async function build() {
   recall();
   buildHeader();
-  byId("provenance").replaceChildren(h("h2", {}, "Provenance"), definitions(story.provenance));
-  if (!story.subjects.length) return showEmpty();
-  buildFindings();
-  buildBar();
+  if (story.subjects.length) return buildAll();
+  showProvenance();
+  showEmpty();
+}
+
+async function buildAll() {
+  showTexts();
   buildTable();
   showFigures();
   showReach();

@@ -44,28 +44,41 @@ function chartLook() {
   };
 }
 
-// `values()` are the data of a panel, `tell(datum)` the lines about a mark, `open(datum)` what a click leads to.
-function panelElement(panel, values, tell, open) {
-  const chart = h("div", { className: "chart" });
+// Of what is given, `panel` is the chart, `values()` are its data, `tell(datum)` the lines about a mark, and
+// `open(datum)` what a click leads to.
+function panelElement(given) {
+  let { panel, values, tell, open } = given;
+  let chart = h("div", { className: "chart" });
   const ring = h("i", { className: "ring", hidden: true });
-  const element = h(
-    "figure",
-    {
-      className: "panel",
-      tabIndex: 0,
-      ariaLabel: `${panel.title}. Arrow keys walk through the marks, Enter opens one.`,
-    },
-    h("figcaption", {}, panel.title, (panel.over ?? []).map(techniqueName)),
-    h("div", { className: "stage" }, chart, ring),
-    panel.note ? quiet(panel.note) : null,
-  );
+  const stage = h("div", { className: "stage" }, chart, ring);
+  const caption = h("figcaption");
+  const note = quiet();
+  const element = h("figure", { className: "panel", tabIndex: 0 }, caption, stage, note);
   let view = null;
+  let shown = ""; // the data of the chart that is there
   let drawn = null;
   let active = -1;
   const marks = () => [...chart.querySelectorAll(".points_marks path, .outlines_marks path")];
   const datumOf = (mark) => mark.__data__.datum;
 
+  function label() {
+    element.ariaLabel = `${panel.title}. Arrow keys walk through the marks, Enter opens one.`;
+    contain(caption, new Text(panel.title), ...(panel.over ?? []).map(techniqueName));
+    note.textContent = panel.note ?? "";
+    note.hidden = !panel.note;
+  }
+
+  const dataOf = () => JSON.stringify([panel.kind, panel.params ?? null, values()]);
+
+  // A chart that takes the place of another is drawn behind it first, so that nothing flickers.
   async function embed() {
+    shown = dataOf();
+    const next = h("div", { className: view ? "chart next" : "chart" });
+    if (view) stage.append(next);
+    else {
+      chart.replaceWith(next);
+      chart = next;
+    }
     const spec = structuredClone(story.charts[panel.kind]);
     const colours = Object.fromEntries(COLOURS.map((name) => [name, colour(name)]));
     const { spread, compared } = state;
@@ -80,9 +93,15 @@ function panelElement(panel, values, tell, open) {
     spec.datasets = { compared: theirs };
     spec.height = panel.height ?? HEIGHTS[panel.kind] ?? LAYER_HEIGHT * panel.layers.length;
     const options = { ast: true, renderer: "svg", actions: false, tooltip: false, config: chartLook() };
-    view?.finalize();
-    view = (await vegaEmbed(chart, spec, options)).view;
+    const fresh = (await vegaEmbed(next, spec, options)).view;
+    if (view) {
+      view.finalize();
+      chart.replaceWith(next);
+      next.classList.remove("next");
+    }
+    [view, chart] = [fresh, next];
     element.dataset.drawn = "yes";
+    follow();
   }
 
   async function signal(name, value) {
@@ -150,9 +169,9 @@ function panelElement(panel, values, tell, open) {
     keys[event.key]();
   });
   element.addEventListener("blur", () => point(-1));
-  chart.addEventListener("pointermove", (event) => event.pointerType !== "touch" && point(nearest(event)));
-  chart.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && point(-1));
-  chart.addEventListener("click", (event) => {
+  stage.addEventListener("pointermove", (event) => event.pointerType !== "touch" && point(nearest(event)));
+  stage.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && point(-1));
+  stage.addEventListener("click", (event) => {
     const number = nearest(event);
     const again = event.pointerType !== "touch" || number === active; // a finger looks first, then opens
     if (number >= 0 && again) open(datumOf(marks()[number]));
@@ -164,10 +183,21 @@ function panelElement(panel, values, tell, open) {
     element,
     signal,
     follow,
-    technique: panel.technique,
+    get technique() {
+      return panel.technique;
+    },
+    get kind() {
+      return panel.kind;
+    },
     draw: () => (drawn ??= queued()),
     redraw: () => drawn && (drawn = queued()),
+    renew(newer) {
+      ({ panel, values, tell, open } = newer);
+      label();
+      if (drawn && dataOf() !== shown) drawn = queued();
+    },
   };
+  label();
   panels.add(element.panel);
   near.observe(element);
   return element;
@@ -175,12 +205,13 @@ function panelElement(panel, values, tell, open) {
 
 const middle = (box) => ({ x: box.x + box.width / 2, y: box.y + box.height / 2 });
 
-function forget(host) {
+function forget(host, kept = []) {
   for (const element of host.querySelectorAll(".panel")) {
+    if (kept.includes(element)) continue;
     near.unobserve(element);
     panels.delete(element.panel);
   }
-  hideTip();
+  if (!kept.length) hideTip();
 }
 
 function showTip([first, ...rest], box, sign) {

@@ -118,7 +118,8 @@ function curves(subject, run) {
     ];
   }
   if (!known?.curve[0].length) return [];
-  const panel = (kind, title) => curvePanel(subject, { kind, title, runs: [run.number], height: 130 });
+  const panel = (kind, title) =>
+    panelElement(givenForCurves(subject, { kind, title, runs: [run.number], height: 130 }));
   const both = [panel("rate", "Learning rate"), panel("loss", "Training loss")];
   return [h("h3", {}, "Training curve"), h("div", { className: "panels small" }, both)];
 }

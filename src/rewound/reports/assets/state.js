@@ -24,13 +24,13 @@ function remember() {
 
 function recall() {
   const said = new URLSearchParams(location.hash.slice(1));
-  const wanted = story.subjects.findIndex((subject) => titleOf(subject) === said.get("subject"));
-  state.subject = Math.max(0, wanted);
+  state.subject = placeOf(said.get("subject"));
   state.hidden = new Set((said.get("hide") ?? "").split(" ").filter((name) => techniques.has(name)));
   for (const name of ["spread", "compared"]) state[name] = said.get(name) !== "no";
   for (const name of ["theme", "filter", "sort", "run"]) state[name] = said.get(name) ?? "";
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
 }
 
+const placeOf = (title) => Math.max(0, story.subjects.findIndex((subject) => titleOf(subject) === title));
 const current = () => unfolded(story.subjects[state.subject]);
 const shownTechniques = () => story.techniques.map(({ name }) => name).filter((name) => !state.hidden.has(name));

@@ -1,9 +1,15 @@
 // The tables as the report wrote them (page.py): from columns to objects, and the words for them.
 
 const story = JSON.parse(document.getElementById("story").textContent);
-const techniques = new Map(story.techniques.map((technique, place) => [technique.name, { ...technique, place }]));
+const techniques = new Map();
+nameTechniques();
 const isCompared = story.subjects.some(({ settings }) => settings.theirs); // before a subject is unfolded
 const MODES = ["one-shot", "iterative"];
+
+function nameTechniques() {
+  techniques.clear();
+  story.techniques.forEach((technique, place) => techniques.set(technique.name, { ...technique, place }));
+}
 
 function objects(columns) {
   const length = columns.trial?.length ?? columns.t.length;

@@ -86,6 +86,7 @@ function chosenRuns(subject) {
   return runs.sort((a, b) => compare(valueOf(a), valueOf(b)));
 }
 
+const labelsOf = ({ key, technique, mode, ratio, t, trial }) => [key, technique, mode, ratio, t, trial].join(" ");
 const table = { runs: [], active: -1 };
 
 function buildTable() {
@@ -138,10 +139,18 @@ function sortBy({ name }) {
 }
 
 function fillTable() {
+  table.active = -1;
+  table.window.scrollTop = 0;
+  renewTable();
+}
+
+// The same table with newer runs: the reader's place and choice stay.
+function renewTable() {
   const subject = current();
+  const chosen = table.runs[table.active];
   document.getElementById("runs").hidden = !subject.runs.length;
   table.runs = chosenRuns(subject);
-  table.active = -1;
+  table.active = chosen ? table.runs.findIndex((run) => labelsOf(run) === labelsOf(chosen)) : -1;
   const all = count(subject.runs.length, "run");
   table.counted.textContent = table.runs.length < subject.runs.length ? `${whole(table.runs.length)} of ${all}` : all;
   const [name, direction] = state.sort.split(" ");
@@ -149,7 +158,6 @@ function fillTable() {
     const order = { up: "ascending", down: "descending" }[direction];
     head.ariaSort = COLUMNS[place].name === name ? order : "none";
   });
-  table.window.scrollTop = 0;
   showRows();
 }
 

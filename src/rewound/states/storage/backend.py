@@ -102,6 +102,38 @@ class ReadOnly(InputError):
     """The place can only be read."""
 
 
+class OnlyRead(Backend):
+    """Another backend of which nothing is changed, not even by opening a store in it: every write is refused."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    def read(self, path: str, most: int) -> bytes | None:
+        return self._backend.read(path, most)
+
+    def fetch(self, path: str) -> Path | None:
+        return self._backend.fetch(path)
+
+    def list(self, prefix: str) -> dict[str, Listed]:
+        return self._backend.list(prefix)
+
+    def write(self, path: str, source: Source, *, durable: bool = True) -> None:
+        raise self._refusal(path)
+
+    def create(self, path: str, content: bytes, *, durable: bool = True) -> bool:
+        raise self._refusal(path)
+
+    def remove(self, path: str) -> None:
+        raise self._refusal(path)
+
+    def _refusal(self, path: str) -> ReadOnly:
+        return ReadOnly(f"cannot change {path} in store {self.name}: it was opened to be read")
+
+
 class Gone(Exception):
     """A file was removed by another process while it was copied."""
 
