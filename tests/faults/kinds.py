@@ -3,21 +3,25 @@
 `much` is 1 in a long campaign, and less in a short one. What a kind needs and is not here raises `Missing`.
 """
 
+import getpass
 import json
 import os
 import random
+import shlex
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from nursery import Child
 from rounds import STALE, Ground, Round, until
-from surroundings import Proxy, Server, clock, container, disk, environment_of, moto, seaweedfs
+from surroundings import Missing, Proxy, Server, clock, container, disk, environment_of, moto, seaweedfs, slurm
 from watched_process import Strike
 
 Kind: TypeAlias = Callable[[Ground, random.Random, float], Iterator[Round]]
@@ -77,7 +81,7 @@ def _calls_of_small_sweep(on: Ground, draw: random.Random) -> int:
 
 def freeze(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """SIGSTOP at random moments, for longer than the lease; the others, elsewhere, take over."""
-    for _ in range(max(1, round(12 * much))):
+    for _ in range(max(1, round(8 * much))):
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}") for number in range(3)]
         for _ in range(4):
@@ -91,7 +95,7 @@ def freeze(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 
 def terminate(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """SIGTERM at random moments, as the engines of clusters send it: workers keep drafts and end."""
-    for _ in range(max(1, round(10 * much))):
+    for _ in range(max(1, round(6 * much))):
         this = Round(on, draw)
         worker = this.start()
         for _ in range(8):
@@ -136,7 +140,7 @@ def _damage(path: Path, draw: random.Random) -> str:
 
 def late_listings(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """Workers that see for a second what was in the store before, as clients of NFS do; one is killed now and then."""
-    for _ in range(max(1, round(8 * much))):
+    for _ in range(max(1, round(6 * much))):
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}", listings=0.7) for number in range(3)]
         this.done["workers with late listings"] += 3
@@ -163,24 +167,38 @@ def two_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]
 
 
 def drivers(
-    on: Ground, draw: random.Random, much: float, *, engine: str, kills: int, **options: object
+    on: Ground,
+    draw: random.Random,
+    much: float,
+    *,
+    engine: str = "local",
+    kills: int = 10,
+    environment: dict[str, str] | None = None,
+    commands: Sequence[tuple[str, list[str]]] = (),
+    **options: object,
 ) -> Iterator[Round]:
-    """SIGKILL of a driver, of a worker that its engine has started, or of the engine itself; then the driver again."""
+    """SIGKILL of a driver, of a worker that its engine has started, or of the engine itself; then the driver again.
+
+    `commands` are other things to do to the engine, by their names.
+    """
     for _ in range(max(1, round(kills * much / 5))):
-        this = Round(on, draw)
+        this = Round(on, draw, environment=environment)
         driver = this.drive(on=engine, **options)
         try:
             for _ in range(max(1, min(5, round(kills * much)))):
-                until(partial(_is_at_work, this, driver))
+                until(partial(_is_at_work, this, driver), 300)
                 time.sleep(draw.expovariate(1 / 0.3))
                 living = this.processes(driver.pid)
-                if targets := [(what, pid) for what in _TARGETS for pid in living.get(what, ())]:
-                    what, pid = draw.choice(targets)
+                targets = [(what, pid) for what in ("driver", "worker", "raylet", "head") for pid in living[what]]
+                name, target = draw.choice([*targets, *commands])
+                if isinstance(target, int):
                     with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                        this.done[f"SIGKILL of {'the' if what in ('driver', 'head') else 'a'} {what}"] += 1
-                    if what == "driver":
-                        driver.wait()
+                        os.kill(target, signal.SIGKILL)
+                else:
+                    subprocess.run(target, env={**os.environ, **this.environment}, check=True, capture_output=True)
+                this.done[f"SIGKILL of a {name}" if isinstance(target, int) else name] += 1
+                if name == "driver":
+                    driver.wait()
                 if driver.poll() is not None:
                     driver = this.drive(on=engine, **options)
         finally:
@@ -192,17 +210,37 @@ def drivers(
         yield this
 
 
-_TARGETS: Final = ("driver", "worker", "raylet", "head")
-
-
 def _is_at_work(this: Round, driver: subprocess.Popen[bytes]) -> bool:
     """Whether the driver has workers, or has ended."""
     return bool(this.processes(driver.pid)["worker"]) or driver.poll() is not None
 
 
+def ray_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
+    """The same with workers on Ray, whose head and raylet are killed, too."""
+    if find_spec("ray") is None:
+        raise Missing("Ray is not installed")
+    yield from drivers(on, draw, much, engine="ray")
+
+
+def slurm_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
+    """The same with workers as jobs of Slurm; jobs are cancelled, too, and the machine is taken out of service."""
+    with slurm(on.folder / f"slurm-{on.count}") as environment:
+        host = f"NodeName={socket.gethostname().split('.')[0]}"
+        out = shlex.join(["scontrol", "update", host, "State=DOWN", "Reason=faults"])
+        back = shlex.join(["scontrol", "update", host, "State=RESUME"])
+        commands = [
+            ("all jobs cancelled", ["scancel", "--user", getpass.getuser()]),
+            (
+                "machine out of service for 2 s",
+                ["sh", "-c", f"{out}; sleep 2; {back} || true"],
+            ),  # or it is back
+        ]
+        yield from drivers(on, draw, much, engine="slurm", environment=environment, commands=commands)
+
+
 def full_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """A disk that is full at one moment after the other; each time it grows a little, and the same command goes on."""
-    for _ in range(max(1, round(6 * much))):
+    for _ in range(max(1, round(4 * much))):
         with disk(on.folder / f"disk-{on.count}", kilobytes := draw.randrange(40, 80)) as small:
             this = Round(on, draw, store=str(small.folder / "store"))
             while (ended := [worker.wait() for worker in (this.start(), this.start())]) != [0, 0]:
@@ -215,7 +253,7 @@ def full_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 
 def read_only_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """A disk that can only be read from a random moment on, and then be written again."""
-    for _ in range(max(1, round(6 * much))):
+    for _ in range(max(1, round(4 * much))):
         with disk(on.folder / f"disk-{on.count}", 64_000) as mounted:
             this = Round(on, draw, store=str(mounted.folder / "store"))
             for _ in range(3):
@@ -235,7 +273,7 @@ def set_clock(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     nurseries = [on.nursery(), on.nursery(wrong.environment)]
     for nursery in nurseries:
         nursery.wait_until_ready()
-    for _ in range(max(1, round(10 * much))):
+    for _ in range(max(1, round(6 * much))):
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}", nursery=nurseries[number]) for number in range(2)]
         for number in range(12):
@@ -256,7 +294,7 @@ def containers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     nurseries = [on.nursery({"CONTAINER": str(number)}, container("pod")) for number in range(2)]
     for nursery in nurseries:
         nursery.wait_until_ready()
-    for _ in range(max(1, round(6 * much))):
+    for _ in range(max(1, round(4 * much))):
         this = Round(on, draw)
         workers = [this.start(nursery=nursery) for nursery in nurseries]
         for _ in range(6):
@@ -273,7 +311,7 @@ def containers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 def frozen_server(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """An object server that does not answer for a while (30 s in a long campaign), and goes on."""
     with moto(on.folder / f"moto-{on.count}") as server:
-        for number in range(max(1, round(3 * much))):
+        for number in range(max(1, round(2 * much))):
             this = _in_bucket(on, draw, server, server.endpoint)
             workers = [this.start(f"machine-{number}") for number in range(2)]
             time.sleep(draw.uniform(0.3, 1.5))
@@ -289,7 +327,7 @@ def frozen_server(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
 def killed_server(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """An object server that is killed at random moments, and started again."""
     with seaweedfs(on.folder / f"weed-{on.count}") as server:
-        for _ in range(max(1, round(4 * much))):
+        for _ in range(max(1, round(2 * much))):
             this = _in_bucket(on, draw, server, server.endpoint)
             workers = [this.start(f"machine-{number}") for number in range(2)]
             for _ in range(3):
@@ -307,7 +345,7 @@ def lost_answers(on: Ground, draw: random.Random, much: float) -> Iterator[Round
     """One answer of twenty of an object server is lost after the request has reached it; workers are killed."""
     with moto(on.folder / f"moto-{on.count}") as server:
         proxy = Proxy(server.port, draw)
-        for _ in range(max(1, round(6 * much))):
+        for _ in range(max(1, round(4 * much))):
             this = _in_bucket(on, draw, server, proxy.endpoint)
             proxy.share, proxy.lost = 0.05, 0
             workers = [this.start(f"machine-{number}") for number in range(2)]
@@ -339,7 +377,9 @@ KINDS: Final[dict[str, Kind]] = {
     "clock": set_clock,
     "damage": damage,
     "two-drivers": two_drivers,
-    "drivers": partial(drivers, engine="local", kills=20, jobs=2),
+    "drivers": partial(drivers, jobs=2),
+    "drivers-on-ray": ray_drivers,
+    "drivers-on-slurm": slurm_drivers,
     "containers": containers,
     "late-listings": late_listings,
     "frozen-server": frozen_server,

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from object_server import ENVIRONMENT
+from slurm_cluster import DAEMONS, running_slurm
 
 _LIBFAKETIME = "faketime/libfaketimeMT.so.1"
 
@@ -194,6 +195,19 @@ def _free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+# Clusters
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[dict[str, str]]:
+    """The variables with which Slurm's commands find a cluster of one machine."""
+    if missing := [daemon for daemon in DAEMONS if not shutil.which(daemon, path=f"{os.environ['PATH']}:/usr/sbin")]:
+        raise Missing(f"Slurm is not installed (apt-get install slurm-wlm munge): no {', '.join(missing)}")
+    folder.mkdir()
+    with running_slurm(folder) as environment:
+        yield environment
 
 
 # Connections

@@ -14,7 +14,8 @@ from rounds import Ground, ground
 from stored import RESULT as RESULT_OF_A_NODE
 from surroundings import Missing
 
-LONG = {"killed-server", "containers"}  # what they need takes long to start; `test_owners` has the second's reason
+LONG = {"killed-server", "containers", "drivers", "drivers-on-ray", "drivers-on-slurm"}
+"""What takes long to start; `test_kill`, `test_owners` and those of the engines have short tests of the same."""
 
 
 @pytest.fixture(scope="module")

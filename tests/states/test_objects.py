@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,18 @@ def test_a_damaged_copy_is_not_the_stores_damage(server: ObjectServer, url: str,
         f"damaged: {KEY}.safetensors is not what was written; "
         f"set aside as {url}/damaged/{KEY}.safetensors, to be recomputed"
     ]
+
+
+def test_a_clock_that_is_wrong_is_not_a_matter_of_credentials(server: ObjectServer, url: str) -> None:
+    """Requests are signed with the time, and refused by a server that has another."""
+    backend = Bucket(url)
+    server.is_late = True
+    for attempt in (partial(backend.write, "states/x", b"x"), partial(backend.create, "states/x", b"x")):
+        with pytest.raises(InputError, match="this machine's clock is too far from the server's; set it") as caught:
+            attempt()
+        assert not isinstance(caught.value, ReadOnly)
+    with pytest.raises(InputError, match="this machine's clock"):
+        backend.read("states/x", 10)
 
 
 def test_the_cache_is_bounded(server: ObjectServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,8 @@ class ObjectServer:
         """Methods that nobody may use."""
         self.region: str | None = None
         """Where all buckets are; None: where they are looked for."""
+        self.is_late = False
+        """Whether its clock is hours away from everybody's."""
 
     def downloads(self) -> int:
         """How many states were read."""
@@ -73,6 +75,8 @@ class ObjectServer:
 
         if method in self.denied:
             return refused("403 Forbidden", "AccessDenied", "Access Denied")
+        if self.is_late:
+            return refused("403 Forbidden", "RequestTimeTooSkewed", "The difference is too large.")
         if self.region and self.region not in self.last_authorization:
             wrong = f"The authorization header is malformed; the region is wrong; expecting '{self.region}'"
             return refused("400 Bad Request", "AuthorizationHeaderMalformed", wrong)

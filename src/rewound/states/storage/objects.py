@@ -205,6 +205,8 @@ class Bucket(Backend):
             expected = re.search(r"(?:expecting '|<Region>)([a-z0-9-]+)", text)
             name = f" ({expected[1]})" if expected else ""
             reason = f"the bucket is in another region; set AWS_REGION to the bucket's{name}"
+        elif "RequestTimeTooSkewed" in text:
+            reason = "this machine's clock is too far from the server's; set it, and run the same command again"
         elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
             reason = f"the credentials may not {'write' if writes else 'read'} there{code}; give some that may"
             if writes:
