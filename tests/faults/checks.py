@@ -152,7 +152,8 @@ def left_behind(_: list[dict[str, Any]], evidence: Evidence) -> Iterator[str]:
     store = evidence.store
     for damage in damages(store):
         yield f"{damage.path} {damage.reason}"
-    time.sleep(claims.STALE + 0.1)  # what was written just now may be somebody's whom gc cannot see
+    if "://" not in store.name and any(store.root.rglob(".*")):
+        time.sleep(claims.STALE + 0.1)  # what was written just now may be somebody's whom gc cannot see
     found = leftovers([plan(sweep.targets) for sweep in evidence.sweeps], store, lambda line: None)
     remove(found, store, even_if_for_good=True)
     always = (store.backend.list(f"{folder}/") for folder in ("results", "sweeps", "damaged"))
