@@ -56,6 +56,7 @@ def test_the_script_can_be_read_by_a_person_and_by_bash(tmp_path: Path) -> None:
     assert "#SBATCH --array=1-8\n" in text
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert "-m rewound work '/a folder/tiny-01234567.json' --store '/a store' --device cpu --plan 0.1.0-0123" in text
+    assert "scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" in text, "the last job has the array's number"
     assert "gpu" not in text
 
 
@@ -95,8 +96,9 @@ def test_times() -> None:
 def test_where_there_is_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
+    Path("tiny.toml").write_text(SWEEP)
     with pytest.raises(InputError, match="there is no sbatch on this machine; run this where jobs are submitted"):
-        rewound.run("digits", store=tmp_path / "store", on="slurm", say=lambda _: None)
+        rewound.run("tiny.toml", on="slurm", say=lambda _: None)
     assert not Path("rewound-slurm").exists()
 
 
@@ -226,7 +228,9 @@ def test_a_time_limit(folder: Path) -> None:
     Path("pause").write_text("0.8")
     results = rewound.run("tiny.toml", on=Slurm(workers=2, time=1), say=lambda _: None)
     assert timeless(results.tables) == expected
-    assert any("exit code 75" in log.read_text() for log in Path("rewound-slurm/tiny").glob("*.log"))
+    logs = [log.read_text() for log in Path("rewound-slurm/tiny").glob("*.log")]
+    assert any("exit code 75" in log for log in logs)
+    assert not any("pending" in log for log in logs), "a worker has put another into the queue"
 
 
 @long

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def running_slurm(folder: Path) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's commands find the cluster; the test is skipped where there can be none."""
     if missing := [daemon for daemon in DAEMONS if _program(daemon) is None]:
         pytest.skip(f"no {', '.join(missing)} on this machine: install Slurm (apt-get install slurm-wlm munge)")
-    ports = _free_ports(2)
+    ports = _free_ports()
     settings = _CONFIGURATION.format(
         host=socket.gethostname().split(".")[0],
         controller_port=ports[0],
@@ -112,17 +112,18 @@ def _program(name: str) -> str | None:
 def _started(daemon: str, words: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     program = _program(daemon)
     assert program is not None
+    command = ["setpriv", "--pdeathsig=TERM", program, *words]  # it ends with the tests, however these end
     with (folder / f"{daemon}.said").open("wb") as said:
         return subprocess.Popen(
-            [program, *words], env={**os.environ, **environment}, stdout=said, stderr=said, start_new_session=True
+            command, env={**os.environ, **environment}, stdout=said, stderr=said, start_new_session=True
         )
 
 
-def _wait_until(condition, started: list[subprocess.Popen[bytes]], folder: Path) -> None:  # type: ignore[no-untyped-def]
+def _wait_until(condition: Callable[[], bool], started: list[subprocess.Popen[bytes]], folder: Path) -> None:
     limit = time.monotonic() + PATIENCE
     while not condition():
         if dead := [process for process in started if process.poll() is not None]:
-            name = Path(dead[0].args[0]).name  # type: ignore[index, arg-type]
+            name = Path(dead[0].args[2]).name  # type: ignore[index, arg-type]
             pytest.skip(f"{name} does not start here: {(folder / f'{name}.said').read_text().strip()[-500:]}")
         if time.monotonic() > limit:
             pytest.skip(f"Slurm has not started for {PATIENCE:g} s: see {folder}")
@@ -135,8 +136,8 @@ def _is_idle(environment: dict[str, str]) -> bool:
     return said.stdout.strip() == "idle"
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports() -> list[int]:
     with socket.socket() as first, socket.socket() as second:
         for one in (first, second):
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in (first, second)][:count]
+        return [one.getsockname()[1] for one in (first, second)]

@@ -158,8 +158,9 @@ while [ $signalled = yes ]; do  # the signal has ended the wait, not the worker
   signalled=no; wait $worker; code=$?
 done
 
+[ $code != 138 ] || echo "error: the time limit came before the worker had begun; give a longer --time"
 [ $code = {stopped} ] || exit $code
-[ $again = no ] || exec scontrol requeue $SLURM_JOB_ID
+[ $again = no ] || exec scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID  # this worker alone
 """
 _CHECK = """
 if ! [ -e {store}/version ]; then
