@@ -152,6 +152,31 @@ def test_ctrl_c_leaves_drafts_and_no_process(folder: Path) -> None:
     assert on_ray.missing == 0
 
 
+@pytest.mark.slow
+def test_work_goes_on_when_a_machine_is_lost(folder: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    (folder / "wait").touch()
+    small = {"include_dashboard": False, "object_store_memory": 100 << 20}
+    machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        _, lost = machines.add_node(num_cpus=1, **small), machines.add_node(num_cpus=1, **small)
+        words = command("run", "mine.toml", "--on", "ray", "--address", machines.address)
+        with (folder / "output").open("w") as to:
+            driver = subprocess.Popen(words, env=environment(), stdout=to, stderr=to)
+        while len(list(folder.glob("rewound-store/claims/*"))) < 2:
+            assert driver.poll() is None, (folder / "output").read_text()
+            time.sleep(0.1)
+        machines.remove_node(lost, allow_graceful=False)
+        (folder / "wait").unlink()
+        assert driver.wait() == 0, (folder / "output").read_text()
+    finally:
+        machines.shutdown()
+    on_ray, here = rewound.results("mine.toml"), rewound.run("mine.toml", store="here", jobs=1, say=[].append)
+    assert timeless(on_ray.tables) == timeless(here.tables)
+    assert on_ray.missing == 0
+
+
 def of_session(leader: int) -> Iterator[str]:
     """The names of the processes that live in a session."""
     for status in Path("/proc").glob("[0-9]*/stat"):
