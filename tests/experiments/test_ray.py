@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import rewound
-from command_line import command, environment
+from command_line import Rewound, command, environment
 from rewound.experiments.executors import executor_named, working
 from rewound.experiments.executors.ray_cluster import Ray, check_answers, connected, slots
 from rewound.experiments.executors.working import as_declared
@@ -42,9 +42,8 @@ class Mine(Tiny):
             Path("kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         for batch in super().batches(seed, position, device):
-            while Path("wait").exists():
-                time.sleep(0.1)
-                yield batch
+            if Path("wait").exists():
+                time.sleep(1)
             yield batch
 """
 SWEEP = """
@@ -226,6 +225,12 @@ def test_a_cluster_has_room_for_its_cpus_or_for_parts_of_its_gpus() -> None:
     assert slots(resources, "cuda", 1) == 8
     assert slots(resources, "cuda", 3) == 24
     assert slots({"CPU": 64.0}, "cuda", 3) == 0
+
+
+def test_jobs_are_for_this_machine(rewound_command: Rewound) -> None:
+    ended = rewound_command("run", "digits", "--on", "ray", "--jobs", "3")
+    assert ended.code == 2
+    assert "jobs is for processes of this machine; on a cluster give workers=3 instead" in " ".join(ended.err.split())
 
 
 def test_options_fill_the_fields() -> None:

@@ -19,6 +19,8 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Executor, executor_named, local, working
+from rewound.experiments.executors.ray_cluster import Ray
+from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import Results, collected, is_measured
@@ -187,6 +189,8 @@ def run(
     notebook or in the script itself runs with `jobs=1` only.
     """
     executor = executor_named(on) if isinstance(on, str) else on
+    if jobs and isinstance(executor, Ray | Slurm):
+        raise InputError(f"jobs is for processes of this machine; on a cluster give workers={jobs} instead")
     root, all_kept = as_place("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
     options = Options(

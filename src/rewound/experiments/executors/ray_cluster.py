@@ -37,12 +37,14 @@ from rewound.states.storage.store import Say, Store
 from rewound.tasks.devices import device_kind
 
 _ANSWER = 10.0  # seconds for an address to answer
+_HEAD = (5.0, 30.0)  # seconds between questions to the head of the cluster, and without an answer: Ray waits for 60
 _GRACE = 60.0  # seconds for a worker to keep its drafts; those before are no older
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to Ray's makers
     "RAY_enable_metrics_collection": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, Ray would copy the current folder, and the store in it
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default in future; Ray warns of it
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "120",  # it ends a process that misses the head for longer than that
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # half a page of text for each worker that dies, across the progress bar
 }
 _TO_CONNECT = {
@@ -133,14 +135,33 @@ class _Tasks:
     def __init__(self, ray: ModuleType, tasks: list[Any], messages: Any, say: Say, end: Stop) -> None:
         self._ray, self._tasks, self._messages, self._end = ray, tasks, messages, end
         self._say, self._warn, self._said = say, first_of_each(say), set[str]()
+        self._head, self._answered = ray.get_runtime_context().gcs_address, time.monotonic()
+        self._asked = self._answered
 
     def living(self) -> int:
         if self._end.is_due():  # for all at once, also for those that were started again in the meantime
             self.stop()
+        self._check_head()
         for ended in self._looked():
             if (error := self._error(ended)) is not None:
                 raise error
         return len(self._tasks)
+
+    def _check_head(self) -> None:
+        """An error when the head has not answered for a while, as long as Ray leaves time for drafts."""
+        often, long = _HEAD
+        if time.monotonic() - self._asked < often:
+            return
+        try:
+            check_answers(self._head)
+            self._answered = time.monotonic()
+        except InputError as error:
+            if time.monotonic() - self._answered > long:
+                raise Failed(
+                    f"the head of the Ray cluster at {self._head} has not answered for {long:.0f} s; nothing finished "
+                    "is lost, and the same command continues once there is a cluster"
+                ) from error
+        self._asked = time.monotonic()
 
     def stop(self) -> None:
         for task in self._tasks:
