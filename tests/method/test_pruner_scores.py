@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound import InputError, Mask, Pruner
-from rewound.method.pruning.scores import evidence
+from rewound.method.pruning.scores import observations
 from rewound.method.structure.tracing import units
 
 IMAGES = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def test_taylor_is_the_product_of_weight_and_gradient() -> None:
 
 def test_taylor_of_units_is_the_mean_of_their_weights() -> None:
     model = convolutions()
-    found = evidence(model, batches(), mean_square)
+    found = observations(model, batches(), mean_square)
     effects = found.effects
     own = torch.cat([effects["0.weight"].flatten(1), effects["3.weight"].transpose(0, 1).flatten(1)], 1).mean(1)
     pruner = Pruner("taylor", pattern="unit", only=("0.*",))
@@ -64,7 +64,7 @@ def test_taylor_of_units_is_the_mean_of_their_weights() -> None:
 
 def test_effects_are_those_of_autograd_on_each_batch() -> None:
     model = convolutions()
-    effects = evidence(model, batches(), mean_square).effects
+    effects = observations(model, batches(), mean_square).effects
     expected = torch.zeros_like(model[0].weight)
     for batch in batches():
         model.zero_grad()
@@ -75,7 +75,7 @@ def test_effects_are_those_of_autograd_on_each_batch() -> None:
 
 def test_activation_is_what_layers_read() -> None:
     model = convolutions()
-    found = evidence(model, batches(), mean_square)
+    found = observations(model, batches(), mean_square)
     read = torch.stack([model[:3](batch[0]) for batch in batches()]).abs().mean((0, 1, 3, 4))
     assert torch.allclose(found.inputs["3.weight", 1], read.double(), rtol=1e-5)
     flat = torch.stack([model[:5](batch[0]) for batch in batches()]).abs().mean((0, 1))
@@ -90,11 +90,11 @@ def test_activation_is_what_layers_read() -> None:
 def test_recurrent_layers_and_groups_of_channels_read_too() -> None:
     x = torch.randn(2, 7, 4)
     lstm = nn.LSTM(4, 3, num_layers=2, batch_first=True)
-    read = evidence(lstm, [x], lambda model, batch: model(batch)[0].sum()).inputs
+    read = observations(lstm, [x], lambda model, batch: model(batch)[0].sum()).inputs
     assert torch.allclose(read["weight_ih_l0", 1], x.double().abs().mean((0, 1)))
     images = torch.randn(2, 6, 5, 5)
     grouped = nn.Conv2d(6, 4, 3, groups=2)
-    read = evidence(grouped, [images], lambda model, batch: model(batch).sum()).inputs
+    read = observations(grouped, [images], lambda model, batch: model(batch).sum()).inputs
     assert torch.allclose(read["weight", 1], images.double().abs().reshape(2, 2, 3, 5, 5).mean((0, 1, 3, 4)))
 
 
@@ -102,7 +102,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     model = convolutions().train()
     model[3].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    evidence(model, batches(), mean_square)
+    observations(model, batches(), mean_square)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [module.training for module in model] == [True, True, True, False, True, True]
     assert all(parameter.grad is None for parameter in model.parameters())

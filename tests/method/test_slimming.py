@@ -11,9 +11,9 @@ from architectures import IMAGES
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import (
     Slim,
-    cut,
+    contracted,
     expanded,
-    kept_of,
+    kept_indices,
     mask_of_dead_layers,
     shapes_of,
     slim,
@@ -178,7 +178,7 @@ def test_cutting_and_expanding_are_inverse_for_masked_states() -> None:
     mask.apply(model)
     made = slim(model, mask, EXAMPLE)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    small = cut(parameters, made.kept)
+    small = contracted(parameters, made.kept)
     assert {name: tensor.shape for name, tensor in small.items()} == {
         name: parameter.shape for name, parameter in made.model.named_parameters()
     }
@@ -192,7 +192,7 @@ def test_a_slim_network_is_rebuilt_from_what_is_left() -> None:
     model = network()
     mask = half_mask(units(model, EXAMPLE))
     made = slim(model, mask, EXAMPLE)
-    again = slim_to(network(), kept_of(units(model, EXAMPLE), mask, shapes_of(model)), EXAMPLE)
+    again = slim_to(network(), kept_indices(units(model, EXAMPLE), mask, shapes_of(model)), EXAMPLE)
     assert all(torch.equal(tensor, made.model.state_dict()[name]) for name, tensor in again.model.state_dict().items())
     assert torch.equal(again.model.eval()(*EXAMPLE), made.model.eval()(*EXAMPLE))
 

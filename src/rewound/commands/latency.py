@@ -17,7 +17,7 @@ from rewound.foundations.errors import InputError, as_number, check_kind
 from rewound.method.flops import profile
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Slim, kept_of, shapes_of, slim_to
+from rewound.method.structure.slimming import Slim, kept_indices, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, as_arguments, units
 from rewound.method.structure.unit_pruning import candidates_of
 
@@ -81,7 +81,7 @@ def prune_to_latency(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers of which little is left: most densities are only tried
             mask = pruner(model, density, groups=groups, example_inputs=inputs)
-        small = slim_to(model, kept_of(groups, mask, shapes_of(model)), inputs)
+        small = slim_to(model, kept_indices(groups, mask, shapes_of(model)), inputs)
         found = bench(
             {"dense": model, "slim": small.model},
             inputs,

@@ -17,7 +17,15 @@ from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.slimming import Slim, cut, expanded, replace_data, shapes_of, slot_dimensions, tensors_of
+from rewound.method.structure.slimming import (
+    Slim,
+    contracted,
+    expanded,
+    replace_data,
+    shapes_of,
+    slot_dimensions,
+    tensors_of,
+)
 
 T = TypeVar("T")
 Dimensions = Mapping[int, Tensor]
@@ -54,7 +62,7 @@ class Shrunk:
         states = [(thing, self._cut_state(thing.state_dict())) for thing in self._states]
         for module, part in self._copies:
             kept, tensors = _within(part, slim.kept), tensors_of(module)
-            _replace_all(tensors, cut({name: tensors[name] for name in kept}, kept))
+            _replace_all(tensors, contracted({name: tensors[name] for name in kept}, kept))
         self._finish(slots, states, self._counts)
 
     def end(self) -> None:
@@ -123,7 +131,7 @@ class Shrunk:
 
     def _cut_state(self, state: Mapping[str, object]) -> dict[str, object]:
         kept, shapes = self.slim.kept, self.slim.shapes
-        return _mapped(state, lambda name, tensor: cut({name: tensor}, kept)[name], kept, shapes)
+        return _mapped(state, lambda name, tensor: contracted({name: tensor}, kept)[name], kept, shapes)
 
     def _large_state(self, state: Mapping[str, object]) -> dict[str, object]:
         kept, shapes = self.slim.kept, self.slim.shapes

@@ -26,7 +26,7 @@ from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Slim, expanded, kept_of, mask_of_dead_layers, shapes_of, slim_to
+from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
 
@@ -130,14 +130,14 @@ class Structure:
             self._shrunk = shrunk
 
     def _slim(self, mask: Mask) -> Slim:
-        kept = kept_of(self.units, mask, self.shapes)
+        kept = kept_indices(self.units, mask, self.shapes)
         assert self.example is not None  # as its units are known
         slim = slim_to(self.subjects.model, kept, *self._here(self.example))
         return replace(slim, mask=mask_of_dead_layers(mask, kept))
 
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
         """A state of the small network that this mask leaves, in the shapes of the large one."""
-        kept = kept_of(self.units, mask, self.shapes) if self.slims else {}
+        kept = kept_indices(self.units, mask, self.shapes) if self.slims else {}
         return expanded(state, kept, self.shapes)
 
     @property

@@ -18,10 +18,10 @@ from rewound.foundations.names import lookup
 from rewound.method.flops import Profile, profile
 from rewound.method.pruning.cutting import cut, kept_of, largest
 from rewound.method.pruning.mask import Mask, all_names, bare_model, plain_name, plain_parameters
-from rewound.method.pruning.patterns import Blocks, NofM, Own
+from rewound.method.pruning.patterns import Blocks, NofM, Pieces
 from rewound.method.pruning.presets import masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
-from rewound.method.pruning.scores import SCORES, Evidence, evidence
+from rewound.method.pruning.scores import SCORES, Observations, observations
 from rewound.method.pruning.settings import SCOPES, PrunerFields, Shapes
 from rewound.method.structure.tracing import Units, as_arguments, units
 from rewound.method.structure.unit_pruning import candidates_of, kept_of_units, mask_of_units
@@ -102,7 +102,7 @@ class Pruner(PrunerFields):
             seed=seed,
             model=model,
             groups=groups,
-            evidence=self._evidence(model, batches, loss),
+            observations=self._observations(model, batches, loss),
             profile=self._profile(model, example_inputs, example_keywords),
         )
         return Mask({**before, **pruned})
@@ -126,12 +126,12 @@ class Pruner(PrunerFields):
         example = () if example_inputs is None else as_arguments(example_inputs)
         return profile(model, example, keywords=keywords)
 
-    def _evidence(
+    def _observations(
         self,
         model: nn.Module,
         batches: Iterable[object] | None,
         loss: Callable[[nn.Module, object], Tensor] | None,
-    ) -> Evidence | None:
+    ) -> Observations | None:
         if not self.needs_batches:
             if batches is not None or loss is not None:
                 raise InputError(f"score {self.score!r} needs neither batches nor loss; leave them out")
@@ -141,7 +141,7 @@ class Pruner(PrunerFields):
                 f"score {self.score!r} is measured on training data; give batches=, a list of batches, and loss=, a "
                 "function of the model and a batch"
             )
-        return evidence(model, batches, loss, count=self.batches)
+        return observations(model, batches, loss, count=self.batches)
 
     def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
         """What does not train is not pruned (law 11)."""
@@ -175,25 +175,25 @@ class Pruner(PrunerFields):
         seed: int = 0,
         model: nn.Module | None = None,
         groups: Units | None = None,
-        evidence: Evidence | None = None,
+        observations: Observations | None = None,
         profile: Profile | None = None,
     ) -> Mask:
         """The same for named weights, the prunable set already chosen.
 
         `model` is the module that has them: it knows their other names, and what it divides by a norm. For a pattern of
-        units, `weights` are all parameters that train, and `groups` the units of the network. `evidence` is what
+        units, `weights` are all parameters that train, and `groups` the units of the network. `observations` is what
         batches say (`needs_batches`), `profile` what a forward pass costs (`of="flops"`).
         """
         if not self.sets_density:  # else it is what the pruner says itself
             self.check_density(density)
-        if self.needs_batches and evidence is None:
+        if self.needs_batches and observations is None:
             raise InputError(f"score {self.score!r} is measured on training data, and no batches are given here")
         before = _within(mask, weights, all_names(model) if model is not None and not self.preset else {})
         if self.preset:
             return self._without_filters(weights, before)
 
         def score(name: str) -> Tensor:
-            return self._scores(weights[name].detach(), name, seed, before.get(name), evidence)
+            return self._scores(weights[name].detach(), name, seed, before.get(name), observations)
 
         if self.by_units:
             pruned = mask_of_units(
@@ -205,13 +205,16 @@ class Pruner(PrunerFields):
                 seed=seed,
                 model=model,
                 groups=groups,
-                evidence=evidence,
+                observations=observations,
                 profile=profile,
             )
         else:
             chosen = self._chosen(_shapes(weights), model, tell=True)
-            by_name = self._n_of_m if isinstance(self.the_pattern, NofM) else self._cut
-            kept = by_name({name: weights[name].detach() for name in chosen}, density, before, score, model)
+            if isinstance(pattern := self.the_pattern, NofM):
+                inputs = self.inputs(model)
+                kept = {name: pattern.kept(score(name), inputs.get(name, 1), before.get(name)) for name in chosen}
+            else:
+                kept = self._cut({name: weights[name].detach() for name in chosen}, density, before, score, model)
             # A mask only shrinks: what an earlier pruner pruned stays so, selected by this one or not.
             pruned = Mask(dict(before) | kept)
         _warn_of_starved(pruned)
@@ -227,7 +230,7 @@ class Pruner(PrunerFields):
     ) -> dict[str, Tensor]:
         """What is kept of each weight, piece by piece."""
         pattern = self.the_pattern
-        assert isinstance(pattern, Own | Blocks)
+        assert isinstance(pattern, Pieces | Blocks)
         divided = divided_by_norm(model, chosen) if model is not None else {}
         shapes = self._pieces({name: tuple(w.shape) for name, w in chosen.items()})
         left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
@@ -248,19 +251,7 @@ class Pruner(PrunerFields):
             for name, w in chosen.items()
         }
 
-    def _n_of_m(
-        self,
-        chosen: Mapping[str, Tensor],
-        density: float | None,
-        before: Mask,
-        score: Callable[[str], Tensor],
-        model: nn.Module | None,
-    ) -> dict[str, Tensor]:
-        pattern, inputs = self.the_pattern, self.inputs(model)
-        assert isinstance(pattern, NofM)
-        return {name: pattern.kept(score(name), inputs.get(name, 1), before.get(name)) for name in chosen}
-
-    def _scores(self, weight: Tensor, name: str, seed: int, left: Tensor | None, found: Evidence | None) -> Tensor:
+    def _scores(self, weight: Tensor, name: str, seed: int, left: Tensor | None, found: Observations | None) -> Tensor:
         if self.score == "taylor":
             assert found is not None  # as checked in `prune`
             return found.effects[name]
@@ -360,7 +351,7 @@ class Pruner(PrunerFields):
 
     def _pieces(self, shapes: Shapes) -> dict[str, torch.Size]:
         pattern = self.the_pattern
-        assert isinstance(pattern, Own | Blocks)
+        assert isinstance(pattern, Pieces | Blocks)
         return {name: pattern.pieces(torch.empty(shape, device="meta")).shape for name, shape in shapes.items()}
 
     def _chosen(self, shapes: Shapes, model: nn.Module | None, *, tell: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""Networks of a recipe that have lost units: network = recipe + what is left of each tensor (`Kept`).
+"""Networks of a recipe that have lost units: network = recipe + what is left of each tensor (`KeptIndices`).
 
 A slim recipe has the data, loss, optimizer, schedule and evaluation of its recipe, and a smaller model. So `train`,
 `evaluate` and fleets treat it as any other. Pruning and rewinding happen in the shapes of the large network:
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Kept, cut, expanded, kept_of, shapes_of, slim_to
+from rewound.method.structure.slimming import KeptIndices, contracted, expanded, kept_indices, shapes_of, slim_to
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.training import State
 
@@ -23,12 +23,12 @@ _MOST = 64  # slim recipes that are remembered, each with a model
 _known: dict[tuple[Recipe, object], Recipe] = {}
 
 
-def kept_by(recipe: Recipe, mask: Mask) -> Kept:
+def kept_by(recipe: Recipe, mask: Mask) -> KeptIndices:
     """What a mask of whole units leaves of the tensors of a recipe's network."""
-    return kept_of(recipe.units, mask, shapes_of(recipe.skeleton))
+    return kept_indices(recipe.units, mask, shapes_of(recipe.skeleton))
 
 
-def slimmed(recipe: Recipe, kept: Kept) -> Recipe:
+def slimmed(recipe: Recipe, kept: KeptIndices) -> Recipe:
     """The recipe whose model has what is left of the tensors; it is one and the same for all networks of these sizes.
 
     >>> from rewound.tasks.recipes.digits import Digits
@@ -47,7 +47,7 @@ def slimmed(recipe: Recipe, kept: Kept) -> Recipe:
     return _known[recipe, sizes]
 
 
-def _slim_recipe(recipe: Recipe, kept: Kept) -> Recipe:
+def _slim_recipe(recipe: Recipe, kept: KeptIndices) -> Recipe:
     """A recipe of a class of its own, as recipes of one class with the same fields are equal."""
     template = slim_to(recipe.skeleton, kept, recipe.example()).model
     _keep_layout(recipe.skeleton, template)
@@ -77,17 +77,17 @@ def _keep_layout(large: nn.Module, small: nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def cut_state(state: State, kept: Kept) -> State:
+def cut_state(state: State, kept: KeptIndices) -> State:
     """What is left of a state of the large network."""
-    return replace(state, model=cut(state.model, kept), slots=_slots(state, kept, None))
+    return replace(state, model=contracted(state.model, kept), slots=_slots(state, kept, None))
 
 
-def expanded_state(state: State, kept: Kept, shapes: Mapping[str, tuple[int, ...]]) -> State:
+def expanded_state(state: State, kept: KeptIndices, shapes: Mapping[str, tuple[int, ...]]) -> State:
     """A slim state in the shapes of the large network, with zeros where units are gone."""
     return replace(state, model=expanded(state.model, kept, shapes), slots=_slots(state, kept, shapes))
 
 
-def _slots(state: State, kept: Kept, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Tensor]:
+def _slots(state: State, kept: KeptIndices, shapes: Mapping[str, tuple[int, ...]] | None) -> dict[str, Tensor]:
     """The optimizer's slots, cut or, to these shapes, expanded as their parameters are; step counts as they are."""
     found = {}
     for name, slot in state.slots.items():
@@ -102,5 +102,5 @@ def _slots(state: State, kept: Kept, shapes: Mapping[str, tuple[int, ...]] | Non
                 "use another optimizer"
             )
         one = {parameter: slot}
-        found[name] = (cut(one, kept) if shapes is None else expanded(one, kept, shapes))[parameter]
+        found[name] = (contracted(one, kept) if shapes is None else expanded(one, kept, shapes))[parameter]
     return found

@@ -12,7 +12,7 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask
-from rewound.method.pruning.scores import Evidence, evidence
+from rewound.method.pruning.scores import Observations, observations
 from rewound.method.schedule import Segment, sliced
 from rewound.method.structure.slimming import check_path, mask_of_dead_layers, shapes_of
 from rewound.method.technique import Facts
@@ -125,7 +125,7 @@ def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, sa
         seed=drawn,
         model=recipe.skeleton,
         groups=recipe.units if past.pruner.by_units else None,
-        evidence=_evidence(past, recipe, replace(source, seed=seed), device),
+        observations=_observations(past, recipe, replace(source, seed=seed), device),
         profile=recipe.profile if past.pruner.of == "flops" else None,
     )
     if past.slim:
@@ -138,14 +138,14 @@ def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, sa
     return Realised(cut_state(state, kept_by(recipe, mask)) if past.slim else state, mask, facts)
 
 
-def _evidence(past: Pruned, recipe: Recipe, source: State, device: torch.device) -> Evidence | None:
+def _observations(past: Pruned, recipe: Recipe, source: State, device: torch.device) -> Observations | None:
     """What batches say of the weights that are pruned: the first ones of the level that the pruning begins (law 1)."""
     if not past.pruner.needs_batches:
         return None
     model, _ = restored(recipe, source, device)
     batches = recipe.batches(source.seed, Position(past.prunings, past.steps * recipe.accumulation), device)
     with own_draws(device, fold(source.seed, past.prunings, past.steps)):
-        return evidence(model, batches, recipe.loss, count=past.pruner.batches)
+        return observations(model, batches, recipe.loss, count=past.pruner.batches)
 
 
 def in_large_shapes(past: Past, found: Realised) -> State:

@@ -32,7 +32,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
-class Own:
+class Pieces:
     """A pattern that is a function: the user's own, or the one of single weights."""
 
     function: Pattern
@@ -110,14 +110,17 @@ class NofM:
         rows = scores.movedim(inputs, -1)
         neighbours = rows.reshape(*rows.shape[:-1], -1, self.m)
         if not bool(neighbours.isfinite().all()):
-            raise InputError("cannot prune weights that are NaN or infinite: the network has diverged")
+            raise InputError(
+                "cannot prune weights that are NaN or infinite, the network has diverged; "
+                "train it again with a lower learning rate"
+            )
         order = neighbours.argsort(dim=-1, stable=True)
         stays = torch.zeros_like(neighbours, dtype=torch.bool).scatter_(-1, order[..., self.m - self.n :], True)
         found = stays.reshape(rows.shape).movedim(-1, inputs).cpu().contiguous()
         return found if left is None else found & left.cpu()
 
 
-def pattern_named(name: str) -> Own | Blocks | NofM | None:
+def pattern_named(name: str) -> Pieces | Blocks | NofM | None:
     """The pattern of that name; None for one of whole units.
 
     >>> pattern_named("2:4"), pattern_named("block 4x1")
@@ -140,7 +143,7 @@ def pattern_named(name: str) -> Own | Blocks | NofM | None:
     function = lookup("pattern", name, PATTERNS)
     if name not in PATTERNS:
         check_function("pattern", name, function, ("scores",))
-    return Own(function)
+    return Pieces(function)
 
 
 def input_dimensions(model: nn.Module) -> dict[str, int]:

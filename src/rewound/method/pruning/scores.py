@@ -9,7 +9,8 @@
 | `bn-scale`   |                                     | the scale of its normalisation, in absolute value         |
 | `activation` |                                     | the mean absolute value of what layers read from it       |
 
-`taylor` (Molchanov et al. 2017, to first order) and `activation` are means over batches of training data (`evidence`).
+`taylor` (Molchanov et al. 2017, to first order) and `activation` are means over batches of training data
+(`observations`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +61,7 @@ OF_UNITS = ("bn-scale", "activation")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Observations:
     """What batches say of a network's weights and of what layers read, as means over the batches."""
 
     effects: Mapping[str, Tensor]
@@ -69,14 +70,14 @@ class Evidence:
     """By the name of a weight and its dimension that reads: the mean |x| for each index of it."""
 
 
-def evidence(
+def observations(
     model: nn.Module, batches: Iterable[B], loss: Callable[[nn.Module, B], Tensor], *, count: int = 8
-) -> Evidence:
+) -> Observations:
     """Run the first batches through the network in evaluation mode; its weights and gradients stay as they are.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
-    >>> found = evidence(model, [torch.tensor([[3.0, 5.0]])], lambda model, x: model(x).sum())
+    >>> found = observations(model, [torch.tensor([[3.0, 5.0]])], lambda model, x: model(x).sum())
     >>> found.effects["weight"].tolist(), found.inputs["weight", 1].tolist()
     ([[3.0, 10.0]], [3.0, 5.0])
     """
@@ -102,7 +103,7 @@ def evidence(
             module.training = True
     if not taken:
         raise InputError("there are no batches to measure scores on; give at least one")
-    return Evidence({name: effect / taken for name, effect in effects.items()}, reads.means())
+    return Observations({name: effect / taken for name, effect in effects.items()}, reads.means())
 
 
 class _Reads(TorchFunctionMode):

@@ -9,7 +9,7 @@ from torch import nn
 from rewound.foundations.errors import InputError, as_number, as_whole, check_kind, few
 from rewound.foundations.names import check_function, lookup, unknown
 from rewound.method.pruning.mask import all_names, plain_name, plain_parameters
-from rewound.method.pruning.patterns import UNIT_PATTERNS, Blocks, NofM, Own, input_dimensions, pattern_named
+from rewound.method.pruning.patterns import UNIT_PATTERNS, Blocks, NofM, Pieces, input_dimensions, pattern_named
 from rewound.method.pruning.presets import PRESETS
 from rewound.method.pruning.scores import OF_UNITS, OTHER_NAMES, SCORES, WITH_BATCHES
 
@@ -108,14 +108,14 @@ class PrunerFields:
             raise InputError(f"preset {self.preset} says all of a pruner but k; leave out {few(others)}")
 
     @property
-    def the_pattern(self) -> Own | Blocks | NofM | None:
+    def the_pattern(self) -> Pieces | Blocks | NofM | None:
         """The pattern itself, found by its name; None where whole units go."""
         return pattern_named(self.pattern)
 
     @property
     def own_functions(self) -> set[str]:
         """The import paths of the user's score, scope and pattern."""
-        names = {self.score, self.scope, *([self.pattern] if isinstance(self.the_pattern, Own) else [])}
+        names = {self.score, self.scope, *([self.pattern] if isinstance(self.the_pattern, Pieces) else [])}
         return {name for name in names if ":" in name}
 
     @property

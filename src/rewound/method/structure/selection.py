@@ -25,7 +25,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError, few
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.tracing import Place, Unit, UnitGroup, Units
+from rewound.method.structure.tracing import Dimension, Unit, UnitGroup, Units
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -53,14 +53,14 @@ class Least:
                 )
 
 
-class Size(NamedTuple):
+class NetworkSize(NamedTuple):
     """What density is a fraction of: so much for each element of a weight, and what no removal can change."""
 
     shapes: Shapes
     per_element: Mapping[str, float]
     fixed: float = 0
 
-    def without(self, lost: Mapping[Place, int]) -> int:
+    def without(self, lost: Mapping[Dimension, int]) -> int:
         """The size of a network whose weights have lost that many indices along each dimension."""
         total = self.fixed
         for name, each in self.per_element.items():
@@ -105,7 +105,7 @@ def no_scores(group: UnitGroup) -> Tensor:
     return torch.zeros(len(group))
 
 
-def mean_scores(group: UnitGroup, places: Sequence[Place], score: Callable[[str], Tensor], before: Mask) -> Tensor:
+def mean_scores(group: UnitGroup, places: Sequence[Dimension], score: Callable[[str], Tensor], before: Mask) -> Tensor:
     """The mean of the scores of each unit's weights that are left, over some of the places where it has weights."""
     totals, counts = torch.zeros(len(group), dtype=torch.float64), torch.zeros(len(group), dtype=torch.float64)
     for name, dim in places:
@@ -131,7 +131,7 @@ def scale_scores(group: UnitGroup, scales: Mapping[str, Tensor]) -> Tensor:
     return mean_scores(group, places, lambda name: scales[name].detach().abs(), Mask({}))
 
 
-def read_scores(group: UnitGroup, inputs: Mapping[Place, Tensor]) -> Tensor:
+def read_scores(group: UnitGroup, inputs: Mapping[Dimension, Tensor]) -> Tensor:
     """The mean absolute value of what layers read from each unit."""
     places = [place for place in group.members if place in inputs]
     if not places:
@@ -143,7 +143,7 @@ def read_scores(group: UnitGroup, inputs: Mapping[Place, Tensor]) -> Tensor:
     return totals / torch.stack([_sums(group, place, torch.ones_like(inputs[place])) for place in places]).sum(0)
 
 
-def _sums(group: UnitGroup, place: Place, values: Tensor) -> Tensor:
+def _sums(group: UnitGroup, place: Dimension, values: Tensor) -> Tensor:
     """The sum of the values of each unit's indices at a place."""
     indices = [unit.indices[place] for unit in group.units]
     owners = torch.arange(len(group)).repeat_interleave(torch.tensor([len(each) for each in indices]))
@@ -170,9 +170,9 @@ class Removal:
 
     groups: Sequence[UnitGroup]
     batches: Sequence[_Batch]
-    gone: Mapping[Place, int]
+    gone: Mapping[Dimension, int]
     """How many indices of each dimension are gone already."""
-    size: Size
+    size: NetworkSize
     multiple: int
     """How many units of a group go together."""
 
@@ -209,12 +209,12 @@ class Removal:
         return self.size.without(lost)
 
     @cached_property
-    def _lost(self) -> dict[int, dict[Place, list[int]]]:
+    def _lost(self) -> dict[int, dict[Dimension, list[int]]]:
         """By group and dimension: how many indices are lost after each of the group's batches."""
         batches: dict[int, list[_Batch]] = {}
         for batch in self.batches:
             batches.setdefault(batch.group, []).append(batch)
-        lost: dict[int, dict[Place, list[int]]] = {}
+        lost: dict[int, dict[Dimension, list[int]]] = {}
         for number, own in batches.items():
             group = self.groups[number]
             units = [group.units[unit].indices for batch in own for unit in batch.units]
@@ -239,7 +239,7 @@ class Candidates:
     counted: Collection[str]
     """Those of them that are selected to be pruned."""
     only_filters: bool
-    size: Size
+    size: NetworkSize
     least: Least
     scope: str
     """"global" ranks all units together, relative to their group; "layer" takes the same part of each group."""
@@ -250,7 +250,7 @@ class Candidates:
         inside = (name for number in self.free for name, _ in self.groups.groups[number].members)
         return list(dict.fromkeys([*(name for name in inside if name in self.groups.shapes), *self.counted]))
 
-    def ranked_by(self, group: UnitGroup) -> list[Place]:
+    def ranked_by(self, group: UnitGroup) -> list[Dimension]:
         """The weights whose scores are those of the units."""
         inside = [place for place in group.members if place[0] in self.weights]
         return [place for place in inside if place in group.producers] if self.only_filters else inside
@@ -261,7 +261,7 @@ class Candidates:
         return self._removal(sorted(batches, key=lambda batch: batch[:2]), alive)
 
     def _removal(self, batches: Sequence[_Batch], alive: Sequence[Tensor]) -> Removal:
-        gone: dict[Place, int] = {}
+        gone: dict[Dimension, int] = {}
         for group, which in zip(self.groups, alive, strict=True):
             for unit in _taken(group, ~which):
                 for place, indices in unit.indices.items():
@@ -337,7 +337,7 @@ def candidates(
     weights: Collection[str],
     chosen: Collection[str],
     only_filters: bool,
-    size: Size,
+    size: NetworkSize,
     least: Least,
     scope: str,
 ) -> Candidates:

@@ -1,8 +1,9 @@
 """`rewound.slim`: a new, smaller network without the units that a mask removes, equal to the masked one (law 8).
 
-A mask has the shapes of the large network, and says what is gone. What is left of each tensor (`Kept`) follows from it:
-`cut` takes that from a state of the large network, and `expanded` puts it back among zeros. So a smaller network is
-another way to train, store and run what the mask describes; to prune further or to rewind, go back to the large shapes.
+A mask has the shapes of the large network, and says what is gone. What is left of each tensor (`KeptIndices`) follows
+from it: `contracted` takes that from a state of the large network, and `expanded` puts it back among zeros. So a
+smaller network is another way to train, store and run what the mask describes; to prune further or to rewind, go back
+to the large shapes.
 
 A mask may remove every unit of a layer, if the network's outputs depend on its inputs by another way (a residual
 connection). As torch has few layers without units, the smaller network then keeps one of zeros there, and `Slim.mask`
@@ -23,9 +24,9 @@ from torch.optim.optimizer import Optimizer
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
 from rewound.method.structure.fitting import correct_counts, tensors_in
-from rewound.method.structure.tracing import Place, UnitGroup, Units, as_arguments, units
+from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
 
-Kept = Mapping[str, Mapping[int, Tensor]]
+KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
 
 
@@ -34,7 +35,7 @@ class Slim:
     """A network that has physically shrunk, and what is left of the large one's tensors."""
 
     model: nn.Module
-    kept: Kept
+    kept: KeptIndices
     shapes: Mapping[str, tuple[int, ...]]
     """Of the large network's parameters and buffers."""
     mask: Mask
@@ -52,7 +53,7 @@ class Slim:
                     f"{name} has the shape {tuple(tensor.shape)}, where the large network has {shape}; "
                     "give a state of the large network"
                 )
-        return cut(state, self.kept)
+        return contracted(state, self.kept)
 
     def optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         """The same kind of optimizer over the slim parameters: its slots are cut, groups and step counts kept."""
@@ -121,7 +122,9 @@ class Slim:
         kept, shape = self.kept.get(name, {}), self.shapes[name]
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
-        found = [cut({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)]
+        found = [
+            contracted({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)
+        ]
         if not found or any(not torch.equal(each, found[0]) for each in found):
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
@@ -173,7 +176,7 @@ def slim(
     check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
-    kept = kept_of(groups, mask, shapes_of(model))
+    kept = kept_indices(groups, mask, shapes_of(model))
     check_path(model, groups, mask, example_inputs, example_keywords)
     masked = copy.deepcopy(model)
     mask.apply(masked)
@@ -181,9 +184,12 @@ def slim(
 
 
 def slim_to(
-    model: nn.Module, kept: Kept, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
+    model: nn.Module,
+    kept: KeptIndices,
+    example_inputs: Sequence[Any],
+    example_keywords: Mapping[str, Any] | None = None,
 ) -> Slim:
-    """A copy of the model with what is left of its tensors, as `kept_of` says: `slim` without tracing the network.
+    """A copy of the model with what is left of its tensors, as `kept_indices` says: `slim` without tracing the network.
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
@@ -195,7 +201,7 @@ def slim_to(
                 gone = torch.ones(shapes[name][dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
                 parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
     tensors = tensors_of(small)
-    for name, smaller in cut({name: tensors[name].detach() for name in kept}, kept).items():
+    for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)
     correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
@@ -210,7 +216,7 @@ def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, i
     return found
 
 
-def kept_of(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> Kept:
+def kept_indices(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> KeptIndices:
     """What is left of each tensor that loses something; an error for a mask that removes a part of a unit.
 
     Of a layer that is wholly gone the first unit is left. `shapes` are those of the large network's parameters and
@@ -226,7 +232,7 @@ def kept_of(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> K
                 f"the mask of {name} is not of whole units, so that no smaller network equals the masked one; "
                 "complete the mask with rewound.units(...).whole(mask), or keep the network as it is"
             )
-    lost: dict[Place, set[int]] = {}
+    lost: dict[Dimension, set[int]] = {}
     for unit in gone:
         for place, indices in unit.indices.items():
             lost.setdefault(place, set()).update(indices)
@@ -242,7 +248,7 @@ def kept_of(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]]) -> K
     return kept
 
 
-def cut(tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Tensor]:
     """What is left of tensors of the large network; those that lose nothing are copied."""
     found = {}
     for name, tensor in tensors.items():
@@ -252,7 +258,9 @@ def cut(tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
     return found
 
 
-def expanded(tensors: Mapping[str, Tensor], kept: Kept, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def expanded(
+    tensors: Mapping[str, Tensor], kept: KeptIndices, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
     """Tensors of the small network in the shapes of the large one, with zeros where units are gone.
 
     >>> expanded({"bias": torch.tensor([5.0, 6.0])}, {"bias": {0: torch.tensor([1, 3])}}, {"bias": (4,)})
@@ -268,9 +276,9 @@ def expanded(tensors: Mapping[str, Tensor], kept: Kept, shapes: Mapping[str, Seq
     return found
 
 
-def mask_of_dead_layers(mask: Mask, kept: Kept) -> Mask:
+def mask_of_dead_layers(mask: Mask, kept: KeptIndices) -> Mask:
     """The mask of the small network that keeps at zero what stands for layers that are wholly gone."""
-    return Mask({name: left for name, left in cut(mask, kept).items() if not bool(left.all())})
+    return Mask({name: left for name, left in contracted(mask, kept).items() if not bool(left.all())})
 
 
 def dead_groups(groups: Units, mask: Mask) -> list[UnitGroup]:

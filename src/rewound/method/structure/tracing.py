@@ -24,7 +24,7 @@ from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
 
-Place = tuple[str, int]
+Dimension = tuple[str, int]
 """A dimension of a parameter or buffer, by its name."""
 
 HEADS_BY_WIDTH = ("MultiheadAttention", "ShiftedWindowAttention")
@@ -37,16 +37,16 @@ _NOT_KNOWN = "so that its units are not known; unstructured pruning works all th
 class Unit:
     """What goes together: for each dimension of a tensor, which of its indices."""
 
-    indices: Mapping[Place, tuple[int, ...]]
+    indices: Mapping[Dimension, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class UnitGroup:
     """Units of one kind."""
 
-    members: tuple[Place, ...]
+    members: tuple[Dimension, ...]
     units: tuple[Unit, ...]
-    producers: tuple[Place, ...] = ()
+    producers: tuple[Dimension, ...] = ()
     """Those members whose weights compute the units: filters, rows of linear layers, columns of an embedding."""
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Units:
     """The groups of a network, and what cannot go with the reason."""
 
     groups: tuple[UnitGroup, ...]
-    pinned: Mapping[Place, str]
+    pinned: Mapping[Dimension, str]
     shapes: Mapping[str, tuple[int, ...]]
     """Of the network's parameters."""
     first_names: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Units:
 
     def mask_without(self, gone: Iterable[Unit]) -> Mask:
         """The mask that removes units: all weights that belong to them, those of biases and normalisation included."""
-        lost: dict[Place, list[int]] = {}
+        lost: dict[Dimension, list[int]] = {}
         for unit in gone:
             for place, indices in unit.indices.items():
                 if place[0] in self.shapes:
@@ -302,9 +302,9 @@ def _gathered(
     produced = torch.zeros(atoms.count, dtype=torch.bool)
     for each in atoms.produced:
         produced[each] = True
-    found: dict[int, dict[Place, list[int]]] = {}
-    pinned: dict[Place, str] = {}
-    producers: set[Place] = set()
+    found: dict[int, dict[Dimension, list[int]]] = {}
+    pinned: dict[Dimension, str] = {}
+    producers: set[Dimension] = set()
     for name, labels in roots.items():
         for factor in labels.factors:
             place = (name, factor.dims[0])
@@ -315,7 +315,7 @@ def _gathered(
                     found.setdefault(component, {}).setdefault(place, []).append(index)
                 elif place not in pinned:
                     pinned[place] = reasons.get(int(factor.atoms[index]), "it is tied to what cannot shrink")
-    grouped: dict[tuple[Place, ...], list[Unit]] = {}
+    grouped: dict[tuple[Dimension, ...], list[Unit]] = {}
     for places in found.values():
         if not any(name in shapes for name, _ in places):
             continue

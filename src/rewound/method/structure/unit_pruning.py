@@ -11,13 +11,13 @@ from rewound.method.flops import Profile
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, all_names
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, normalisation_scales, prunable_weights
-from rewound.method.pruning.scores import Evidence, draws
+from rewound.method.pruning.scores import Observations, draws
 from rewound.method.pruning.settings import PrunerFields, Shapes
 from rewound.method.structure.selection import (
     Candidates,
     Least,
+    NetworkSize,
     Removal,
-    Size,
     UnitScores,
     alive_units,
     candidates,
@@ -39,13 +39,13 @@ def mask_of_units(
     seed: int,
     model: nn.Module | None,
     groups: Units | None,
-    evidence: Evidence | None,
+    observations: Observations | None,
     profile: Profile | None,
 ) -> Mask:
     """All parameters of units that may go, without those of the units that go; `score` gives scores of weights."""
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     network = candidates_of(pruner, shapes, model, groups, profile)
-    scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, evidence)
+    scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, observations)
     alive = alive_units(network.groups, before)
     if pruner.rates:
         gone = network.at_rates(_rate(pruner, model), scores, alive).units()
@@ -110,13 +110,13 @@ def candidates_of(
     )
 
 
-def _size(pruner: PrunerFields, counted: Shapes, profile: Profile | None) -> Size:
+def _size(pruner: PrunerFields, counted: Shapes, profile: Profile | None) -> NetworkSize:
     """What density is a fraction of: the selected weights, or the operations of a forward pass."""
     if pruner.of == "weights":
-        return Size(counted, dict.fromkeys(counted, 1))
+        return NetworkSize(counted, dict.fromkeys(counted, 1))
     if profile is None:
         raise InputError(f"of={pruner.of!r} needs the costs of a forward pass; give profile=rewound.profile(...)")
-    return Size(profile.shapes, profile.per_element(), profile.fixed)
+    return NetworkSize(profile.shapes, profile.per_element(), profile.fixed)
 
 
 def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
@@ -153,13 +153,13 @@ def _unit_scores(
     score: Callable[[str], Tensor],
     seed: int,
     model: nn.Module | None,
-    evidence: Evidence | None,
+    observations: Observations | None,
 ) -> UnitScores:
     if pruner.score == "random":
         return lambda group: draws(seed, group.name, len(group), torch.device("cpu"))
     if pruner.score == "activation":
-        assert evidence is not None  # as `Pruner.prune` has checked
-        inputs = evidence.inputs
+        assert observations is not None  # as `Pruner.prune` has checked
+        inputs = observations.inputs
         return lambda group: read_scores(group, inputs)
     if pruner.score == "bn-scale":
         if model is None:
