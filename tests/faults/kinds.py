@@ -219,7 +219,8 @@ def ray_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]
     """The same with workers on Ray, whose head and raylet are killed, too."""
     if find_spec("ray") is None:
         raise Missing("Ray is not installed")
-    yield from drivers(on, draw, much, engine="ray")
+    polite = {"RAY_worker_niceness": "0"}  # 15 by default: on a busy machine they would not come to work for minutes
+    yield from drivers(on, draw, much, engine="ray", environment=polite)
 
 
 def slurm_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
