@@ -20,7 +20,7 @@ span, which rates are known before anything runs, what of them is hashed into an
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ from rewound.method.technique import Facts, Rule, drawn_by
 from rewound.tasks.recipe import Recipe, changed_fields
 
 _SHOWN = 6  # of many rates, the first
+_PAPERS = vars(Pruner())
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """What addresses are hashes of."""
@@ -135,30 +136,35 @@ class Pruned:
     """Whether the data order goes on where it was: the mask is updated within a level."""
     slim: bool = False
     """Whether the network is trained without the units that the mask removes: its tensors are smaller."""
+    key: str = field(init=False, compare=False, repr=False)
+    prunings: int = field(init=False, compare=False, repr=False)
+    """How many levels have begun."""
 
     def __post_init__(self) -> None:
         if self.runs_on and (self.salt or self.weights is not self.source):
             raise ValueError("a mask is updated on the weights that it is made of, under their seed")
         # At once, from those of the level before: later, hundreds of levels would be too deep to ask through.
-        _ = self.key, self.prunings
+        object.__setattr__(self, "key", self._address())
+        object.__setattr__(self, "prunings", self.source.prunings + (not self.runs_on))
 
-    @cached_property
-    def key(self) -> str:
+    def _address(self) -> str:
         # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
-        pruner = [[name, value] for name, value in vars(self.pruner).items() if value != getattr(Pruner, name)]
-        others = [["runs on"] * self.runs_on, ["slim"] * self.slim]
-        salt = [self.salt] if self.salt else []
-        return address("pruned", self.weights.key, self.source.key, pruner, self.kept, *salt, *filter(None, others))
-
-    @cached_property
-    def prunings(self) -> int:
-        """How many levels have begun."""
-        return self.source.prunings + (not self.runs_on)
+        texts = f'"pruned","{self.weights.key}","{self.source.key}",{_identity_of(self.pruner)},{self.kept}'
+        for is_so, word in ((self.salt, self.salt), (self.runs_on, ["runs on"]), (self.slim, ["slim"])):
+            if is_so:
+                texts += f",{canonical(word)}"
+        return _hash(texts)
 
     @property
     def steps(self) -> int:
         """Steps since the level began."""
         return self.source.steps if self.runs_on else 0
+
+
+def _identity_of(pruner: Pruner) -> str:
+    """What is hashed of a pruner: the fields that differ from the paper's."""
+    changed = [[name, value] for name, value in vars(pruner).items() if value != _PAPERS[name]]
+    return canonical(changed) if changed else "[]"
 
 
 @dataclass(frozen=True)
@@ -167,10 +173,10 @@ class Trained:
 
     parent: Start | Pruned
     rates: Rates
+    key: str = field(init=False, compare=False, repr=False)
 
-    @cached_property
-    def key(self) -> str:
-        return _hash(f'"trained","{self.parent.key}",{self.rates.identity}')
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", _hash(f'"trained","{self.parent.key}",{self.rates.identity}'))
 
     @property
     def prunings(self) -> int:

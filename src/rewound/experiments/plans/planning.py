@@ -8,7 +8,7 @@ them are one node.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -98,7 +98,8 @@ def plan(targets: Sequence[Target]) -> Plan:
     for state in wanted.values():
         by_root[state.root.key].append(state)
     nodes = [node for states in by_root.values() for node in _cut(states, asked)]
-    return Plan(tuple(targets), tuple(_ordered(nodes)), _readers(nodes))
+    readers = _readers(nodes)
+    return Plan(tuple(targets), tuple(_ordered(nodes, readers)), readers)
 
 
 def _with_ancestors(targets: Sequence[Target]) -> dict[str, Trained]:
@@ -183,10 +184,9 @@ def _readers(nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(keys) for key, keys in readers.items()}
 
 
-def _ordered(nodes: Sequence[Node]) -> list[Node]:
+def _ordered(nodes: Sequence[Node], readers: Mapping[str, Sequence[str]]) -> list[Node]:
     """Longest remaining chain first: a parent's chain includes its children's, so parents come first too."""
     by_key = {node.key: node for node in nodes}
-    readers = _readers(nodes)
     tail: dict[str, int] = {}
     waiting = [node.key for node in nodes]
     while waiting:

@@ -36,7 +36,7 @@ from rewound.experiments.sweeps.declaration import (
     table_in,
     texts_in,
 )
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.names import path_of
 from rewound.method.algorithm import KEEP, MOST_LEVELS, check_densities, densities
@@ -119,21 +119,13 @@ class Sweep:
     def _of(self, recipe: Recipe, *, independent: bool) -> Iterator[Target]:
         yield from (dense(recipe, trial) for trial in self.trials)
         for e in self.experiments:
-            for technique, epochs, chain, pruner, slim, trial in product(
-                e.techniques, e.retrain_epochs, e.densities, e.pruners, e.slim, e.trials or self.trials
+            for technique, epochs, chain, pruner, slim in product(
+                e.techniques, e.retrain_epochs, e.densities, e.pruners, e.slim
             ):
-                yield from retrained(
-                    recipe,
-                    trial,
-                    technique,
-                    epochs,
-                    chain,
-                    pruner,
-                    iterative=e.iterative,
-                    slim=slim,
-                    independent=independent,
-                    final=e.final,
-                )
+                how = {"iterative": e.iterative, "slim": slim, "independent": independent}
+                run = run_of(recipe, technique, epochs, chain, pruner, **how, final=e.final)
+                for trial in e.trials or self.trials:
+                    yield from run.targets(trial)
 
 
 def _is_one_ladder(chains: Collection[tuple[float, ...]]) -> bool:

@@ -6,6 +6,7 @@ A target is a row of results.csv to be: its labels (what a person calls it) and 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from rewound.conclusions.tables import UNSTRUCTURED
 from rewound.foundations.errors import InputError
@@ -14,7 +15,7 @@ from rewound.method.choices import check_slim
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.schedule import merged
 from rewound.method.technique import Technique, technique_label, technique_named
-from rewound.states.history import Given, Past, Pruned, Ruled, Start, Trained, trained
+from rewound.states.history import Given, Past, Pruned, Rates, Ruled, Start, Trained, trained
 from rewound.tasks.recipe import Recipe, changed_fields, shapes_to_prune
 
 _ALMOST_ONE = 0.999  # of a step: the error proposes the least time rounded to four digits, and that must do
@@ -88,9 +89,62 @@ def dense(recipe: Recipe, trial: int) -> Target:
     )
 
 
-def retrained(
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of the algorithm in any trial: what is checked and counted once, however many trials there are."""
+
+    recipe: Recipe
+    technique: str
+    """What the tables call it."""
+    pruning: str
+    iterative: bool
+    epochs: float
+    pruner: Pruner
+    slim: bool
+    salt: str
+    """Joins the seed of the first level, where techniques are to draw their own randomness."""
+    cost: float
+    """Epochs of one level."""
+    final: float | None
+    levels: tuple["_Level", ...]
+
+    def targets(self, trial: int) -> Iterator[Target]:
+        """The target of every level, in one trial."""
+        original = dense(self.recipe, trial).state
+        previous, salt = original, self.salt
+        for number, (level, first, kept, weights_at, rates) in enumerate(self.levels, start=1):
+            weights = Trained(original.parent, weights_at) if weights_at else _weights(level, original, previous)
+            root = Pruned(weights, previous, self.pruner, first, kept, salt, slim=self.slim)
+            previous = Trained(root, rates) if rates else _gradual(self.recipe, root, level, self.final)
+            salt = ""
+            yield Target(
+                recipe=self.recipe,
+                pruning=self.pruning,
+                iterative=self.iterative,
+                technique=self.technique,
+                density=level.density,
+                retrain_epochs=self.epochs,
+                trial=trial,
+                search_epochs=self.cost * number,
+                state=previous,
+            )
+
+
+class _Level(NamedTuple):
+    """A level of a run, with what is the same in all trials."""
+
+    level: Level
+    first: float
+    """The density that it is pruned to before it retrains, and how many weights that keeps."""
+    kept: int
+    weights_at: Given | None
+    """The rates of the dense run up to where its weights come from; None: they come from elsewhere."""
+    rates: Rates | None
+    """Those that it retrains at; None: the mask is updated on the way."""
+
+
+def run_of(
     recipe: Recipe,
-    trial: int,
     technique: str,
     epochs: float,
     densities: Sequence[float],
@@ -100,8 +154,8 @@ def retrained(
     slim: bool = False,
     independent: bool = False,
     final: float | None = None,
-) -> Iterator[Target]:
-    """The target of every level of one run of the algorithm; `final` holds after the end of the schedule.
+) -> Run:
+    """A run of the algorithm; `final` holds after the end of the schedule.
 
     A preset, rates or N:M say themselves how much goes: no densities are given with them. `slim` networks are trained
     without the units that are pruned.
@@ -123,32 +177,52 @@ def retrained(
             f"retraining time {epochs:g} is less than one step of {recipe.label()}, which has "
             f"{recipe.steps_per_epoch:.4g} per epoch; give at least {1 / recipe.steps_per_epoch:.4g}"
         )
-    T, t = recipe.schedule.steps, recipe.steps_of(epochs)
-    original = dense(recipe, trial).state
-    label = technique_label(technique)
-    salt = f"{label} {epochs:g}" if independent else ""
-    cost = epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs
-    rule = Ruled(chosen.lr, schedule, t) if callable(chosen.lr) else None
-    previous, course = original, list(levels(chosen, t, T, densities))
+    t, label = recipe.steps_of(epochs), technique_label(technique)
+    course = list(levels(chosen, t, recipe.schedule.steps, densities))
     _kept(recipe, pruner, course[-1].density)  # what was asked for is refused before what leads there
-    for number, level in enumerate(course, start=1):
-        weights = _weights(level, original, previous)
-        first = level.before if level.gradual else level.density
-        kept = _kept(recipe, pruner, first)
-        salted = salt if number == 1 else ""
-        root = Pruned(weights=weights, source=previous, pruner=pruner, density=first, kept=kept, salt=salted, slim=slim)
-        previous = Trained(root, rule) if rule is not None else _retrained(recipe, root, level, final)
-        yield Target(
-            recipe=recipe,
-            pruning=kind_of(pruner, slim),
-            iterative=iterative,
-            technique=label,
-            density=level.density,
-            retrain_epochs=epochs,
-            trial=trial,
-            search_epochs=cost * number,
-            state=previous,
-        )
+    rule = Ruled(chosen.lr, schedule, t) if callable(chosen.lr) else None
+    return Run(
+        recipe=recipe,
+        technique=label,
+        pruning=kind_of(pruner, slim),
+        iterative=iterative,
+        epochs=epochs,
+        pruner=pruner,
+        slim=slim,
+        salt=f"{label} {epochs:g}" if independent else "",
+        cost=epochs + recipe.training_epochs if chosen.lr == "restarted" else epochs,
+        final=final,
+        levels=tuple(_level(recipe, pruner, level, rule, final) for level in course),
+    )
+
+
+def _level(recipe: Recipe, pruner: Pruner, level: Level, rule: Ruled | None, final: float | None) -> _Level:
+    first = level.before if level.gradual else level.density
+    rates: Rates | None = rule
+    if rule is None and not level.gradual:
+        rates = _rates(recipe, level.schedule_from or 0, level.length, final)
+    at = level.weights_from
+    return _Level(
+        level, first, _kept(recipe, pruner, first), _rates(recipe, 0, at) if isinstance(at, int) and at else None, rates
+    )
+
+
+def retrained(
+    recipe: Recipe,
+    trial: int,
+    technique: str,
+    epochs: float,
+    densities: Sequence[float],
+    pruner: Pruner | None = None,
+    *,
+    iterative: bool,
+    slim: bool = False,
+    independent: bool = False,
+    final: float | None = None,
+) -> Iterator[Target]:
+    """The target of every level of one run of the algorithm in one trial; what is given is what `run_of` takes."""
+    how = {"iterative": iterative, "slim": slim, "independent": independent}
+    yield from run_of(recipe, technique, epochs, densities, pruner, **how, final=final).targets(trial)
 
 
 def _own_density(recipe: Recipe, pruner: Pruner, densities: Sequence[float], technique: Technique) -> float:
@@ -164,8 +238,8 @@ def _own_density(recipe: Recipe, pruner: Pruner, densities: Sequence[float], tec
         raise InputError(f"{recipe.label()}: {error}") from error
 
 
-def _retrained(recipe: Recipe, root: Pruned, level: Level, final: float | None) -> Trained:
-    """A level: trained under its mask, which is updated on the way where it is pruned gradually."""
+def _gradual(recipe: Recipe, root: Pruned, level: Level, final: float | None) -> Trained:
+    """A level whose mask is updated while it is trained."""
     start, done, kept = level.schedule_from or 0, 0, root.kept
     stage: Trained | Pruned = root
     for step, density in level.updates(level.length):
@@ -178,14 +252,17 @@ def _retrained(recipe: Recipe, root: Pruned, level: Level, final: float | None) 
 
 
 def _weights(level: Level, original: Trained, previous: Trained) -> Past:
-    """The state that the weights under the new mask come from (law 5: rewinding reads the original dense run)."""
+    """The state that the weights under the new mask come from, unless that is on the way of the dense run (law 5)."""
     start = original.parent
     assert isinstance(start, Start)
     if level.weights_from == "fresh":
-        return Start(start.recipe, start.seed, fresh=True)
-    if level.weights_from == "previous":
-        return previous
-    return original.until(level.weights_from) if level.weights_from else start
+        return _fresh(start.recipe, start.seed)
+    return previous if level.weights_from == "previous" else start
+
+
+@lru_cache(maxsize=1024)
+def _fresh(recipe: Recipe, seed: int) -> Start:
+    return Start(recipe, seed, fresh=True)
 
 
 @lru_cache(maxsize=4096)

@@ -42,6 +42,7 @@ PATHS: Final[Mapping[Kind, str]] = {
     "draft": "drafts/{key}.safetensors",
 }
 _KEY = re.compile(r"[0-9a-f]{32}")
+_HALVES = re.compile("[\ud800-\udfff]")  # of character pairs
 
 
 class Artifact(NamedTuple):
@@ -217,7 +218,7 @@ def _wrong(content: object, kinds: Mapping[str, Callable[[Any], bool]]) -> str |
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)  # can be printed
+    return isinstance(value, str) and (value.isascii() or _HALVES.search(value) is None)  # can be printed
 
 
 def _is_texts(value: Any) -> bool:
@@ -237,7 +238,10 @@ def _is_duration(value: Any) -> bool:
 
 
 def _is_point(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 3 and _is_count(value[0]) and all(map(_is_number, value))
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        return False
+    step, lr, loss = value
+    return _is_count(step) and _is_number(lr) and _is_number(loss)
 
 
 def _is_curve(value: Any) -> bool:
@@ -245,8 +249,9 @@ def _is_curve(value: Any) -> bool:
 
 
 def _is_layer(value: Any) -> bool:
-    counts = ("kept", "total", "flops")
-    return isinstance(value, dict) and all(_is_count(value.get(name)) for name in counts)
+    if not isinstance(value, dict):
+        return False
+    return _is_count(value.get("kept")) and _is_count(value.get("total")) and _is_count(value.get("flops"))
 
 
 def _is_failure(value: Any) -> bool:
