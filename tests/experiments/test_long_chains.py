@@ -1,5 +1,6 @@
 """Thousands of retraining times under one mask, and thousands of levels: no work depends on the depth of the stack."""
 
+from collections.abc import Collection, Iterator
 from typing import cast
 
 import pytest
@@ -36,14 +37,17 @@ class Finished:
     """Stands for a store in which a whole plan has run and no tensors were kept, without the thousands of files."""
 
     def __init__(self, work: Plan) -> None:
-        self.results, self.dropped = {node.key: result_of(node) for node in work.nodes}, list[str]()
+        self.found, self.dropped = {node.key: result_of(node) for node in work.nodes}, list[str]()
         self.known = dict[str, Outcome]()
 
     def result(self, key: str) -> Result | None:
-        return self.results.get(key)
+        return self.found.get(key)
+
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+        return ((key, self.found[key]) for key in keys if key in self.found)
 
     def outcome(self, key: str) -> Outcome | None:
-        return outcome_of(self.results[key]) if key in self.results else None
+        return outcome_of(self.found[key]) if key in self.found else None
 
     def has_state(self, key: str, *, to_train: bool) -> bool:
         return False

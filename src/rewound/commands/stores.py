@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def unpack_files(files: Sequence[Path], root: Place) -> None:
 
 
 def _overview(store: Store) -> Group:
-    results = [result for key in sorted(store.finished()) if (result := store.result(key))]
+    results = [result for _, result in store.results(store.finished())]
     table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.name}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
         of_recipe = [result for result in results if result["recipe"] == recipe]
@@ -146,7 +146,10 @@ def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     watch = Watch(plan, store)
     headway, steps = watch.headway(exact=True), sum(node.steps for node in plan.nodes)
     under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
-    results = [result for key in plan.by_key if (result := store.result(key)) is not None]
+    finished, seconds = Counter[str](), defaultdict[str, float](float)
+    for _, result in store.results(plan.by_key.keys()):
+        finished[result.get("host", "not known")] += 1
+        seconds[result.get("host", "not known")] += result["seconds"]
     failed = f", {headway.failed:,} failed" if headway.failed else ""
     resumed = len((store.drafts() & plan.by_key.keys()) - under_way.keys() - watch.status.keys())
     lines = [
@@ -158,10 +161,8 @@ def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     ]
     machines = Table("machine", "finished", "time", "under way", title="by machine", title_justify="left")
     claimed = Counter(claim.host_name for claim in under_way.values())
-    for host in sorted({result.get("host", "not known") for result in results} | claimed.keys()):
-        done = [result for result in results if result.get("host", "not known") == host]
-        took = spoken(sum(result["seconds"] for result in done))
-        machines.add_row(host, f"{len(done):,}", took, f"{claimed[host]:,}")
+    for host in sorted(finished.keys() | claimed.keys()):
+        machines.add_row(host, f"{finished[host]:,}", spoken(seconds[host]), f"{claimed[host]:,}")
     return Group(two_columns(f"progress of {name}", lines), *([machines] if machines.row_count else []))
 
 

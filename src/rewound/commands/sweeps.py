@@ -205,9 +205,9 @@ def run(
     planned = planning.plan(found.targets)
     opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
     if retry_failed:
-        for node in planned.nodes:
-            if (result := opened.result(node.key)) and ("failed" in result or not is_measured(result)):
-                opened.forget(node.key)
+        results = opened.results(planned.by_key.keys())
+        for key in [key for key, result in results if "failed" in result or not is_measured(result)]:
+            opened.forget(key)
     for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options if here else None)):
         say(line)
     for counts in parts_pruned(planned):
@@ -388,9 +388,9 @@ def as_workers(jobs: int, device: str) -> int:
 def _computed_with(rows: list[Row], results: Results) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
     seen: dict[str, Counter[str]] = {}
+    made = {key: result["made"] for key, result in results.results({row.key for row in rows})}
     for key in dict.fromkeys(row.key for row in rows):
-        result = results.result(key)
-        for name, value in result["made"].items() if result else ():
+        for name, value in made.get(key, {}).items():
             seen.setdefault(name, Counter())[value] += 1
     names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}
     return [

@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections import Counter
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from rewound.commands.console import say
@@ -83,6 +84,10 @@ class WatchedSweep:
     def result(self, key: str) -> Result | None:
         """What was read of the store."""
         return self._results.get(key)
+
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+        """What was read of the store, of these keys."""
+        return ((key, self._results[key]) for key in keys if key in self._results)
 
     def look(self) -> Json:
         """How far the sweep is, who works on it, and what failed; it costs what has changed."""

@@ -106,14 +106,19 @@ def remove_unfinished(folder: Path, after: float = FORGOTTEN) -> None:
 
     The while is in seconds since something was written to the file.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() or not (hidden := _hidden(folder)):
         return
-    of_safetensors = [path for path in folder.iterdir() if _OF_SAFETENSORS.fullmatch(path.name)]
+    of_safetensors = [name for name in hidden if _OF_SAFETENSORS.fullmatch(name)]
     # Looked for after those: whoever writes by safetensors has an unfinished file of ours beside it all the time.
-    ours = [(path, found) for path in folder.iterdir() if (found := _UNFINISHED.fullmatch(path.name))]
-    if not [path for path, found in ours if not _removed(path, found["owner"], after)]:
-        for path in of_safetensors:
-            path.unlink(missing_ok=True)
+    ours = [(name, found) for name in _hidden(folder) if (found := _UNFINISHED.fullmatch(name))]
+    if not [name for name, found in ours if not _removed(folder / name, found["owner"], after)]:
+        for name in of_safetensors:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _hidden(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.name.startswith(".")]
 
 
 def _removed(path: Path, writer: str | None, after: float) -> bool:

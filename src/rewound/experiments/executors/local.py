@@ -42,7 +42,8 @@ def run(
     _check_importable(watch.open, options.jobs)
     be_worker = partial(_be_worker, plan, store.backend, options, store.known)
     try:
-        run_processes(options.jobs, be_worker, say, first_of_each(say), telling(watch, tick))
+        if watch.open:  # a process takes seconds to start
+            run_processes(options.jobs, be_worker, say, first_of_each(say), telling(watch, tick))
     except WorkersDied as death:
         if todo(plan, store):
             raise

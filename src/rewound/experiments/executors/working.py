@@ -54,7 +54,7 @@ def work(
     alive = telling(watch, tick)
     own = Store(store.backend, say, store.known)
     worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop or Stop(options.minutes))
-    has_ended = walked(plan, worker, first_of_each(say))
+    has_ended = not watch.open or walked(plan, worker, first_of_each(say))
     tick(watch.headway(exact=True))
     tidy(plan, store, keep_all=options.keep_all)
     return has_ended

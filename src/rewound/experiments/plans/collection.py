@@ -1,7 +1,7 @@
 """From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
@@ -17,6 +17,9 @@ class Results(Protocol):
 
     def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None."""
+
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+        """What was measured at these keys, in any order."""
 
 
 def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan | None = None) -> Tables:
@@ -46,7 +49,7 @@ def is_measured(result: Result | None) -> bool:
 
 def _lost(plan: planning.Plan, reader: "_Reader") -> set[str]:
     """The keys of the nodes that failed, and of those that build on them."""
-    results = {node.key: result for node in plan.nodes if (result := reader.result(node.key)) is not None}
+    results = reader.read(plan.by_key.keys())
     return plan.lost([key for key, result in results.items() if "failed" in result], results)
 
 
@@ -62,6 +65,12 @@ class _Reader:
         if key not in self.known:
             self.known[key] = self.store.result(key)
         return self.known[key]
+
+    def read(self, keys: Collection[str]) -> dict[str, Result]:
+        """Those of many keys, which are read together."""
+        found = dict(self.store.results(keys))
+        self.known |= dict.fromkeys(keys) | found
+        return found
 
     def way(self, target: Target, key: str) -> "_Way":
         """What is known of the nodes under one mask that lead to `key`."""

@@ -126,11 +126,12 @@ class _Time(NamedTuple):
 def _time(plan: Plan, left: list[Node], steps: dict[str, int], store: Store | None, device: str, jobs: int) -> _Time:
     if not left:
         return _Time(0.0, "nothing")
-    seconds, sources, finished = 0.0, list[str](), store.finished() if store else set()
+    seconds, sources = 0.0, list[str]()
     for task in dict.fromkeys(type(node.recipe) for node in left):
         open_nodes = [node for node in left if type(node.recipe) is task]
-        keys = [node.key for node in plan.nodes if type(node.recipe) is task and node.key in finished]
-        pace = _pace(open_nodes[0].recipe, [result for key in keys if store and (result := store.result(key))], device)
+        keys = {node.key for node in plan.nodes if type(node.recipe) is task}
+        results = [result for _, result in store.results(keys)] if store else []
+        pace = _pace(open_nodes[0].recipe, results, device)
         if pace is None:
             return _Time(None, f"unknown: {task.label()} has not run on {device} yet")
         seconds += pace.per_step * sum(steps[node.key] for node in open_nodes)
@@ -205,10 +206,10 @@ def unbound_note(count: int) -> str:
 def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[str]:
     """One line where stored results were made by another source, library, device or kind of CPU than today's."""
     differing: Counter[str] = Counter()
-    for node in plan.nodes:
-        if (result := store.result(node.key)) is not None:
-            today, made = made_by(node, options) if options else sources_of(node), result["made"]
-            differing.update(name for name in today if made.get(name, today[name]) != today[name])
+    for key, result in store.results(plan.by_key.keys()):
+        node, made = plan.by_key[key], result["made"]
+        today = made_by(node, options) if options else sources_of(node)
+        differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []
     counts = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())

@@ -24,9 +24,7 @@ def is_sufficient(node: Node, outcome: Outcome | None) -> bool:
 
 def outcomes_of(plan: Plan, store: Store) -> dict[str, Outcome]:
     """The outcomes of a plan's nodes that have one."""
-    finished = store.finished()
-    found = ((node.key, store.outcome(node.key)) for node in plan.nodes if node.key in finished)
-    return {key: outcome for key, outcome in found if outcome is not None}
+    return store.outcomes(plan.by_key.keys())
 
 
 def todo(plan: Plan, store: Store) -> list[Node]:

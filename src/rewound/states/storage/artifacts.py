@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast, get_args
 
 from rewound.foundations.errors import InputError, shown
 
@@ -151,6 +151,7 @@ class Notes(TypedDict):
 
 Outcome: TypeAlias = Literal["measured", "failed", "passed"]
 """What a result says: it was measured, it failed, or another sweep passed it without an evaluation."""
+OUTCOMES: Final = get_args(Outcome)
 
 
 def outcome_of(result: Result) -> Outcome:
@@ -175,14 +176,14 @@ def encoded(key: str, result: Result) -> bytes:
     return json.dumps({**content, "checksum": digest(content)}).encode()
 
 
-def decoded(content: bytes, key: str) -> Result:
-    """The result in a file that lies where the one of `key` belongs."""
+def decoded(content: bytes, key: str, *, is_intact: bool = False) -> Result:
+    """The result in a file that lies where the one of `key` belongs; `is_intact`: another checksum was right."""
     try:
         found = json.loads(content)
         checksum = found.pop("checksum")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # not even an object
         raise Damaged from None
-    if checksum != digest(found):
+    if not is_intact and checksum != digest(found):
         raise Damaged
     if wrong := _wrong(found, _RESULT):
         raise Damaged(f"is no result: {wrong}")

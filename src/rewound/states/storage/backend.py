@@ -7,7 +7,9 @@ all, and a path never changes its meaning: of two that create one, exactly one s
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -30,6 +32,9 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 Source: TypeAlias = bytes | Callable[[Path], object]
 """What a file is to hold: its bytes, or a function that writes them to the local file that it is given."""
 
+_TRIED, _SLOW = 20, 0.0005  # files that are read one by one, and the seconds for each from which on threads are used
+_AT_ONCE, _BATCH = 16, 1000  # threads, and how many files are asked for ahead
+
 
 class Listed(NamedTuple):
     """What a listing says of a file."""
@@ -42,7 +47,7 @@ class Listed(NamedTuple):
 class Backend(Protocol):
     """Where the files of a store are; a refusal is an `InputError` that says why and what to do.
 
-    It can be pickled, and opens the same place in another process.
+    It can be pickled, and opens the same place in another process. Several threads may use it at once.
     """
 
     @property
@@ -77,6 +82,23 @@ class Backend(Protocol):
     def probe(self) -> None:
         """Refuse a place that does not keep the promise of `create`; called by who opens a store in it."""
         return
+
+
+def contents_of(backend: Backend, paths: Mapping[str, str], most: int) -> Iterator[tuple[str, bytes | None]]:
+    """What `read` gives for each of the paths, by the name that it has here; several at once where reading is slow."""
+    names, took = list(paths), 0.0
+    for name in names[:_TRIED]:
+        began = time.perf_counter()
+        content = backend.read(paths[name], most)
+        took += time.perf_counter() - began
+        yield name, content
+    if took < _TRIED * _SLOW:  # a disk of this machine: threads would cost more than they save
+        yield from ((name, backend.read(paths[name], most)) for name in names[_TRIED:])
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for begin in range(_TRIED, len(names), _BATCH):
+            batch = names[begin : begin + _BATCH]
+            yield from zip(batch, threads.map(lambda name: backend.read(paths[name], most), batch), strict=True)
 
 
 def as_place(name: str, value: object) -> Place:

@@ -76,6 +76,19 @@ def check_listing(opened: Opener) -> None:
         assert backend.list(prefix).keys() == {path for path in paths if path.startswith(prefix)}, prefix
 
 
+def check_threads(opened: Opener) -> None:
+    """Several threads read, write and list at once, as by a worker's sign of life and where reading is slow."""
+    backend = opened()
+
+    def written_and_read(number: int) -> bool:
+        path, content = f"results/ab/{number}.json", 1000 * str(number).encode()
+        backend.write(path, content)
+        return backend.read(path, len(content) + 1) == content and path in backend.list("results/")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(written_and_read, range(40)))
+
+
 def check_a_write_that_fails_leaves_what_was(opened: Opener) -> None:
     """Half a file is never seen, and none is left."""
     backend = opened()

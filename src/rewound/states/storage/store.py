@@ -8,7 +8,7 @@ has it. Nothing is ever unpickled.
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, TypeAlias
@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import FORGOTTEN
 from rewound.method.pruning.mask import Mask
+from rewound.states.storage import index
 from rewound.states.storage.artifacts import (
     LONGEST_RESULT,
     PATHS,
@@ -33,7 +34,7 @@ from rewound.states.storage.artifacts import (
     keys_in,
     outcome_of,
 )
-from rewound.states.storage.backend import Backend, Gone, Place, Source, refusal, where_writable
+from rewound.states.storage.backend import Backend, Gone, Place, Source, contents_of, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.statefile import Facts, Kept, header_size, read_facts, read_state, write_state
@@ -101,17 +102,63 @@ class Store:
 
     def result(self, key: str) -> Result | None:
         """What was measured at `key`, or None; a damaged file is set aside and counts as absent."""
-        path = Artifact("result", key).path
         self.known.pop(key, None)
-        if (content := self.backend.read(path, LONGEST_RESULT + 1)) is None:
+        return self._read(key, self.backend.read(Artifact("result", key).path, LONGEST_RESULT + 1))
+
+    def _read(self, key: str, content: bytes | None) -> Result | None:
+        """The result in its file's content, of which the outcome is known from now on."""
+        if content is None:
             return None
         try:
             result = _decoded(content, key)
         except Damaged as damage:
-            self.set_aside(path, damage.reason)
+            self.set_aside(Artifact("result", key).path, damage.reason)
             return None
         self.known[key] = outcome_of(result)
         return result
+
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+        """What was measured at these keys, in any order; as by `result`, and much faster where they are many."""
+        stamps = self._stamps(keys)
+        for key, _, _, content in index.entries(self.backend, stamps):
+            try:
+                result = decoded(content, key, is_intact=True)
+            except Damaged:  # not by this program: its file decides
+                continue
+            del stamps[key]  # another segment may have it, too
+            self.known[key] = outcome_of(result)
+            yield key, result
+        yield from self._read_files(stamps)
+
+    def outcomes(self, keys: Collection[str]) -> dict[str, Outcome]:
+        """What the results of these keys say, in a word each; as by `outcome`, and much faster where they are many."""
+        stamps, found = self._stamps(keys), dict[str, Outcome]()
+        for key in [key for key in stamps if self.known.get(key, "passed") != "passed"]:
+            found[key] = self.known[key]
+            del stamps[key]
+        if stamps:
+            for entry in index.entries(self.backend, stamps):
+                found[entry.key] = self.known[entry.key] = entry.outcome
+                del stamps[entry.key]
+            found |= {key: outcome_of(result) for key, result in self._read_files(stamps)}
+        return found
+
+    def _stamps(self, keys: Collection[str]) -> dict[str, str]:
+        """Those of the keys that have a result, with what tells one version of its file from another."""
+        listed = self.backend.list("results/")
+        paths = ((key, listed.get(Artifact("result", key).path)) for key in keys)
+        return {key: index.stamp_of(found) for key, found in paths if found is not None}
+
+    def _read_files(self, stamps: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
+        """The results in their own files; many of them are added to the index."""
+        paths, read = {key: Artifact("result", key).path for key in stamps}, list[index.Entry]()
+        is_worth_it = len(stamps) >= index.ENOUGH
+        for key, content in contents_of(self.backend, paths, LONGEST_RESULT + 1):
+            if (result := self._read(key, content)) is not None and content is not None:
+                if is_worth_it:
+                    read.append(index.Entry(key, stamps[key], outcome_of(result), content))
+                yield key, result
+        index.add(self.backend, read)
 
     def outcome(self, key: str) -> Outcome | None:
         """What the result of `key` says, in a word; None without one. It is read once."""
