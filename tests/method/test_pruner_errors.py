@@ -81,6 +81,13 @@ def test_weights_that_are_no_numbers_are_an_error(value: float, pruner: Pruner, 
         pruner(model, 0.5, alive)
 
 
+def test_n_of_m_says_too_what_to_do_about_weights_that_are_no_numbers() -> None:
+    model = nn.Linear(8, 8)
+    nn.init.constant_(model.weight, torch.nan)
+    with pytest.raises(InputError, match="the network has diverged; train it again with a lower learning rate"):
+        Pruner(pattern="2:4")(model)
+
+
 def test_a_weight_that_is_gone_may_be_no_number() -> None:
     model = three_layers()
     mask = Pruner()(model, 0.5)
