@@ -12,7 +12,7 @@ from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import Failed, InputError
 from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 from tiny import ENTERED, POISON
@@ -99,6 +99,21 @@ def test_a_dense_run_that_fails_takes_its_trial_with_it(store: Store) -> None:
     assert {row.trial for row in tables.rows if row.val is None} == {2}
     assert {row.trial for row in tables.rows if row.val is not None} == {1}
     assert run(sweep, store) == []
+
+
+def test_what_was_measured_stays_if_it_diverges_when_it_is_computed_again(store: Store) -> None:
+    run(failing((1,)), store)
+    POISON[1, 0] = 3  # as another device or library may do
+    more = sweep_of({"technique": "fine-tuning", "retrain-epochs": 3, "density": 0.25}, recipe="Watched")
+    dense = next(target.state.key for target in more.targets if not target.state.prunings)
+    before = store.result(dense)
+    with pytest.raises(Failed, match="was measured before, and diverges now that it is computed again"):
+        run(more, store)
+    assert store.result(dense) == before
+    assert store.claims() == {}
+    POISON.clear()
+    run(more, store)
+    assert collected(more.targets, store).missing == 0
 
 
 def test_weights_that_are_infinite_fail_although_the_loss_was_a_number(store: Store) -> None:

@@ -16,7 +16,7 @@ import rewound
 from command_line import DIGITS_SWEEP, SWEEP, Rewound, environment
 from kill_and_continue import _table
 from rewound import Slurm
-from rewound.experiments.executors.slurm import seconds_of
+from rewound.experiments.executors.slurm import Job, seconds_of
 from rewound.experiments.executors.working import Assignment
 from rewound.foundations.errors import Failed, InputError
 from rewound.states.storage.store import Store
@@ -103,6 +103,18 @@ def test_where_there_is_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # On a real one
+
+
+def test_workers_live_until_slurm_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "squeue").write_text(
+        "#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said: list[str] = []
+    job = Job("17", "", 3, tmp_path / "tiny.json", lambda: False, said.append)
+    assert job.living() == 3
+    assert said == ["note: Slurm does not answer: Unable to contact slurm controller; the workers go on without it"]
 
 
 @pytest.fixture(scope="module")

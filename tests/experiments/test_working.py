@@ -24,6 +24,7 @@ from rewound.experiments.executors.working import (
     assignment_in,
     check_plan,
     digest_of,
+    digest_of_keys,
     stopped_by_signals,
 )
 from rewound.experiments.plans.collection import collected
@@ -33,7 +34,7 @@ from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.foundations.errors import InputError
 from rewound.states.storage.store import Store
-from tiny import POISON
+from tiny import POISON, Tiny
 from tiny_sweeps import EVERYTHING, FINE_TUNING, sweep_of, timeless
 
 LONG = """
@@ -129,6 +130,15 @@ def test_a_plan_that_is_not_meant_is_refused(tmp_path: Path, rewound_command: Re
     assert not (tmp_path / "rewound-store").exists(), "before a store is made"
     ended = rewound_command("work", "tiny.toml", "--plan", "0.0.7-0123456789abcdef")
     assert f"the driver has rewound 0.0.7, and this worker {rewound.__version__}" in ended.err
+
+
+def test_a_worker_with_other_code_of_a_recipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = plan(sweep_of(FINE_TUNING).targets)
+    before, keys = digest_of(work), digest_of_keys(work)
+    monkeypatch.setattr(Tiny, "source_digest", lambda self: "of an older copy")
+    assert digest_of_keys(work) == keys
+    with pytest.raises(InputError, match="give both the same sweep and the same code of its recipes"):
+        check_plan(work, before)
 
 
 def test_a_sweep_can_be_a_json_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rewound import Mask
 from rewound.conclusions.tables import write_table
 from rewound.experiments.compression import LevelReport, PrunedNetwork
 from rewound.foundations.owners import this_process
-from rewound.foundations.wholefiles import default_cache, replacing, write_whole
+from rewound.foundations.wholefiles import default_cache, remove_unfinished, replacing, unfinished, write_whole
 from rewound.states.storage.store import Store
 from stored import KEY, RESULT, a_mask, a_state
 
@@ -80,3 +80,24 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache() == Path("/var/xdg/rewound")
     monkeypatch.setenv("REWOUND_CACHE", "~/data")
     assert default_cache() == Path("/home/ada/data")
+
+
+def test_what_safetensors_still_writes_for_somebody_elsewhere_stays(tmp_path: Path) -> None:
+    theirs = tmp_path / ".tmpAb12Cd"
+    (made,) = _unfinished_name(tmp_path)
+    ours = tmp_path / made.replace(this_process().as_word(), "0123abcd-17-5")
+    for path in (ours, theirs):
+        path.touch()
+    os.utime(ours, (0, 0))  # as it was made: safetensors writes only to its own file
+    remove_unfinished(tmp_path, after=60.0)
+    assert ours.exists()
+    assert theirs.exists()
+    os.utime(theirs, (0, 0))
+    remove_unfinished(tmp_path, after=60.0)
+    assert not ours.exists()
+    assert not theirs.exists()
+
+
+def _unfinished_name(folder: Path) -> list[str]:
+    with unfinished(folder) as file:
+        return [file.name]

@@ -166,6 +166,16 @@ def test_a_container_of_the_same_name_is_another_host(store: Store) -> None:
     assert leases.take(KEY)
 
 
+def test_a_process_that_lives_on_without_a_sign_of_life_holds_nothing(store: Store) -> None:
+    assert store.claim(KEY)  # and its release has failed, as the store did not answer
+    clock = Clock()
+    leases = Leases(store.backend, clock=clock)
+    assert not leases.take(KEY)
+    clock.now = STALE + 1
+    assert leases.take(KEY)
+    assert not store.holds(KEY)
+
+
 def test_an_owner_that_is_not_shown_here_lives_by_its_heart(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Executor, executor_named, local, working
 from rewound.experiments.executors.ray_cluster import Ray
 from rewound.experiments.executors.slurm import Slurm
-from rewound.experiments.executors.working import as_declared, check_plan, digest_of, stopped_by_signals
+from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import Results, collected, is_measured
 from rewound.experiments.plans.execution import Options, Stop, keeps_all
@@ -332,7 +332,7 @@ def origin_of(sweep: Sweep, tables: Tables, root: Place, again: str, results: Re
 
 def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
     """A line if the sweep that last ran under this name was another one."""
-    if not store.note_plan(sweep.name, digest_of(planned)):
+    if not store.note_plan(sweep.name, digest_of_keys(planned)):
         return []
     return [
         f"note: {sweep.name} has another plan than when it last ran in {store.name}: it was changed, or two sweeps "

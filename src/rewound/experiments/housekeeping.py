@@ -6,6 +6,7 @@ Which tensors are needed is known only of sweeps that are named: what none of th
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from rewound.experiments.executors import local
@@ -151,14 +152,17 @@ def repair(found: Sequence[Damage], plan: Plan, store: Store, options: Options, 
         steps = sum(node.steps for node in part.nodes)
         local.run(part, store, options, say=say, tick=lambda headway: progress(headway.steps, steps))
     unfinished = {node.key for node in todo(plan, store)}
-    with one_thread():
+    with one_thread(), store.alive():
         for node in plan.nodes:
-            if node.key in lost["state"] and store.claim(node.key):
+            if node.key in lost["state"] and not store.claim(node.key):
+                say(f"note: {node.key[:12]} is not computed again here: another process is at work on it")
+            elif node.key in lost["state"]:
                 readers = plan.readers.get(node.key, ())
                 over = unfinished.isdisjoint(readers)  # it is still there because it was kept for good, then
                 try:
                     made = realised(node.state, store, device_named(options.device), say)
-                    store.save(node.key, made.state, made.mask, slots=bool(readers), for_good=over)
+                    is_mine = partial(store.holds, node.key)
+                    store.save(node.key, made.state, made.mask, slots=bool(readers), for_good=over, is_wanted=is_mine)
                 finally:
                     store.release(node.key)
 

@@ -111,7 +111,9 @@ def remove_unfinished(folder: Path, after: float = FORGOTTEN) -> None:
     of_safetensors = [name for name in hidden if _OF_SAFETENSORS.fullmatch(name)]
     # Looked for after those: whoever writes by safetensors has an unfinished file of ours beside it all the time.
     ours = [(name, found) for name in _hidden(folder) if (found := _UNFINISHED.fullmatch(name))]
-    if not [name for name, found in ours if not _removed(folder / name, found["owner"], after)]:
+    # safetensors writes to its own file, and leaves ours as it was made.
+    latest = max((_written(folder / name) for name in of_safetensors), default=0.0)
+    if not [name for name, found in ours if not _removed(folder / name, found["owner"], latest, after)]:
         for name in of_safetensors:
             (folder / name).unlink(missing_ok=True)
 
@@ -121,12 +123,20 @@ def _hidden(folder: Path) -> list[str]:
         return [entry.name for entry in entries if entry.name.startswith(".")]
 
 
-def _removed(path: Path, writer: str | None, after: float) -> bool:
-    """Remove an unfinished file, unless somebody may be writing it."""
+def _written(path: Path) -> float:
+    """When something was last written to a file; 0 if it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _removed(path: Path, writer: str | None, latest: float, after: float) -> bool:
+    """Remove an unfinished file, unless somebody may be writing it, or by way of it another one at `latest`."""
     owner = owner_from(writer) if writer else None
     lives = owner.lives() if owner else None
     with suppress(FileNotFoundError):
-        if lives or (lives is None and _now_in(path.parent) - path.stat().st_mtime <= after):
+        written = max(path.stat().st_mtime, latest)
+        if lives or (lives is None and _now_in(path.parent) - written <= after):
             return False
         path.unlink()
     return True

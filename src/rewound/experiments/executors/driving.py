@@ -29,9 +29,10 @@ def drive(
     plan: Plan, store: Store, workers: Workers, *, keep_all: bool, say: Say, tick: Callable[[Headway], None]
 ) -> None:
     """Wait until every node has ended, or until no worker is left; whatever interrupts the driver stops the workers."""
-    watch, told = Watch(plan, store), set[str]()
-    told.update(key for key, succeeded in watch.status.items() if not succeeded)
+    told: set[str] = set()
     try:
+        watch = Watch(plan, store)
+        told.update(key for key, succeeded in watch.status.items() if not succeeded)
         while len(watch.status) < len(plan.nodes):
             tick(watch.headway())
             _tell_failures(watch, store, told, say)

@@ -168,7 +168,9 @@ class _Tasks:
             self._ray.cancel(task)  # like Ctrl-C in that process
         end = time.monotonic() + _GRACE
         while self._tasks and time.monotonic() < end:
-            self._looked(0.5)
+            for ended in self._looked(0.5):
+                if (error := self._error(ended)) is not None:
+                    self._say(f"note: a worker has ended by an error: {error}")
         if self._tasks:
             lost = counted(len(self._tasks), "worker")
             self._say(f"note: {lost} did not end within {_GRACE:.0f} s, and will be killed; older drafts are there")
@@ -310,6 +312,11 @@ def connected(given: str | None, cpus: int | None, say: Say) -> Iterator[ModuleT
         return
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
+        if address is None and "RAY_AUTH_MODE" not in os.environ:
+            raise InputError(
+                "Ray was imported before it could be told to let nobody else connect to the cluster that it starts; "
+                "start Python anew, or call ray.init() yourself"
+            )
         if address is None:
             say("starting Ray on this machine, for this run alone; its logs will be in /tmp/ray/session_latest/logs")
             _start(ray, cpus)

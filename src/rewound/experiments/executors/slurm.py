@@ -27,6 +27,7 @@ from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import todo
 from rewound.foundations.errors import Failed, InputError, as_whole, shown
 from rewound.foundations.quantities import counted
+from rewound.foundations.wholefiles import write_whole
 from rewound.states.storage.store import Say, Store
 
 FOLDER = Path("rewound-slurm")
@@ -95,14 +96,14 @@ class Slurm:
         folder = (FOLDER / given.name).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         sweep = folder / f"{given.name}-{given.plan.rpartition('-')[2][:8]}.json"  # others may read another of its name
-        sweep.write_text(json.dumps(given.table, indent=1) + "\n")
+        write_whole(sweep, f"{json.dumps(given.table, indent=1)}\n".encode())  # a worker may be reading it
         script = folder / "worker.sh"
         script.write_text(self.script(given, sweep, workers))
         answer = _asked("sbatch", "--parsable", *self.words(), str(script))
         if answer.returncode:
             raise InputError(f"Slurm refused the job: {_sentence(answer.stderr)}; see --time and --sbatch")
         number, _, cluster = answer.stdout.strip().partition(";")
-        return Job(number, cluster, sweep, is_done, say)
+        return Job(number, cluster, workers, sweep, is_done, say)
 
     def script(self, given: Assignment, sweep: Path, workers: int) -> str:
         """The script of each worker. What was chosen is not in it: `sbatch` is given that, and prefers it."""
@@ -196,11 +197,14 @@ class _Task(NamedTuple):
 class Job:
     """The workers that were submitted as one array, for `driving`."""
 
-    def __init__(self, number: str, cluster: str, sweep: Path, is_done: Callable[[], bool], say: Say) -> None:
+    def __init__(
+        self, number: str, cluster: str, workers: int, sweep: Path, is_done: Callable[[], bool], say: Say
+    ) -> None:
         self.number, self.sweep, self.folder = number, sweep, sweep.parent
         self._is_done, self._say = is_done, say
         self._cluster = [f"--clusters={cluster}"] if cluster else []
-        self._tasks: dict[str, _Task] = {}
+        names = [f"{number}_{task}" for task in range(1, workers + 1)]
+        self._tasks = {name: _Task(name, "PENDING", "") for name in names}  # until Slurm has answered
         self._next, self._pause = 0.0, _LOOKS[0]
         self._told: set[str] = set()
 
@@ -233,8 +237,8 @@ class Job:
     def stop(self) -> None:
         """Cancel what waits in the queue, let the others keep drafts, and wait until they have."""
         began, pause, signalled = time.monotonic(), 0.5, set[str]()
-        patience = _ENDING if self._is_done() else 0.0  # workers see themselves that all is done, and end
         try:
+            patience = _ENDING if self._is_done() else 0.0  # workers see themselves that all is done, and end
             while self._look() and time.monotonic() < began + _GRACE:
                 _asked(*self.words("scancel", "--quiet", "--state=PENDING", self.number))
                 running = {task.name for task in self._tasks.values() if task.state == "RUNNING"} - signalled

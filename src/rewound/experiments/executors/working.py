@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from rewound import __version__
 from rewound.experiments.executors.walking import Headway, Watch, walk
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.execution import Options, Paused, Stop, Worker
+from rewound.experiments.plans.execution import Options, Paused, Stop, Worker, sources_of
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy
@@ -54,10 +54,11 @@ def work(
     alive = telling(watch, tick)
     own = Store(store.backend, say, store.known)
     worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop or Stop(options.minutes))
-    has_ended = not watch.open or walked(plan, worker, first_of_each(say))
+    if watch.open and not walked(plan, worker, first_of_each(say)):
+        return False  # at once: who asked it to stop may kill it soon
     tick(watch.headway(exact=True))
     tidy(plan, store, keep_all=options.keep_all)
-    return has_ended
+    return True
 
 
 def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
@@ -223,9 +224,18 @@ def as_declared(name: str, table: object) -> Declaration | None:
 
 
 def digest_of(plan: Plan) -> str:
-    """What two processes have in common that would do the same work: rewound's version, and the keys of all nodes."""
-    keys = "\n".join(sorted(plan.by_key))
-    return f"{__version__}-{hashlib.sha256(keys.encode()).hexdigest()[:16]}"
+    """What two processes have in common that would do the same work: rewound's version, all keys, and the code."""
+    sources = {source for node in plan.nodes for source in sources_of(node).values()}
+    return f"{__version__}-{_digest([*plan.by_key, *sources])}"
+
+
+def digest_of_keys(plan: Plan) -> str:
+    """What two plans of the same nodes have in common, whatever code does them."""
+    return _digest(plan.by_key)
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
 def check_plan(plan: Plan, expected: str) -> None:

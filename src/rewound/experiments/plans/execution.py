@@ -8,6 +8,7 @@ import math
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ from rewound.experiments.plans.realisation import (
 )
 from rewound.experiments.plans.remaining import is_sufficient, release, sufficient_outcome
 from rewound.experiments.sweeps.declaration import Declaration
-from rewound.foundations.errors import Diverged, InputError, few
+from rewound.foundations.errors import Diverged, Failed, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.foundations.owners import host_name, this_host
 from rewound.method.pruner import Pruner
@@ -155,7 +156,8 @@ def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: 
             worker.alive()
     finally:
         for job in jobs.values():
-            worker.store.release(job.node.key)
+            with suppress(InputError):  # where the store does not answer, a claim ends when it is stale
+                worker.store.release(job.node.key)
 
 
 class Job:
@@ -306,8 +308,14 @@ class Job:
             return
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
-        # Else what has no measurement, or is done again for its tensors, would be tried for ever.
-        is_replaced = self.is_again or self.worker.store.outcome(self.node.key) == "passed"
+        outcome = self.worker.store.outcome(self.node.key)
+        if self.is_again and outcome == "measured":  # which stays; and without its tensors nothing can go on from it
+            raise Failed(
+                f"{self.node.key[:12]} was measured before, and diverges now that it is computed again for its tensors "
+                f"({failure}); run what builds on it where it was made (rewound show {self.node.key[:12]})"
+            )
+        # Else what has no measurement would be tried for ever.
+        is_replaced = self.is_again or outcome == "passed"
         if not self.worker.store.publish(self.node.key, result, replace=is_replaced):
             self._say_unused("was published by another process meanwhile")
             return

@@ -2,9 +2,9 @@
 
 The claim of a node is the file `claims/KEY.N` of the highest number N, with its owner's host, process and how far the
 work is. Who creates it owns the node; writing it again is the owner's sign of life; taking over from a dead owner
-creates N + 1. An owner is dead if its process on this host is, or if an observer has seen the same version of the claim
-for `STALE` seconds of its own monotonic clock: no clock is compared with another's. An owner that was taken for dead
-and wakes up finds a newer claim, or none, and is refused (law 10).
+creates N + 1. An owner counts as dead if its process on this host is, or if an observer has seen the same version of
+the claim for `STALE` seconds of its own monotonic clock: no clock is compared with another's. An owner that was taken
+for dead and wakes up finds a newer claim, or none, and is refused (law 10).
 
 Versions before this one kept one file `claims/KEY.json`, which counts as number 0.
 """
@@ -156,9 +156,8 @@ class Leases:
         """Whether somebody alive holds the claim."""
         if seen.claim is None:
             return False
-        if (lives := seen.claim.owner.lives()) is not None:
-            return lives
-        return self._clock() - seen.since <= STALE
+        # That a process is there does not say that it still works: one that could not give its claim up lives on.
+        return seen.claim.owner.lives() is not False and self._clock() - seen.since <= STALE
 
     def _look(self, prefix: str) -> dict[str, _Seen]:
         """The last claim of each node below a prefix; a claim is read again only where its version has changed."""
