@@ -237,7 +237,7 @@ def test_without_waiting(folder: Path, rewound_command: Rewound, monkeypatch: py
 @long
 def test_a_time_limit(folder: Path) -> None:
     expected = timeless(rewound.run("tiny.toml", store="local", jobs=1, say=lambda _: None).tables)
-    Path("pause").write_text("0.8")
+    Path("pause").write_text("0.5")
     results = rewound.run("tiny.toml", on=Slurm(workers=2, time=1), say=lambda _: None)
     assert timeless(results.tables) == expected
     logs = [log.read_text() for log in Path("rewound-slurm/tiny").glob("*.log")]
