@@ -107,8 +107,9 @@ def test_a_failure_is_told_until_it_is_tried_again(store: Store) -> None:
     assert facts(now)["Failed or skipped"] == "2", "what builds on it is skipped"
     assert now["state"] == "finished"
     worker, failed = Store(store.root), now["failures"][0]["key"]
-    worker.forget(failed)
     worker.claim(failed)
+    assert len(watching.look()["failures"]) == 1, "its owner has not given it up yet"
+    worker.forget(failed)
     now = watching.look()
     assert (now["failures"], now["state"]) == ([], "working")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from command_line import command, environment
 
@@ -89,6 +89,7 @@ def test_a_sweep_arrives_without_a_reload_and_the_reader_keeps_place_and_choices
         assert menu.evaluate("element => element.known"), "an open menu is not replaced"
         expect(menu).to_be_in_viewport()
         page.locator("#accuracy .points_marks path").first.wait_for()
+        _sleeps_in_the_background(page)
         assert outside == []
         assert wrong == []
     expect(page.locator("#live .warning")).to_contain_text("The watcher does not answer", timeout=PATIENCE)
@@ -97,6 +98,18 @@ def test_a_sweep_arrives_without_a_reload_and_the_reader_keeps_place_and_choices
     with watching(tmp_path, url.rstrip("/").rpartition(":")[2]):
         expect(page.locator("#live .warning")).to_have_count(0, timeout=PATIENCE)
     context.close()
+
+
+def _sleeps_in_the_background(page: Page) -> None:
+    """A page that nobody sees asks nothing, and asks at once when it is seen again."""
+    page.evaluate("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
+    page.wait_for_timeout(3000)  # the question that was under way, and one more
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(3000)
+    assert asked == []
+    with page.expect_request("**/now"):
+        page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 
 _NOTED = """() => {

@@ -89,7 +89,7 @@ class WatchedSweep:
         """What was read of the store, of these keys."""
         return ((key, self._results[key]) for key in keys if key in self._results)
 
-    def look(self) -> Json:
+    def look(self, *, anew: bool = False) -> Json:
         """How far the sweep is, who works on it, and what failed; it costs what has changed."""
         if self._backend.read("version", 1) is None:
             self._begin_again()
@@ -99,14 +99,15 @@ class WatchedSweep:
         watch, store = self._watch, self._watch.store
         headway = watch.headway()
         for key in watch.status.keys() - self._results.keys():
-            if (result := store.result(key)) is not None:
+            if key in store.known and (result := store.result(key)) is not None:  # what was skipped has none
                 self._results[key] = result
         self._claims = {key: claim for key, claim in store.claims().items() if key in self._plan.by_key}
         if self._claims:
             self._worked = time.monotonic()
-        if any(watch.status.get(key) is False for key in self._claims):  # as by --retry-failed
+        failed = [key for key in self._claims if watch.status.get(key) is False]
+        if any(store.result(key) is None for key in failed) and not anew:  # they are tried again (--retry-failed)
             self._begin_again()
-            return self.look()
+            return self.look(anew=True)
         return self._said(headway)
 
     def _hear(self, line: str) -> None:

@@ -28,7 +28,8 @@ INTERVAL: Final = 2.0
 """Seconds between two looks, and between two questions of a page."""
 _ASLEEP: Final = 5 * INTERVAL  # without a question for so long, nobody looks
 _PATIENCE: Final = 1.5  # seconds that a page waits for a look where the last one is old
-_SHARE: Final = 0.1  # of the time that may be spent on the data of the page
+_SHARE: Final = 0.1  # of the time that may be spent on looking, and as much on the data of the page
+_LONGEST: Final = 30.0  # seconds between two looks, however long they take
 
 
 class Source(Protocol):
@@ -83,10 +84,11 @@ class Lookout:
     def _look_on(self) -> None:
         drawn, took = -float("inf"), 0.0
         while not self._ended:
-            began = time.monotonic()
+            began, pause = time.monotonic(), INTERVAL
             try:
                 self._since = began
                 now, self._since = self._source.look(), None
+                pause = min(max(INTERVAL, (time.monotonic() - began) / _SHARE), _LONGEST)
                 self._note(now=now)
                 if time.monotonic() - drawn > took / _SHARE:
                     drawn = time.monotonic()
@@ -97,7 +99,7 @@ class Lookout:
                 self._since = None
                 self._note(trouble=str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}")
             with self._changed:
-                self._changed.wait_for(lambda: self._ended, INTERVAL)
+                self._changed.wait_for(lambda: self._ended, pause)
                 self._changed.wait_for(lambda: self._ended or time.monotonic() - self._asked < _ASLEEP)
 
     def _note(self, *, now: Json | None = None, data: _Data | None = None, trouble: str = "") -> None:
