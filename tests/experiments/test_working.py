@@ -113,6 +113,14 @@ def test_an_assignment_travels_as_json_and_as_a_command(store: Store) -> None:
     ]
 
 
+def test_a_worker_elsewhere_makes_no_store(store: Store, tmp_path: Path) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    given = replace(assignment(plan(sweep.targets), store, options_for(sweep)), store=str(tmp_path / "elsewhere"))
+    with pytest.raises(InputError, match=r"elsewhere is not there on .*; give a folder that all machines share, or a"):
+        given.work(print)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_sweep_of_objects_does_not_travel(store: Store) -> None:
     sweep = sweep_of(FINE_TUNING)
     with pytest.raises(InputError, match="give a TOML file, the name of a shipped sweep, or a dict"):
