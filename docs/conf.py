@@ -33,7 +33,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"(?!rewound\.).*"),  # other projects'
     (r"py:obj", r".*"),
-    (r"py:class", r"rewound\.method\.pruning\.scores\.Evidence"),  # of scores by batches, which sweeps hand over
+    (r"py:class", r"rewound\.method\.pruning\.scores\.Observations"),  # of scores by batches, which sweeps hand over
 ]
 default_role = "py:obj"  # `code` in a docstring is a link where it names something of ours
 
