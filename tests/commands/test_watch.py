@@ -114,6 +114,34 @@ def test_a_failure_is_told_until_it_is_tried_again(store: Store) -> None:
     assert (now["failures"], now["state"]) == ([], "working")
 
 
+def test_a_failure_that_was_retried_unseen_is_forgotten(store: Store) -> None:
+    sweep = sweep_of(FINE_TUNING, recipe="Watched")
+    POISON[1, 1] = 3
+    run(sweep, store)
+    watching = watched(sweep, store)
+    (failure,) = watching.look()["failures"]
+    Store(store.root).claim(failure["key"])  # its worker died before it gave the claim up
+    assert watching.look()["failures"] == [failure]
+    POISON.clear()
+    Store(store.root).forget(failure["key"])
+    Store(store.root).release(failure["key"])
+    for claim in store.root.glob("claims/*"):
+        claim.unlink()
+    run(sweep, store)
+    now = watching.look()
+    assert (now["failures"], now["state"]) == ([], "finished")
+
+
+def test_a_store_that_is_gone_is_not_taken_for_one_that_is_not_there_yet(store: Store) -> None:
+    sweep = sweep_of(FINE_TUNING)
+    run(sweep, store)
+    watching = watched(sweep, store)
+    assert watching.look()["state"] == "finished"
+    store.root.rename(store.root.with_name("moved"))
+    with pytest.raises(InputError, match="is no longer there; mount its disk"):
+        watching.look()
+
+
 def test_it_only_reads_a_folder(store: Store) -> None:
     run(sweep_of(FINE_TUNING), store)
     (store.root / "results" / "ab").mkdir(exist_ok=True)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rewound.experiments.housekeeping import damages
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import outcomes_of
+from rewound.foundations.errors import InputError
 from rewound.states.storage import index
 from rewound.states.storage.artifacts import Failure, Result
 from rewound.states.storage.backend import ReadOnly, contents_of
@@ -225,6 +227,27 @@ def test_a_store_that_can_only_be_read_gets_no_index(root: Path) -> None:
     store = Store(Locked(root))
     assert dict(store.results(KEYS)) == {key: result_of(key) for key in KEYS}
     assert segments(root) == [segment]
+
+
+def test_a_cache_that_cannot_be_used_is_no_reason_to_fail(root: Path) -> None:
+    class Full(Counting):
+        """Its disk is full, and the index belongs to somebody else."""
+
+        def create(self, path: str, content: bytes, *, durable: bool = True) -> bool:
+            raise InputError("the disk is full")
+
+        def read(self, path: str, most: int) -> bytes | None:
+            if path.startswith("index/"):
+                raise InputError("it is not readable")
+            return super().read(path, most)
+
+    assert dict(Store(Full(root)).results(KEYS)) == {key: result_of(key) for key in KEYS}
+
+
+def test_verify_starts_from_the_files_alone(root: Path) -> None:
+    assert segments(root)
+    assert list(damages(opened(root))) == []
+    assert segments(root) == []
 
 
 def test_tables_are_the_same_with_an_index_and_without(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from itertools import islice
 
 from rewound.commands.console import say
 from rewound.commands.sweeps import as_sweep, evidence_of, origin_of, store_option
@@ -34,6 +35,7 @@ from rewound.states.storage.store import Store, backend_at, is_store
 
 HOST, PORT = "127.0.0.1", 8421
 _PAUSE = 10.0  # seconds without a claim after which nobody works: between two nodes there is none
+_LOOKED_AT = 20  # failures that are read again at each look
 _LISTED = 200  # workers and failures that the page lists
 
 
@@ -74,7 +76,7 @@ class WatchedSweep:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """Forget what was read: the store is not there yet, or something in it is computed anew."""
+        """Forget what was read: something of it is computed anew."""
         self._watch: Watch | None = None
         self._results: dict[str, Result] = {}
         self._claims: dict[str, Claim] = {}
@@ -89,11 +91,14 @@ class WatchedSweep:
         """What was read of the store, of these keys."""
         return ((key, self._results[key]) for key in keys if key in self._results)
 
-    def look(self, *, anew: bool = False) -> Json:
+    def look(self) -> Json:
         """How far the sweep is, who works on it, and what failed; it costs what has changed."""
         if self._backend.read("version", 1) is None:
-            self._begin_again()
+            if self._watch is not None:
+                raise InputError(f"the store {self._root} is no longer there; mount its disk, or move it back")
             return self._said(Headway(0, 0, 0))
+        if self._watch is not None and self._is_retried(self._watch.store):
+            self._begin_again()
         if self._watch is None:
             self._watch = Watch(self._plan, Store(self._backend, self._hear))
         watch, store = self._watch, self._watch.store
@@ -104,11 +109,12 @@ class WatchedSweep:
         self._claims = {key: claim for key, claim in store.claims().items() if key in self._plan.by_key}
         if self._claims:
             self._worked = time.monotonic()
-        failed = [key for key in self._claims if watch.status.get(key) is False]
-        if any(store.result(key) is None for key in failed) and not anew:  # they are tried again (--retry-failed)
-            self._begin_again()
-            return self.look(anew=True)
         return self._said(headway)
+
+    def _is_retried(self, store: Store) -> bool:
+        """Whether something that had failed is computed anew, as by --retry-failed; the first failures tell."""
+        failures = (key for key, seen in self._results.items() if "failed" in seen or not is_measured(seen))
+        return any(store.result(key) != self._results[key] for key in islice(failures, _LOOKED_AT))
 
     def _hear(self, line: str) -> None:
         self._told = line

@@ -16,7 +16,7 @@ from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.realisation import realised
 from rewound.experiments.plans.remaining import todo
 from rewound.foundations.errors import InputError, few
-from rewound.states.storage import claims
+from rewound.states.storage import claims, index
 from rewound.states.storage.artifacts import PATHS, Artifact, Damaged, artifact_at, is_key
 from rewound.states.storage.store import Say, Store
 from rewound.tasks.devices import device_named
@@ -121,7 +121,8 @@ class Damage(NamedTuple):
 
 
 def damages(store: Store, progress: Progress = lambda done, of: None) -> Iterator[Damage]:
-    """Read every result, state and draft, and give those that are damaged; nothing is changed."""
+    """Read every result, state and draft, and give those that are damaged; only the index is removed, a cache."""
+    index.drop(store.backend)
     files = [item for folder in ("results/", "states/", "drafts/") for item in store.backend.list(folder).items()]
     ours = [(path, listed.size, artifact) for path, listed in files if (artifact := artifact_at(path))]
 

@@ -8,16 +8,19 @@ many writes a segment of them. A segment that is damaged, stale or gone costs ti
 deleted at any time. Its name is the digest of its content: two that write the same write one file, without a lock.
 
 One kind of damage is not seen here: a disk that loses bits without a new version of the file. What was measured is then
-still right, in the index; `rewound verify` reads every file and finds it.
+still right, in the index. `rewound verify` reads every file and finds it; it removes the index first, so that nothing
+wrong can last in there.
 """
 
 import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
+from rewound.foundations.errors import InputError
 from rewound.states.storage.artifacts import OUTCOMES, Outcome, is_key
 from rewound.states.storage.backend import Backend, Listed, where_writable
 
@@ -47,7 +50,10 @@ def stamp_of(listed: Listed) -> str:
 def entries(backend: Backend, stamps: Mapping[str, str]) -> Iterator[Entry]:
     """What the index has of the results whose files have these stamps, by key."""
     for path in sorted(backend.list(_FOLDER)):
-        if (content := backend.read(path, _MOST_BYTES)) is None:  # removed since it was listed
+        content = None
+        with suppress(InputError):  # one that another user wrote, and this one may not read
+            content = backend.read(path, _MOST_BYTES)
+        if content is None:  # or removed since it was listed
             continue
         found = _entries(content) if path == _path(content) else None
         if found is None or _is_stale(found, stamps):
@@ -58,13 +64,20 @@ def entries(backend: Backend, stamps: Mapping[str, str]) -> Iterator[Entry]:
 
 
 def add(backend: Backend, read: Iterable[Entry]) -> None:
-    """Keep results that were read from their files, in segments; a place that can only be read is left as it is."""
+    """Keep results that were read from their files, in segments; a place that cannot be written is left as it is."""
     waiting = iter(read)
-    with where_writable():
+    with suppress(InputError):  # it can only be read, or the disk is full: a cache is no reason to fail
         while segment := list(_full(waiting)):
             header = json.dumps([(key, stamp, outcome, len(content)) for key, stamp, outcome, content in segment])
             content = zlib.compress(b"\n".join([header.encode(), b"".join(entry.content for entry in segment)]), 1)
             backend.create(_path(content), content, durable=False)
+
+
+def drop(backend: Backend) -> None:
+    """Remove the index; it is made again of what is read next."""
+    with where_writable():
+        for path in backend.list(_FOLDER):
+            backend.remove(path)
 
 
 def _full(waiting: Iterator[Entry]) -> Iterator[Entry]:
