@@ -237,8 +237,8 @@ def test_without_waiting(folder: Path, rewound_command: Rewound, monkeypatch: py
 @long
 def test_a_time_limit(folder: Path) -> None:
     expected = timeless(rewound.run("tiny.toml", store="local", jobs=1, say=lambda _: None).tables)
-    Path("pause").write_text("0.5")
-    results = rewound.run("tiny.toml", on=Slurm(workers=2, time=1), say=lambda _: None)
+    Path("pause").write_text("3")
+    results = rewound.run("tiny.toml", on=Slurm(workers=2, time=2), say=lambda _: None)
     assert timeless(results.tables) == expected
     logs = [log.read_text() for log in Path("rewound-slurm/tiny").glob("*.log")]
     assert any("exit code 75" in log for log in logs)
