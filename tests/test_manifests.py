@@ -1,10 +1,10 @@
 """The manifests in `examples/` are what Kubernetes and SkyPilot take, and start a worker as the command line has it.
 
-They are checked, not run. Kubernetes: every field against the schemas of its API, without unknown ones. SkyPilot:
-against its schemas of tasks and resources, written out from the package, which pins versions that do not fit ours.
+They are checked, not run. Kubernetes: every field against the schemas of its API, without unknown ones. SkyPilot has
+its schemas in a package with dozens of dependencies, some of which do not fit ours: the task is checked by them where
+that package is installed, and otherwise only for fields that its documentation has.
 """
 
-import json
 import shlex
 import subprocess
 from copy import deepcopy
@@ -20,7 +20,9 @@ from command_line import COMMANDS
 from rewound.experiments.executors.working import STOPPED
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SKYPILOT = json.loads((Path(__file__).parent / "support" / "skypilot_schemas.json").read_text())
+TASK = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run"}
+RESOURCES = {"accelerators", "cpus", "memory", "disk_size", "infra", "use_spot", "job_recovery", "image_id"}
+"""Fields of SkyPilot's tasks that its documentation has."""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -63,10 +65,17 @@ def test_a_pod_of_kubernetes() -> None:
 def test_skypilot() -> None:
     task = read("skypilot.yaml")
     resources = task["resources"]
-    jsonschema.validate({**task, "resources": {}}, SKYPILOT["task"])
-    jsonschema.validate(resources, SKYPILOT["resources"])
+    assert task.keys() <= TASK
+    assert resources.keys() <= RESOURCES
     assert resources["job_recovery"]["recover_on_exit_codes"] == [STOPPED]
+    assert all(isinstance(value, str) for value in task["envs"].values())
+    assert set(task["secrets"].values()) == {None}, "they are given when it is launched"
     check_worker(task["run"])
-    for wrong, schema in (({**task, "runs": ""}, "task"), ({**resources, "spot": True}, "resources")):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, SKYPILOT[schema])
+    subprocess.run(["sh", "-n", "-c", task["setup"]], check=True)
+
+
+def test_skypilot_by_its_own_schemas() -> None:
+    schemas = pytest.importorskip("sky.utils.schemas", reason="skypilot is not installed")
+    task = read("skypilot.yaml")
+    jsonschema.validate({**task, "resources": {}}, schemas.get_task_schema())
+    jsonschema.validate(task["resources"], schemas.get_resources_schema())

@@ -56,15 +56,22 @@ def run_command(
     jobs: Jobs = 0,
     device: Device = "cpu",
     on: Annotated[str, typer.Option(help="where to run: local, ray, slurm, or package.module:name")] = "local",
-    workers: Annotated[int | None, typer.Option(help="on a cluster: how many workers share the work")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="on Ray and Slurm: number of workers", show_default="Ray: one per CPU or GPU; Slurm: 4"),
+    ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="on Ray: host:port of the cluster, or auto", show_default="a new one on this machine"),
+        typer.Option(
+            help="on Ray: host:port of the cluster, or auto", show_default="RAY_ADDRESS, else a new one on this machine"
+        ),
     ] = None,
     per_gpu: Annotated[
         int | None, typer.Option(help="on Ray, with --device cuda: workers on each GPU", show_default="1")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="on Slurm: time limit of a worker, e.g. 90 or 4:00:00")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="on Slurm: time limit of a worker, e.g. 90 (minutes) or 4:00:00")
+    ] = None,
     sbatch: Annotated[str | None, typer.Option(help="on Slurm: more options of sbatch, in quotes")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="on Slurm: return once workers are in the queue")] = False,
     keep: Keep = "needed",
@@ -115,7 +122,8 @@ def work_command(
     minutes: Annotated[float | None, typer.Option(help="stop after this time, with drafts")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
     plan: Annotated[
-        str | None, typer.Option(help="refuse to work on a plan of another digest", show_default="any plan")
+        str | None,
+        typer.Option(help="digest that the plan must have; drivers pass it to their workers", show_default="any plan"),
     ] = None,
 ) -> None:
     """Be one worker of a sweep, beside any number of others on any machines that use the same store.

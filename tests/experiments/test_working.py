@@ -134,7 +134,7 @@ def test_a_plan_that_is_not_meant_is_refused(tmp_path: Path, rewound_command: Re
     check_plan(plan(sweep.targets), digest_of(plan(sweep.targets)))
     ended = rewound_command("work", "tiny.toml", "--plan", digest_of(plan(sweep.targets)))
     assert ended.code == 2
-    assert "this worker's plan of the sweep is another than the driver's" in ended.err
+    assert "this worker's plan of the sweep differs from the driver's" in ended.err
     assert not (tmp_path / "rewound-store").exists(), "before a store is made"
     ended = rewound_command("work", "tiny.toml", "--plan", "0.0.7-0123456789abcdef")
     assert f"the driver has rewound 0.0.7, and this worker {rewound.__version__}" in ended.err
@@ -237,5 +237,5 @@ def test_another_sweep_of_the_same_name_is_told(tmp_path: Path) -> None:
     for trials in ([1], [1], [2], [1]):
         said.append("--")
         rewound.run({**table, "trials": trials}, store=tmp_path / "store", jobs=1, say=said.append)
-    notes = [line for line in said if line == "--" or "has another plan than when it last ran" in line]
+    notes = [line for line in said if line == "--" or "differs from the one that last ran" in line]
     assert [line == "--" for line in notes] == [True, True, True, False, True, False]

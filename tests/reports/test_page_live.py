@@ -77,7 +77,7 @@ def test_a_sweep_arrives_without_a_reload_and_the_reader_keeps_place_and_choices
         menu.focus()
         menu.evaluate("element => { element.scrollIntoView({ block: 'center' }); element.known = true; }")
         assert sweep.wait() == 0
-        expect(status).to_have_text(re.compile(r"^All \d+ nodes have ended\.$"), timeout=PATIENCE)
+        expect(status).to_have_text(re.compile(r"^Finished: \d+ of \d+ nodes\.$"), timeout=PATIENCE)
         expect(runs).to_have_text("9 of 18 runs", timeout=PATIENCE)
         assert page.title() == "100% · small"
         seen = page.evaluate("window.noted")

@@ -77,7 +77,8 @@ def test_mlflow_reads_what_was_written_and_nothing_is_written_twice(
     said = write_mlflow("digits", TABLES, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert said == (
-        f"added 3 runs to experiment digits of MLflow at {uri}; look at them with: mlflow ui --backend-store-uri {uri}"
+        f"added 3 runs to experiment digits of MLflow at {uri}; to look at them: "
+        f"pip install mlflow && mlflow ui --backend-store-uri {uri}"
     )
     from mlflow.tracking import MlflowClient
 

@@ -335,8 +335,8 @@ def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
     if not store.note_plan(sweep.name, digest_of_keys(planned)):
         return []
     return [
-        f"note: {sweep.name} has another plan than when it last ran in {store.name}: it was changed, or two sweeps "
-        "share the name; their results are kept apart, their reports only by --out"
+        f"note: the plan of {sweep.name} differs from the one that last ran in {store.name}: the sweep was changed, or "
+        "two sweeps have this name; their results do not mix, and with --out their reports do not replace each other"
     ]
 
 

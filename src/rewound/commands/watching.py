@@ -145,7 +145,7 @@ class WatchedSweep:
         machines = {claim.host_name for claim in self._claims.values()}
         works = self._claims or time.monotonic() - self._worked < _PAUSE
         if not left:
-            state, headline = "finished", f"All {counted(nodes, 'node')} have ended."
+            state, headline = "finished", f"Finished: {nodes:,} of {counted(nodes, 'node')}."
         elif workers:
             state = "working"
             headline = f"Running: {counted(len(workers), 'worker')} on {counted(len(machines), 'machine')}"

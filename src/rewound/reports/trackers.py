@@ -99,7 +99,7 @@ def tracker_named(name: str) -> Tracker:
         raise InputError(unknown("place for results", name, _TRACKERS))
     needed, tracker = _TRACKERS[name]
     if missing := [module for module in needed if find_spec(module) is None]:
-        raise InputError(f"to {name} needs {missing[0]}, which is not installed; pip install 'rewound[{name}]'")
+        raise InputError(f"--to {name} needs {missing[0]}, which is not installed; pip install 'rewound[{name}]'")
     return tracker
 
 
@@ -173,7 +173,7 @@ def write_mlflow(name: str, tables: Tables, folder: Path) -> str:
     except MlflowException as error:
         reason = _without_password(str(error).splitlines()[0])
         raise Failed(f"cannot write to MLflow at {shown_uri}: {reason}; is MLFLOW_TRACKING_URI right?") from None
-    how = "" if given else f"; look at them with: mlflow ui --backend-store-uri {uri}"
+    how = "" if given else f"; to look at them: pip install mlflow && mlflow ui --backend-store-uri {uri}"
     return f"{_added(added, count)} to experiment {name} of MLflow at {shown_uri}{how}"
 
 

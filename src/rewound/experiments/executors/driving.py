@@ -1,6 +1,7 @@
 """What a driver does while workers on other machines do a plan: it looks at the store, and tells how far the plan is.
 
-The workers need no driver: they find their work in the store, and finish it if the driver dies.
+Workers find their work in the store, and need no driver. On Slurm they finish it if the driver dies; Ray ends the
+workers of a dead driver.
 """
 
 import time

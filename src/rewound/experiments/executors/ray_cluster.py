@@ -88,7 +88,7 @@ class Ray:
     ) -> None:
         """Do whatever of the plan is not done yet; see `Executor`."""
         if options.device not in ("cpu", "cuda"):
-            raise InputError(f"device must be cpu or cuda on Ray, which chooses the GPU, not {options.device}")
+            raise InputError(f"device must be cpu or cuda on Ray, not {options.device}; Ray chooses the GPU")
         if self.per_gpu > 1 and device_kind(options.device) == "cpu":
             raise InputError(f"per-gpu {self.per_gpu} goes with device cuda, not with cpu; leave it out")
         given = assignment(plan, store, options)
@@ -170,10 +170,12 @@ class _Tasks:
         while self._tasks and time.monotonic() < end:
             for ended in self._looked(0.5):
                 if (error := self._error(ended)) is not None:
-                    self._say(f"note: a worker has ended by an error: {error}")
+                    self._say(f"note: a worker ended with an error: {error}")
         if self._tasks:
             lost = counted(len(self._tasks), "worker")
-            self._say(f"note: {lost} did not end within {_GRACE:.0f} s, and will be killed; older drafts are there")
+            self._say(
+                f"note: {lost} did not end within {_GRACE:.0f} s, and will be killed; drafts are at most a minute old"
+            )
             for task in self._tasks:
                 self._ray.cancel(task, force=True)
             self._tasks = []
@@ -269,7 +271,7 @@ def _folders() -> list[str]:
 def _found_from(folders: list[str]) -> Iterator[None]:
     """Inside, code and data are found as in the driver's current folder, if this machine has it."""
     before, paths = Path.cwd(), list(sys.path)
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path and Path(folder).is_dir()]
+    sys.path += [folder for folder in folders if folder not in sys.path and Path(folder).is_dir()]  # last
     if Path(folders[0]).is_dir():
         os.chdir(folders[0])
     try:

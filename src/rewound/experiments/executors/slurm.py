@@ -128,7 +128,7 @@ class Slurm:
             submit=shlex.join(["sbatch", *self.words(), str(folder / "worker.sh")]),
             options="\n".join(f"#SBATCH {option}" for option in options),
             check="" if is_bucket else _CHECK.format(store=shlex.quote(given.store)),
-            command=shlex.join([sys.executable, "-m", "rewound", *given.command(str(sweep))]),
+            command=shlex.join([sys.executable, "-P", "-m", "rewound", *given.command(str(sweep))]),
             stopped=STOPPED,
         )
 
@@ -223,7 +223,7 @@ class Job:
                 if _NEVER.fullmatch(task.reason.strip("()")):
                     raise InputError(
                         f"Slurm will never start job {self.number} ({task.reason.strip('()')}), so it was cancelled; "
-                        "see --time and --sbatch, and what the cluster has by: sinfo"
+                        "check --time and --sbatch; `sinfo` lists what the cluster has"
                     )
         for task in self._tasks.values():
             if task.state not in _LIVING | _ENDED_WELL and task.name not in self._told:

@@ -250,6 +250,6 @@ def check_plan(plan: Plan, expected: str) -> None:
             "install the same version on both"
         )
     raise InputError(
-        f"this worker's plan of the sweep is another than the driver's ({found}, not {expected}); "
+        f"this worker's plan of the sweep differs from the driver's ({found}, not {expected}); "
         "give both the same sweep and the same code of its recipes"
     )

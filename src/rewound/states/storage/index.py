@@ -3,9 +3,9 @@
 index/DIGEST    a segment: results as they were read and checked, each with the version and size of its file then
 
 The files in `results/` alone count. What a segment has of a result is used only while the listing gives the file the
-same version and size; it is then what the file said. Every other result is read from its file, and whoever has read
-many writes a segment of them. A segment that is damaged, stale or gone costs time and nothing else, so it may be
-deleted at any time. Its name is the digest of its content: two that write the same write one file, without a lock.
+same version and size. Every other result is read from its file, and whoever has read many writes a segment of them. A
+segment that is damaged, stale or gone costs time and nothing else, so it may be deleted at any time. Its name is the
+digest of its content: two writers of the same results create one file, so that no lock is needed.
 
 One kind of damage is not seen here: a disk that loses bits without a new version of the file. What was measured is then
 still right, in the index. `rewound verify` reads every file and finds it; it removes the index first, so that nothing

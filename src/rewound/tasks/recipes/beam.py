@@ -1,13 +1,13 @@
-"""Beam search by the rule of the authors' translation code, which no library has.
+"""Beam search by the rule of the authors' translation code.
 
-A beam holds the `width` likeliest hypotheses of a sentence. One that has ended stays among them with its probability,
-and competes with those that go on by that alone. When all of a beam have ended, the best of them by penalised score is
+A beam holds the `width` likeliest hypotheses of a sentence. One that has ended stays among them, and is compared with
+the unfinished ones by probability alone. When all of a beam have ended, the best of them by penalised score is
 the translation: log-probability / ((5 + length) / 6) ** length_penalty, plus coverage_penalty times the sum over the
 source's words of log(min(attention received, 1)). The length counts the word that ends a sentence. If some hypothesis
 has not ended after the most words allowed, the likeliest is the translation.
 
-The authors' code picks the likeliest by bits of a float of which the lowest hold the index, so that of two that agree
-to about five digits it may pick the other one. Here they are compared as they are.
+The authors' code stores the index in the lowest bits of each score, so that hypotheses whose scores agree to about
+five digits may be swapped. Here scores are compared as they are.
 """
 
 from collections.abc import Callable

@@ -9,8 +9,8 @@ states: the backward LSTM's, then those of the upper layers. Layers from the thi
 what attention adds to that input is left out. Dropout falls on the input of every LSTM, not on what is added.
 
 With four layers of 1,024 units there are 98,605,057 parameters beside embeddings and projection. An LSTM has one bias;
-the second one of `torch.nn.LSTM` would double its learning rate. Forget gates have no bias of 1 to start from, and all
-weights start uniformly within 0.1, biases at 0.
+the second one of `torch.nn.LSTM` would double its learning rate. All weights
+start uniformly within 0.1 and all biases at 0, also those of forget gates.
 """
 
 from typing import NamedTuple
