@@ -72,8 +72,8 @@ BAD = {
     "rewound too far": bad(
         ["run", "x.toml"], "cannot rewind 3 epochs: tiny:Tiny trains for 2", x_toml=SWEEP.replace("[1, 2]", "3")
     ),
-    "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars' (known: local)"),
-    "executor misspelt": bad(["run", "digits", "--on", "locl"], "did you mean 'local'? (known: local)"),
+    "no such executor": bad(["run", "digits", "--on", "mars"], "unknown executor 'mars' (known: local, ray, slurm)"),
+    "executor misspelt": bad(["run", "digits", "--on", "locl"], "did you mean 'local'? (known: local, ray, slurm)"),
     "no such keep": bad(["run", "digits", "--keep", "some"], "keep must be 'needed' or 'all', not 'some'"),
     "negative jobs": bad(["run", "x.toml", "--jobs", "-1"], "jobs must be at least 0, not -1; 0 means", x_toml=SWEEP),
     "hardly jobs": bad(["plan", "x.toml", "--jobs", "-3"], "jobs must be at least 0, not -3; 0 means", x_toml=SWEEP),

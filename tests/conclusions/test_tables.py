@@ -19,6 +19,7 @@ from rewound.conclusions.tables import (
     with_details,
     write_layers,
     write_rows,
+    write_table,
 )
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
@@ -80,6 +81,11 @@ def test_no_text_in_a_table_is_a_formula_of_a_spreadsheet(name: str, tmp_path: P
     (read,) = read_rows(tmp_path / "results.csv")
     assert (read.recipe, read.technique, read.key, read.metric, read.val) == (name, name, name, name, -0.5)
     assert read_layers(tmp_path / "layers.csv")[0].layer == name
+
+
+def test_a_number_is_no_formula(tmp_path: Path) -> None:
+    write_table(["low", "high"], [["-0.18", "+2e3"]], tmp_path / "points.csv")
+    assert (tmp_path / "points.csv").read_text() == "low,high\n-0.18,+2e3\n"
 
 
 def test_a_table_of_one_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:

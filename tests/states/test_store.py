@@ -195,10 +195,9 @@ def test_what_writers_elsewhere_left_is_swept_up_after_an_hour(store: Store) -> 
     folder.mkdir()
     names = [".0123456789abcdef.part", f".0123456789abcdef.{'0' * 8}-17-123.part"]
     for age in (0, 3700):
-        for name in names:
+        for name in (*names, ".tmpAb3dE9"):
             (folder / name).touch()
             os.utime(folder / name, (time.time() - age, time.time() - age))
-        (folder / ".tmpAb3dE9").touch()
         (folder / ".part").touch()
         (folder / ".somebody.part").touch()
         store.sweep_up()

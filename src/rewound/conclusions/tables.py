@@ -357,7 +357,7 @@ def text_of(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
+    if isinstance(value, str) and _is_formula(value.lstrip("'")):
         return f"'{value}"
     return str(int(value) if isinstance(value, bool) else value)
 
@@ -372,7 +372,16 @@ def value_in(record: Mapping[str, str], column: str) -> Any:
 
 
 def _text(text: str) -> str:
-    return text[1:] if text[:1] == "'" and text.lstrip("'").startswith(_FORMULA) else text
+    return text[1:] if text[:1] == "'" and _is_formula(text.lstrip("'")) else text
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a spreadsheet would compute something of it; a number with a sign is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return text.startswith(_FORMULA)
+    return False
 
 
 def _number(text: str) -> float:
