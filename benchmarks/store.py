@@ -24,7 +24,7 @@ from rewound.experiments.executors import local
 from rewound.experiments.plans.execution import Options, Worker
 from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.plans.remaining import release
-from rewound.experiments.sweeps.targets import dense, retrained
+from rewound.experiments.sweeps.targets import dense, run_of
 from rewound.states.storage.artifacts import Artifact, CurvePoint, LayerCount, Result, encoded
 from rewound.states.storage.backend import as_place
 from rewound.states.storage.store import Store
@@ -92,7 +92,7 @@ def measured(work: Plan, store: Store) -> Measured:
 def walks(finished: int, given: str | None) -> list[Measured]:
     """Several walks in one store, each of which leaves it as it was."""
     trials = range(1, (finished + TO_DO) // 2 + 1)
-    pruned = [retrained(RECIPE, trial, "lr-rewinding", 0.5, [0.5], iterative=False) for trial in trials]
+    pruned = [run_of(RECIPE, "lr-rewinding", 0.5, [0.5], iterative=False).targets(trial) for trial in trials]
     targets = [target for trial in trials for target in (dense(RECIPE, trial), *pruned[trial - 1])]
     work = plan(tuple(targets))
     left = {target.state.key for target in targets[-TO_DO:]}

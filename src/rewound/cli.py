@@ -19,6 +19,7 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.names import look_in
 from rewound.method.choices import HELP, Choices
 from rewound.reports.figures import Drawing
+from rewound.reports.live import HOST, PORT
 from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.backend import Place, as_place
@@ -313,10 +314,8 @@ def show_command(
 def watch_command(
     sweep: SweepName,
     store: StorePlace = str(DEFAULT_STORE),
-    port: Annotated[int, typer.Option(help="of the page; 0 is any that is free")] = 8421,
-    host: Annotated[str, typer.Option(help="the address to listen at; the default is for this machine alone")] = (
-        "127.0.0.1"
-    ),
+    port: Annotated[int, typer.Option(help="of the page; 0 is any that is free")] = PORT,
+    host: Annotated[str, typer.Option(help="the address to listen at; the default is for this machine alone")] = HOST,
 ) -> None:
     """Serve the report's page while a sweep runs: progress, who works on what, failures, and results as they arrive.
 

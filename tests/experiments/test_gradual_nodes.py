@@ -11,7 +11,7 @@ from rewound import InputError, Mask, Pruner, Technique, begin, prune, train
 from rewound.experiments.executors import local
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import plan
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.method.technique import Gradual, technique_label, technique_named
 from rewound.states.history import Pruned, described
 from rewound.states.storage.store import Store
@@ -23,7 +23,7 @@ GRADUAL = {"technique": "gradual every=2", "retrain-epochs": 2, "density": 0.2} 
 
 
 def gradual(words: str = "gradual every=2", density: float = 0.2, epochs: float = 2, **how: object) -> Target:
-    (target,) = retrained(RECIPE, 1, words, epochs, [density], iterative=False, **how)
+    (target,) = run_of(RECIPE, words, epochs, [density], iterative=False, **how).targets(1)
     return target
 
 
@@ -91,7 +91,7 @@ def test_what_another_run_shares_with_it_cuts_it() -> None:
 
 
 def test_iterative_levels_may_each_be_gradual() -> None:
-    first, second = retrained(RECIPE, 1, "gradual every=5", 2, [0.5, 0.2], iterative=True)
+    first, second = run_of(RECIPE, "gradual every=5", 2, [0.5, 0.2], iterative=True).targets(1)
     assert second.state.prunings == 2
     root = second.state.root
     assert isinstance(root, Pruned)

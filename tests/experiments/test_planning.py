@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.sweeps.sweep import load_sweep, parse_sweep
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.method.schedule import Schedule, Segment
 from rewound.method.technique import TECHNIQUES, Facts, Technique
 from rewound.states.history import Pruned, Start, Trained, described, trained
@@ -30,12 +30,12 @@ def nodes_of(work: Plan) -> dict[str, Node]:
 
 
 def one_shot(technique: str, *times: float, density: float = 0.1, trial: int = 1) -> list[Target]:
-    return [target for t in times for target in retrained(DIGITS, trial, technique, t, [density], iterative=False)]
+    return [target for t in times for target in run_of(DIGITS, technique, t, [density], iterative=False).targets(trial)]
 
 
 def iterative(technique: str, t: float, count: int, keep: float = 0.5) -> list[Target]:
     densities = [keep**level for level in range(1, count + 1)]
-    return list(retrained(DIGITS, 1, technique, t, densities, iterative=True))
+    return list(run_of(DIGITS, technique, t, densities, iterative=True).targets(1))
 
 
 # The paper's grid
@@ -198,7 +198,7 @@ def test_the_cut_tree_is_the_trie_of_all_sequences(sequences: list[list[Segment]
 
 def test_rows_that_follow_one_schedule_share_its_rates() -> None:
     """A schedule may have a rate for every step: each is kept, hashed and sent to workers once."""
-    targets = [*retrained(DIGITS, 1, "lr-rewinding", 1.0, [0.5, 0.25, 0.125], iterative=True)]
+    targets = [*run_of(DIGITS, "lr-rewinding", 1.0, [0.5, 0.25, 0.125], iterative=True).targets(1)]
     assert len({id(target.state.rates) for target in targets}) == 1
     again = pickle.loads(pickle.dumps(plan(targets)))
     assert len({id(target.state.rates) for target in again.targets}) == 1

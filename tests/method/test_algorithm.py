@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewound import TECHNIQUES, Facts, InputError, Level, Schedule, Technique, densities, levels
-from rewound.experiments.sweeps.targets import dense, retrained
+from rewound.experiments.sweeps.targets import dense, run_of
 from rewound.method.algorithm import KEEP, check_final, check_time
 from rewound.method.schedule import Piece
 from rewound.tasks.recipes.cifar10 import ResNet20
@@ -127,7 +127,7 @@ def test_densities_do_not_grow_along_a_run() -> None:
 def test_nothing_is_rewound_beyond_its_start(name: str) -> None:
     message = "cannot rewind 200 epochs: cifar10-resnet20 trains for 182; use at most 182, or technique fine-tuning"
     with pytest.raises(InputError, match=message):
-        list(retrained(ResNet20(), 1, name, 200, [0.2], iterative=False))
+        list(run_of(ResNet20(), name, 200, [0.2], iterative=False).targets(1))
     with pytest.raises(InputError, match="cannot rewind 200 epochs: the original run trains for 182"):
         list(levels(TECHNIQUES[name], 200, 182, [0.2]))
 
@@ -213,7 +213,7 @@ def test_a_final_rate_that_was_trained_at_or_declared_is_one_to_fine_tune_at(sch
 
 
 def test_the_rows_of_an_iterative_run_add_up_their_cost() -> None:
-    rows = list(retrained(Digits(), 3, "lr-rewinding", 4, [0.5, 0.25, 0.125], iterative=True))
+    rows = list(run_of(Digits(), "lr-rewinding", 4, [0.5, 0.25, 0.125], iterative=True).targets(3))
     assert [row.search_epochs for row in rows] == [4, 8, 12]
     assert [row.density for row in rows] == [0.5, 0.25, 0.125]
     assert {(row.iterative, row.technique, row.retrain_epochs, row.trial) for row in rows} == {
@@ -223,7 +223,7 @@ def test_the_rows_of_an_iterative_run_add_up_their_cost() -> None:
 
 
 def test_reinitialization_costs_the_original_time_too() -> None:
-    (row,) = retrained(Digits(), 1, "reinitialization", 4, [0.5], iterative=False)
+    (row,) = run_of(Digits(), "reinitialization", 4, [0.5], iterative=False).targets(1)
     assert row.search_epochs == 20
     T, t = Digits().schedule.steps, Digits().steps_of(4)
     assert row.state.steps == T + t
@@ -236,5 +236,5 @@ def test_dense_rows_cost_no_search() -> None:
 
 def test_a_retraining_time_just_below_the_whole_is_not_longer_than_it() -> None:
     """T = 9 steps; 0.99 of the 9.34 steps of an epoch would round up to 10."""
-    (row,) = retrained(Digits(epochs=1.0), 1, "lr-rewinding", 0.99, [0.5], iterative=False)
+    (row,) = run_of(Digits(epochs=1.0), "lr-rewinding", 0.99, [0.5], iterative=False).targets(1)
     assert row.state.steps == 9

@@ -9,7 +9,7 @@ import typer
 import rewound
 from rewound import InputError, Pruner, Schedule
 from rewound.cli import app
-from rewound.experiments.sweeps.targets import retrained
+from rewound.experiments.sweeps.targets import run_of
 from rewound.method.choices import HELP, Choices, Chosen
 from tiny import Tiny
 
@@ -87,9 +87,9 @@ class Falling(Tiny):
 def test_final_holds_after_the_end_of_the_schedule() -> None:
     recipe = Falling()
     with pytest.raises(InputError, match="too low to retrain at"):
-        list(retrained(recipe, 1, "fine-tuning", 2, [0.5], iterative=False))
-    (target,) = retrained(recipe, 1, "fine-tuning", 2, [0.5], iterative=False, final=0.02)
+        list(run_of(recipe, "fine-tuning", 2, [0.5], iterative=False).targets(1))
+    (target,) = run_of(recipe, "fine-tuning", 2, [0.5], iterative=False, final=0.02).targets(1)
     assert [tuple(segment) for segment in target.state.known] == [(0.02, 19)]
-    (own,) = retrained(Tiny(), 1, "fine-tuning", 2, [0.5], iterative=False)
-    (same,) = retrained(Tiny(), 1, "fine-tuning", 2, [0.5], iterative=False, final=Tiny().schedule.final)
+    (own,) = run_of(Tiny(), "fine-tuning", 2, [0.5], iterative=False).targets(1)
+    (same,) = run_of(Tiny(), "fine-tuning", 2, [0.5], iterative=False, final=Tiny().schedule.final).targets(1)
     assert own.state.key == same.state.key

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rewound import Pruner, epochs, load, prune, save
 from rewound.experiments.plans.outlook import estimate
 from rewound.experiments.plans.planning import plan
-from rewound.experiments.sweeps.targets import retrained
+from rewound.experiments.sweeps.targets import run_of
 from rewound.method.pruning.counts import Counts, counts_of
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
@@ -86,7 +86,9 @@ def test_a_ticket_knows_the_parameters_of_its_network(tmp_path: Path) -> None:
 def test_a_plan_says_what_compression_counts() -> None:
     def rows(*pruners: Pruner) -> dict[str, str]:
         asked = [
-            t for pruner in pruners for t in retrained(Tiny(), 1, "lr-rewinding", 1, [0.5], pruner, iterative=False)
+            t
+            for pruner in pruners
+            for t in run_of(Tiny(), "lr-rewinding", 1, [0.5], pruner, iterative=False).targets(1)
         ]
         return {
             name: value for name, value in estimate("x", plan(asked), None, "cpu", 1).lines if "may be pruned" in name

@@ -8,7 +8,7 @@ import torch
 from rewound import InputError, Pruner, prune
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import parse_sweep
-from rewound.experiments.sweeps.targets import retrained
+from rewound.experiments.sweeps.targets import run_of
 from rewound.method.pruning.presets import masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.states.history import described
@@ -181,7 +181,7 @@ def test_what_a_preset_cannot_be_combined_with(change: dict[str, object], messag
 
 def test_a_preset_is_for_the_papers_networks() -> None:
     with pytest.raises(InputError, match="cifar10-resnet20: preset structured-b is defined for the paper's ResNet-56"):
-        list(retrained(ResNet20(), 1, "fine-tuning", 10, [], Pruner(preset="structured-b", k=1), iterative=False))
+        list(run_of(ResNet20(), "fine-tuning", 10, [], Pruner(preset="structured-b", k=1), iterative=False).targets(1))
     with pytest.raises(InputError, match="not for this network"):
         removed_filters("structured-b", 1, imagenet_shapes(resnet50))
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from rewound import InputError, Mask, Pruner, epochs, mask_of_zeros, prune
-from rewound.experiments.sweeps.targets import retrained
+from rewound.experiments.sweeps.targets import run_of
 from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.cutting import kept_count
 from rewound.states.history import Pruned
@@ -200,7 +200,9 @@ LAST = "last.parametrizations.weight.original1"
 
 
 def test_a_recipe_skips_a_tied_weight_by_its_second_name() -> None:
-    (target,) = retrained(Mixed(), 1, "lr-rewinding", 1, [0.5], Pruner(skip=("two.*",), floor=0.01), iterative=False)
+    (target,) = run_of(Mixed(), "lr-rewinding", 1, [0.5], Pruner(skip=("two.*",), floor=0.01), iterative=False).targets(
+        1
+    )
     assert isinstance(target.state.parent, Pruned)
     assert target.state.parent.kept == kept_count(640, 0.5)
 
@@ -216,4 +218,4 @@ def test_a_recipe_with_weight_norm_stays_finite_where_whole_rows_would_go(tmp_pa
 
 def test_a_recipe_whose_zeros_would_not_stay_is_refused_before_it_runs() -> None:
     with pytest.raises(InputError, match=r"cannot prune last\.parametrizations\.weight\.original: the layer computes"):
-        list(retrained(Mixed(orthogonal=True), 1, "lr-rewinding", 1, [0.5], iterative=False))
+        list(run_of(Mixed(orthogonal=True), "lr-rewinding", 1, [0.5], iterative=False).targets(1))

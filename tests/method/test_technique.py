@@ -14,7 +14,7 @@ from rewound.experiments.executors.local import run
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.realisation import realised
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_named
 from rewound.states.storage.store import Store
@@ -144,7 +144,7 @@ def level_by_hand(technique: str, t: int, previous: State, mask: Mask, prunings:
 def test_two_levels_of_a_technique_are_two_calls_of_train(technique: str, tmp_path: Path) -> None:
     """Law 5 with it: rewinding reads the dense run at both levels, pruning the level before."""
     t, T = 5, RECIPE.schedule.steps
-    targets = list(retrained(RECIPE, TRIAL, technique, t, [0.8, 0.6], iterative=True))
+    targets = list(run_of(RECIPE, technique, t, [0.8, 0.6], iterative=True).targets(TRIAL))
     store = executed(targets, tmp_path)
     previous, mask = dense_states()[T], None
     for prunings, target in enumerate(targets, start=1):
@@ -159,7 +159,7 @@ def test_two_levels_of_a_technique_are_two_calls_of_train(technique: str, tmp_pa
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_density_one_is_the_dense_control_of_equal_budget(technique: str, tmp_path: Path) -> None:
     t, T = 4, RECIPE.schedule.steps
-    (target,) = retrained(RECIPE, TRIAL, technique, t, [1.0], iterative=False)
+    (target,) = run_of(RECIPE, technique, t, [1.0], iterative=False).targets(TRIAL)
     store = executed([target], tmp_path)
     result = store.result(target.state.key)
     assert all(layer["kept"] == layer["total"] for layer in result["layers"].values())
@@ -171,7 +171,7 @@ def test_density_one_is_the_dense_control_of_equal_budget(technique: str, tmp_pa
 
 
 def test_linear_retraining_defined_by_a_user(tmp_path: Path) -> None:
-    targets = list(retrained(RECIPE, TRIAL, "test_technique:LLR", 10, [0.5, 0.25], iterative=True))
+    targets = list(run_of(RECIPE, "test_technique:LLR", 10, [0.5, 0.25], iterative=True).targets(TRIAL))
     store = executed(targets, tmp_path)
     expected = [0.0] + [0.2 * (10 - step) / 9 for step in range(1, 10)]  # 10% warm-up: one step
     for target in targets:
@@ -186,7 +186,7 @@ def norm(tensors: list[Tensor]) -> float:
 
 @pytest.mark.parametrize(("epochs", "densities"), [(2, [0.5, 0.2]), (10, [0.5]), (2, [1.0])])
 def test_adaptive_linear_retraining_defined_by_a_user(epochs: int, densities: list[float], tmp_path: Path) -> None:
-    targets = list(retrained(RECIPE, TRIAL, "test_technique:ALLR", epochs, densities, iterative=True))
+    targets = list(run_of(RECIPE, "test_technique:ALLR", epochs, densities, iterative=True).targets(TRIAL))
     original = dense(RECIPE, TRIAL)
     store = executed([original, *targets], tmp_path)
     source, before, scales = store.load(original.state.key, to_train=False).state, 1.0, []
@@ -215,14 +215,14 @@ WRONG = Technique(weights="final", lr=wrong_length)
 
 
 def test_a_rule_draws_as_many_steps_as_it_is_asked_for(tmp_path: Path) -> None:
-    targets = list(retrained(RECIPE, TRIAL, "test_technique:WRONG", 3, [0.5], iterative=False))
+    targets = list(run_of(RECIPE, "test_technique:WRONG", 3, [0.5], iterative=False).targets(TRIAL))
     message = "the rule test_technique:wrong_length drew 4 steps where 3 were asked for"
     with pytest.raises(InputError, match=re.escape(message)):
         executed(targets, tmp_path)
 
 
 def test_a_rule_is_told_of_all_prunable_weights_also_where_some_are_skipped(tmp_path: Path) -> None:
-    (target,) = retrained(RECIPE, TRIAL, "test_technique:LLR", 2, [0.5], Pruner(skip=("stage*",)), iterative=False)
+    (target,) = run_of(RECIPE, "test_technique:LLR", 2, [0.5], Pruner(skip=("stage*",)), iterative=False).targets(TRIAL)
     store = executed([dense(RECIPE, TRIAL), target], tmp_path)
     state, mask, facts = realised(target.state.parent, store, torch.device("cpu"), print)
     assert mask.total < (total := sum(state.model[name].numel() for name in RECIPE.shapes))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.foundations.errors import InputError
 from rewound.method.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment, sliced, total
@@ -23,7 +23,7 @@ DIGITS = Digits()
 
 def targets(technique: str, epochs: float, densities: list[float], **others: object) -> list[Target]:
     options = {"iterative": len(densities) > 1, **others}
-    return list(retrained(DIGITS, 1, technique, epochs, densities, **options))  # type: ignore[arg-type]
+    return list(run_of(DIGITS, technique, epochs, densities, **options).targets(1))  # type: ignore[arg-type]
 
 
 def key(technique: str, epochs: float, *densities: float, **others: object) -> str:
@@ -43,7 +43,7 @@ def test_golden_keys_stay() -> None:
     assert dense(DIGITS, 1).state.key == "f7c39d615004bf67a137cbf86a44b7aa"
     assert key("lr-rewinding", 8, 0.1) == "6d5e5ded7a4288e928fdbc855a1be74a"
     assert key("weight-rewinding", 8, 0.5, 0.25) == "656e0cfe5ed71d8838f945f8ac35fe65"
-    cifar = next(retrained(ResNet20(), 3, "lr-rewinding", 182, [0.1074], iterative=False))
+    cifar = next(run_of(ResNet20(), "lr-rewinding", 182, [0.1074], iterative=False).targets(3))
     assert cifar.state.key == "1484177bdd91e708584408e2ba996943"
 
 

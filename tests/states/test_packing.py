@@ -19,7 +19,7 @@ from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.remaining import pack_store, to_recompute, todo
-from rewound.experiments.sweeps.targets import dense, retrained
+from rewound.experiments.sweeps.targets import dense, run_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import packs
 from rewound.states.storage.artifacts import Notes, artifact_at
@@ -36,7 +36,7 @@ RECIPE = Digits(epochs=1.0, widths=(4, 8))
 
 @pytest.fixture
 def targets() -> tuple:
-    chain = retrained(RECIPE, 1, "weight-rewinding", 0.5, [0.5, 0.25], iterative=True)
+    chain = run_of(RECIPE, "weight-rewinding", 0.5, [0.5, 0.25], iterative=True).targets(1)
     return (dense(RECIPE, 1), *chain)
 
 

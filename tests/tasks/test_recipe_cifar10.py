@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rewound import InputError
-from rewound.experiments.sweeps.targets import retrained
+from rewound.experiments.sweeps.targets import run_of
 from rewound.foundations.randomness import integers
 from rewound.tasks.recipes.cifar10 import ResNet20, ResNet56, ResNet110
 from sameness import assert_same
@@ -35,7 +35,7 @@ def test_the_cifar_schedule_at_its_boundaries(step: int, rate: float) -> None:
 @pytest.mark.parametrize("fields", [{"epochs": 8.0}, {"batch-size": 256}, {"steps": 10_000}])
 def test_epochs_and_steps_of_cifar_belong_together(fields: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"epochs of batches of \d+ are .* steps, not .*; give steps"):
-        list(retrained(ResNet20.with_fields(fields), 1, "lr-rewinding", 8, [0.5], iterative=False))
+        list(run_of(ResNet20.with_fields(fields), "lr-rewinding", 8, [0.5], iterative=False).targets(1))
     short = ResNet20.with_fields({"epochs": 8, "steps": 3125, "drops": [1563, 2344]})
     assert short.steps_of(8.0) == 3125
 

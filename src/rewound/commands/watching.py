@@ -25,7 +25,7 @@ from rewound.experiments.sweeps.targets import Target
 from rewound.foundations.errors import InputError
 from rewound.foundations.quantities import counted, spoken
 from rewound.reports.charts import Json
-from rewound.reports.live import Lookout, Server
+from rewound.reports.live import HOST, PORT, Lookout, Server
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.page import content
 from rewound.states.storage.artifacts import Result
@@ -33,7 +33,6 @@ from rewound.states.storage.backend import OnlyRead, Place
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
 
-HOST, PORT = "127.0.0.1", 8421
 _PAUSE = 10.0  # seconds without a claim after which nobody works: between two nodes there is none
 _LOOKED_AT = 20  # failures that are read again at each look
 _LISTED = 200  # workers and failures that the page lists

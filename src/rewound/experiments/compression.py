@@ -20,7 +20,7 @@ from rewound.experiments.plans.execution import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.realisation import Realised, in_large_shapes, network_of, recomputing, stored_state
-from rewound.experiments.sweeps.targets import Target, dense, retrained
+from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
 from rewound.foundations.wholefiles import replacing, write_whole
 from rewound.method.algorithm import has_dropped, longest_time, returned
@@ -207,9 +207,8 @@ def prune(
         )
     all_kept = keeps_all(keep)
     epochs, seed, pruner = _epochs(task, choices, retrain_epochs), as_whole("seed", seed), choices.the_pruner
-    levels_asked = retrained(
+    levels_asked = run_of(
         task,
-        seed,
         choices.technique,
         epochs,
         choices.densities,
@@ -217,7 +216,7 @@ def prune(
         iterative=choices.iterative,
         slim=choices.slim,
         final=choices.final,
-    )
+    ).targets(seed)
     targets = [dense(task, seed), *levels_asked]
     selected_counts(task, pruner).warn_of_small_part()
     search = _Search(task, targets, opened(as_place("store", store), [task], device, say), device, say, progress)

@@ -24,6 +24,9 @@ from rewound.foundations.errors import InputError
 from rewound.reports.charts import Json
 from rewound.reports.page import as_json, document
 
+HOST: Final = "127.0.0.1"
+"""Where the page is served unless another place is named: for this machine alone."""
+PORT: Final = 8421
 INTERVAL: Final = 2.0
 """Seconds between two looks, and between two questions of a page."""
 _ASLEEP: Final = 5 * INTERVAL  # without a question for so long, nobody looks

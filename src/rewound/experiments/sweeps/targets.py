@@ -207,24 +207,6 @@ def _level(recipe: Recipe, pruner: Pruner, level: Level, rule: Ruled | None, fin
     )
 
 
-def retrained(
-    recipe: Recipe,
-    trial: int,
-    technique: str,
-    epochs: float,
-    densities: Sequence[float],
-    pruner: Pruner | None = None,
-    *,
-    iterative: bool,
-    slim: bool = False,
-    independent: bool = False,
-    final: float | None = None,
-) -> Iterator[Target]:
-    """The target of every level of one run of the algorithm in one trial; what is given is what `run_of` takes."""
-    how = {"iterative": iterative, "slim": slim, "independent": independent}
-    yield from run_of(recipe, technique, epochs, densities, pruner, **how, final=final).targets(trial)
-
-
 def _own_density(recipe: Recipe, pruner: Pruner, densities: Sequence[float], technique: Technique) -> float:
     """The density of a pruner that says itself how much goes."""
     for density in densities:
