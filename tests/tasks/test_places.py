@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         *((Strangers(what=what), False) for what in ("buffer", "python", "numpy")),
         *((Vectors(kind=kind), True) for kind in CAPTURED),
         *((Vectors(kind=kind), False) for kind in ("adagrad", "asgd", "rprop", "no-epsilon", "dampening", "own")),
-        *((Sentences(), True), (Sentences(accumulation=2), False), (Recurrent(), True)),
+        *((Sentences(), True), (Sentences(accumulation=2), True), (Recurrent(), True)),
     ],
 )
 def test_a_step_is_captured_unless_it_needs_what_a_graph_cannot_do(recipe: Recipe, can: bool) -> None:
@@ -103,6 +103,8 @@ def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
         *(Vectors(kind=kind) for kind in CAPTURED),
         Vectors(kind="adamw", clip_norm=0.05, accumulation=2),
         Vectors(kind="sgd", clip_norm=0.05, accumulation=3),
+        Vectors(kind="sgd", clip_norm=0.05, accumulation=3, clips_batches=True),
+        *(Sentences(accumulation=2), Sentences(kind="adam", accumulation=2, clip_norm=0.05, clips_batches=True)),
         *(Strangers64(what=what) for what in ("dropout", "noise", "unused", "frozen")),
         *(Sentences(clip_norm=0.05), Recurrent(), Averaged()),
     ],

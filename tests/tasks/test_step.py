@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from resident_recipes import CAPTURED, Sentences, Toy, Vectors
-from rewound import InputError, Position, begin, train
+from rewound import Batch, InputError, Position, begin, train
 from rewound.method.schedule import Segment
 from rewound.states.history import Start
 from rewound.tasks.recipes import recipe_named
@@ -35,16 +35,25 @@ def by_hand(recipe: Toy, rates: Sequence[float], *, factors: Sequence[float] = (
     model.load_state_dict(dict(begin(recipe, 1).model))
     optimizer, batches = recipe.optimizer(model), recipe.batches(1, Position(0, 0), CPU)
     for rate in rates:
-        joined = zip(*islice(batches, recipe.accumulation), strict=True)
-        optimizer.zero_grad()
-        recipe.loss(model, tuple(torch.cat(tensors) for tensors in joined)).backward()
-        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
+        batch = list(islice(batches, recipe.accumulation))
+        joined = [tuple(torch.cat(tensors) for tensors in zip(*batch, strict=True))]
+        gradients = [clipped_gradient(recipe, model, each) for each in (batch if recipe.clips_batches else joined)]
         for group, factor in zip(optimizer.param_groups, factors, strict=True):
             group["lr"] = rate * factor
-            for parameter in group["params"]:
-                parameter.grad *= min(1.0, recipe.clip_norm / (norm + 1e-6))
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.stack([gradient[name] for gradient in gradients]).mean(0)
         optimizer.step()
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def clipped_gradient(recipe: Toy, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """What one batch says, no longer than the recipe's clip norm."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(recipe.loss(model, batch), parameters)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+    share = recipe.accumulation if recipe.clips_batches else 1  # torch adds 1e-6 to the norm of what it clips
+    scale = min(1.0, recipe.clip_norm / (norm + share * 1e-6))
+    return {name: gradient * scale for name, gradient in zip(names, gradients, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,7 @@ def by_hand(recipe: Toy, rates: Sequence[float], *, factors: Sequence[float] = (
         (Still(clip_norm=0.1), (1.0,)),
         (Still(accumulation=3), (1.0,)),
         (Still(kind="groups", clip_norm=0.1, accumulation=2), (1.0, 0.1)),
+        (Still(kind="sgd", clip_norm=0.1, accumulation=3, clips_batches=True), (1.0,)),
     ],
 )
 @pytest.mark.usefixtures("float64")
@@ -104,6 +114,7 @@ def test_rates_of_groups_are_in_the_address_even_where_no_field_says_them(monkey
     [
         ({"clip-norm": 0.0}, "clip-norm must be above 0, not 0; leave it out"),
         ({"accumulation": 0}, "accumulation must be at least 1 batch a step, not 0"),
+        ({"clips-batches": True}, "clips-batches needs the norm to clip to; give clip-norm"),
     ],
 )
 def test_steps_that_cannot_be_taken_are_refused(fields: dict[str, object], message: str) -> None:
@@ -144,6 +155,14 @@ def test_parts_take_turns_and_every_example_comes_once_an_epoch() -> None:
     for epoch in range(5):
         seen = torch.cat([words for words, _ in batches[12 * epoch : 12 * (epoch + 1)] if words.shape[1] == 3])
         assert torch.equal(seen.sort(0).values, recipe.resident(CPU)[0].sort(0).values)
+
+
+def test_all_batches_of_a_step_come_from_one_part() -> None:
+    recipe = Sentences(accumulation=2)
+    assert recipe.steps_per_epoch == 2 + 1 + 2  # of 5, 3 and 4 batches
+    widths = [words.shape[1] for words, _ in drawn(recipe, Position(0, 0), 20)]
+    assert widths[::2] == widths[1::2]
+    assert Counter(widths[:10]) == Counter(widths[10:]) == {3: 4, 4: 2, 5: 4}
 
 
 def test_a_stream_of_parts_can_be_entered_anywhere() -> None:

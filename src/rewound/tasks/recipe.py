@@ -67,12 +67,16 @@ class Recipe(ABC):
     """The largest norm that the gradient of all weights may have in a step; a larger gradient is scaled down to it."""
     accumulation: int = field(default=1, kw_only=True)
     """How many batches make a step: it follows the mean of their gradients."""
+    clips_batches: bool = field(default=False, kw_only=True)
+    """Whether `clip_norm` limits the gradient of each batch of a step, instead of their mean."""
 
     def __post_init__(self) -> None:
         if not self.clip_norm > 0:
             raise InputError(f"clip-norm must be above 0, not {self.clip_norm:g}; leave it out to clip nothing")
         if self.accumulation < 1:
             raise InputError(f"accumulation must be at least 1 batch a step, not {self.accumulation}")
+        if self.clips_batches and not math.isfinite(self.clip_norm):
+            raise InputError("clips-batches needs the norm to clip to; give clip-norm, as clip-norm = 5.0")
 
     @abstractmethod
     def model(self, seed: int) -> nn.Module:

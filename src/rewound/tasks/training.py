@@ -111,6 +111,7 @@ def train(
                 # Dropout and its like draw the same, whatever came before.
                 with own_draws(device, fold(seed, prunings, start + done)):
                     optimizer.zero_grad()
+                    clipped = _Clipped(trained, recipe.clip_norm / recipe.accumulation)
                     for _ in range(recipe.accumulation):
                         if (batch := next(batches, None)) is None:
                             raise InputError(
@@ -120,7 +121,11 @@ def train(
                         loss = recipe.loss(model, batch) / recipe.accumulation
                         loss.backward()  # type: ignore[no-untyped-call]
                         losses += loss.detach()
-                    if math.isfinite(recipe.clip_norm):
+                        if recipe.clips_batches:
+                            clipped.add()
+                    if recipe.clips_batches:
+                        clipped.restore()
+                    elif math.isfinite(recipe.clip_norm):
                         nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
                     _take_step(optimizer, recipe)
                 done += 1
@@ -131,6 +136,28 @@ def train(
                     yield viewed(model, optimizer, seed, Position(prunings, start + done), mean)
                     since = done
                     losses.zero_()
+
+
+class _Clipped:
+    """The sum of gradients that are clipped one by one."""
+
+    def __init__(self, parameters: Sequence[Tensor], norm: float) -> None:
+        self.parameters, self.norm = parameters, norm
+        self.sums: dict[Tensor, Tensor] = {}
+
+    def add(self) -> None:
+        """Clip the gradients that are there, and take them away."""
+        nn.utils.clip_grad_norm_(self.parameters, self.norm)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                before = self.sums.get(parameter)
+                self.sums[parameter] = parameter.grad if before is None else before + parameter.grad
+                parameter.grad = None
+
+    def restore(self) -> None:
+        """Put their sum where the optimizer takes gradients from."""
+        for parameter, gradient in self.sums.items():
+            parameter.grad = gradient
 
 
 def _take_step(optimizer: Optimizer, recipe: Recipe) -> None:

@@ -9,6 +9,7 @@ inside the loss, such as dropout, come from a generator that is seeded for each 
 """
 
 import gc
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,6 @@ def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe
         return False
     return (
         all(part.batch_size * recipe.accumulation <= part.examples for part in recipe.parts)
-        and (recipe.accumulation == 1 or len(recipe.parts) == 1)
         and captures(recipe.optimizer(recipe.skeleton))
         and _trial(recipe, device).repeats
     )
@@ -113,10 +113,12 @@ class Program:
             return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
 
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm
-        flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters)
+        flat = (
+            is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters) and not recipe.clips_batches
+        )
         self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
         self.batch: Callable[[int, Tensor, Tensor, Tensor], Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
-        self.loss: Callable[..., Tensor] = compiled(self._loss)  # type: ignore[assignment, arg-type]
+        self.loss: Callable[..., Tensor] = compiled(self._loss) if recipe.compiles else self._loss  # type: ignore[assignment, arg-type]
 
     def model(self) -> nn.Module:
         model = self.recipe.model(0).to(self.device)
@@ -131,7 +133,8 @@ class Program:
             model,
             recipe.optimizer(model),
             factors=recipe.rate_factors,
-            clip_norm=recipe.clip_norm,
+            clip_norm=math.inf if recipe.clips_batches else recipe.clip_norm,
+            clip_batch=recipe.clip_norm / recipe.accumulation if recipe.clips_batches else math.inf,
             reached=self.trial.reached,
         )
 

@@ -80,17 +80,18 @@ class Place:
         # earlier use, and the capture would then wait for a stream outside of it (pytorch#180090).
         leaves = [parameter.detach().requires_grad_(parameter.requires_grad) for parameter in self.parameters]
         reached = [name in program.trial.reached for name in program.parameters]
-        sums: list[Tensor] = []
+        sums: list[Tensor | None] = []
         for number in range(accumulation):
             position = self.positions[part] + number if number else self.positions[part]
             batch = program.batch(part, self.orders[part], position, self.keys[part])
             loss = program.loss(leaves, self.buffers, *batch)
-            found = torch.autograd.grad(loss, list(compress(leaves, reached)))
-            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
+            found = iter(torch.autograd.grad(loss, list(compress(leaves, reached))))
+            with torch.no_grad():
+                counted = self.update.counted([next(found) if has else None for has in reached])
+                sums = [_sum(a, b) for a, b in zip(sums, counted, strict=True)] if sums else list(counted)
             self.losses += loss.detach()
-        gradients = iter(sums)
         with torch.no_grad():
-            self.update.apply([next(gradients) if has else None for has in reached], self.lr)
+            self.update.apply(sums, self.lr)
             self.batches_seen += accumulation
             self.positions[part] += accumulation
 
@@ -234,3 +235,7 @@ class Place:
                 half = self.orders[part].view(2, -1)[epoch % 2]
                 half.copy_(recipe.order(self._seed, self._prunings, epoch, part, device))
         return part
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else a + b

@@ -32,6 +32,9 @@ class Update(Protocol):
     def load(self, slots: Mapping[str, Tensor], mask: Mask | None) -> None:
         """Take over the optimizer's slots, by name, and the mask."""
 
+    def counted(self, gradients: Gradients) -> Gradients:
+        """The gradients of one batch as they count in the step's: clipped, where each batch is."""
+
     def apply(self, gradients: Gradients, lr: Tensor) -> None:
         """Do what the optimizer does with these gradients at this learning rate."""
 
@@ -152,6 +155,9 @@ class FlatMomentum:
                 span.of(self.mask).copy_(mask[span.name])
         self.momenta.masked_fill_(~self.mask, 0)
 
+    def counted(self, gradients: Gradients) -> Gradients:
+        return gradients
+
     def apply(self, gradients: Gradients, lr: Tensor) -> None:
         torch.cat(self.momentum.pieces(gradients), out=self.gradient)
         self.momentum.update(self.weights, self.momenta, self.mask, self.gradient, lr)
@@ -172,9 +178,10 @@ class TorchOptimizer:
         *,
         factors: Sequence[float],
         clip_norm: float,
+        clip_batch: float = math.inf,
         reached: Collection[str],
     ) -> None:
-        self.optimizer, self.factors, self.clip_norm = optimizer, factors, clip_norm
+        self.optimizer, self.factors, self.clip_norm, self.clip_batch = optimizer, factors, clip_norm, clip_batch
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         # Of every parameter: a mask of units has biases and normalisation, too.
         self.masks = {name: torch.ones_like(p, dtype=torch.bool) for p, name in self.names.items()}
@@ -204,11 +211,21 @@ class TorchOptimizer:
                 if value.shape == parameter.shape:
                     value.masked_fill_(~self.masks[name], 0)
 
-    def apply(self, gradients: Gradients, lr: Tensor) -> None:
+    def counted(self, gradients: Gradients) -> Gradients:
+        if not math.isfinite(self.clip_batch):
+            return gradients
+        self._set(gradients)
+        nn.utils.clip_grad_norm_(self.trained, self.clip_batch)
+        return [parameter.grad for parameter in self.names]
+
+    def _set(self, gradients: Gradients) -> None:
         for (parameter, name), gradient in zip(self.names.items(), gradients, strict=True):
             if gradient is not None:
                 gradient = torch.where(self.masks[name], gradient, 0.0)
             parameter.grad = gradient
+
+    def apply(self, gradients: Gradients, lr: Tensor) -> None:
+        self._set(gradients)
         if math.isfinite(self.clip_norm):
             nn.utils.clip_grad_norm_(self.trained, self.clip_norm)
         for group, factor in zip(self.optimizer.param_groups, self.factors, strict=True):

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +29,21 @@ class Part(NamedTuple):
 class ResidentRecipe(Recipe):
     """A task whose training data stays on the device.
 
-    Most tasks are one part. Data of several shapes, such as sentences by their length, are several: every batch comes
-    from one of them, and all parts take turns in random order.
+    Most tasks are one part. Data of several shapes, such as sentences by their length, are several: all batches of a
+    step come from one of them, and the parts take turns in random order.
     """
+
+    compiles: ClassVar[bool] = True
+    """Whether `torch.compile` is given the loss as a whole. It would unroll a recurrent layer; such a loss says False,
+    and may compile functions of its own."""
 
     @property
     @abstractmethod
     def parts(self) -> tuple[Part, ...]:
-        """How many examples there are to train on, and how many make a batch; known without the data."""
+        """How many examples there are to train on, and how many make a batch.
+
+        It must be known without the data, unless the recipe has a `steps_per_epoch` of its own.
+        """
 
     @abstractmethod
     def resident(self, device: torch.device) -> Sequence[Tensor]:
@@ -61,7 +68,8 @@ class ResidentRecipe(Recipe):
         if len(self.parts) == 1:  # batches straddle the ends of epochs
             (only,) = self.parts
             return [only.examples / only.batch_size]
-        return [part.examples // part.batch_size for part in self.parts]
+        each = self.accumulation
+        return [part.examples // (part.batch_size * each) * each for part in self.parts]
 
     def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
         data, prunings = self.resident(device), position.prunings
@@ -80,13 +88,14 @@ class ResidentRecipe(Recipe):
         if len(self.parts) == 1:
             yield from ((0, number) for number in count(position.steps))
             return
-        each = [round(batches) for batches in self._batches_per_epoch]
-        whole = [part for part, batches in enumerate(each) for _ in range(batches)]
-        for epoch in count(position.steps // len(whole)):
+        each, size = [round(batches) for batches in self._batches_per_epoch], self.accumulation
+        whole = [part for part, batches in enumerate(each) for _ in range(batches // size)]
+        for epoch in count(position.steps // (len(whole) * size)):
             numbers = [epoch * batches for batches in each]
             order = permutation(fold(seed, position.prunings, "parts", epoch), len(whole)).tolist()
-            for step, part in enumerate((whole[i] for i in order), start=epoch * len(whole)):
-                if step >= position.steps:
+            turns = (whole[i] for i in order for _ in range(size))
+            for turn, part in enumerate(turns, start=epoch * len(whole) * size):
+                if turn >= position.steps:
                     yield part, numbers[part]
                 numbers[part] += 1
 
