@@ -43,7 +43,7 @@ def test_what_is_no_density_or_time_is_refused() -> None:
 
 
 def test_the_columns_are_the_contract() -> None:
-    assert ",".join(COLUMNS) == f"{HEADER},asked_density,parameters"
+    assert ",".join(COLUMNS) == f"{HEADER},asked_density,parameters,others"
 
 
 def test_what_was_asked_for_is_a_column_only_where_it_is_not_the_density(tmp_path: Path) -> None:

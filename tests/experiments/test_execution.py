@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
+from rewound.conclusions.tables import ordered, read_rows, write_rows
 from rewound.experiments.executors import local
 from rewound.experiments.plans import execution
 from rewound.experiments.plans.collection import collected
@@ -49,6 +51,19 @@ def test_every_target_has_a_row_with_values_flops_and_cost(whole: Store) -> None
     assert cost["reinitialization", False, 0.5, 1.0] == 3, "T + t"
     assert cost["weight-rewinding", True, 0.25, 1.0] == 2, "two levels of one epoch"
     assert {row.key for row in tables.rows} == {target.state.key for target in sweep.targets}
+
+
+def test_further_test_sets_are_a_column_of_the_table(store: Store, tmp_path: Path) -> None:
+    sweep = sweep_of(FINE_TUNING, recipe="Elsewhere")
+    run(sweep, store)
+    rows = collected(sweep.targets, store).rows
+    assert len({row.others for row in rows}) == len(rows) > 1
+    for row in rows:
+        name, _, value = row.others.partition("=")
+        assert name == "upside_down"
+        assert float(value) > 0
+    write_rows(rows, tmp_path / "results.csv")
+    assert [row.others for row in read_rows(tmp_path / "results.csv")] == [row.others for row in ordered(rows)]
 
 
 def test_the_layers_of_a_row_add_up_to_its_weights(whole: Store) -> None:

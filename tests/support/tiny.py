@@ -78,6 +78,16 @@ class Surprised(Tiny):
 
 
 @dataclass(frozen=True)
+class Elsewhere(Tiny):
+    """Also judged by its surprise at the validation images, upside down."""
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        images = self.images(next(model.parameters()).device)
+        surprise = self.loss(model, (self.standardised(images.val.flip(2)), images.val_labels))
+        return Scores(*super().evaluate(model), upside_down=float(surprise))
+
+
+@dataclass(frozen=True)
 class Wrong(Tiny):
     """How often it is wrong: less is better."""
 

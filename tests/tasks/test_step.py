@@ -37,7 +37,7 @@ def by_hand(recipe: Toy, rates: Sequence[float], *, factors: Sequence[float] = (
     for rate in rates:
         batch = list(islice(batches, recipe.accumulation))
         joined = [tuple(torch.cat(tensors) for tensors in zip(*batch, strict=True))]
-        gradients = [clipped_gradient(recipe, model, each) for each in (batch if recipe.clips_batches else joined)]
+        gradients = [clipped_gradient(recipe, model, each) for each in (batch if recipe.clip_each else joined)]
         for group, factor in zip(optimizer.param_groups, factors, strict=True):
             group["lr"] = rate * factor
         for name, parameter in model.named_parameters():
@@ -51,7 +51,7 @@ def clipped_gradient(recipe: Toy, model: nn.Module, batch: Batch) -> dict[str, T
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(recipe.loss(model, batch), parameters)
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
-    share = recipe.accumulation if recipe.clips_batches else 1  # torch adds 1e-6 to the norm of what it clips
+    share = recipe.accumulation if recipe.clip_each else 1  # torch adds 1e-6 to the norm of what it clips
     scale = min(1.0, recipe.clip_norm / (norm + share * 1e-6))
     return {name: gradient * scale for name, gradient in zip(names, gradients, strict=True)}
 
@@ -65,7 +65,7 @@ def clipped_gradient(recipe: Toy, model: nn.Module, batch: Batch) -> dict[str, T
         (Still(clip_norm=0.1), (1.0,)),
         (Still(accumulation=3), (1.0,)),
         (Still(kind="groups", clip_norm=0.1, accumulation=2), (1.0, 0.1)),
-        (Still(kind="sgd", clip_norm=0.1, accumulation=3, clips_batches=True), (1.0,)),
+        (Still(kind="sgd", clip_norm=0.1, accumulation=3, clip_each=True), (1.0,)),
     ],
 )
 @pytest.mark.usefixtures("float64")
@@ -114,7 +114,7 @@ def test_rates_of_groups_are_in_the_address_even_where_no_field_says_them(monkey
     [
         ({"clip-norm": 0.0}, "clip-norm must be above 0, not 0; leave it out"),
         ({"accumulation": 0}, "accumulation must be at least 1 batch a step, not 0"),
-        ({"clips-batches": True}, "clips-batches needs the norm to clip to; give clip-norm"),
+        ({"clip-each": True}, "clip-each needs the norm to clip to; give clip-norm"),
     ],
 )
 def test_steps_that_cannot_be_taken_are_refused(fields: dict[str, object], message: str) -> None:

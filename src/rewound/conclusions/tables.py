@@ -15,8 +15,9 @@ fraction of the weights that is.
 Three columns say what `val` and `test` are: `metric` is its name, `unit` a fraction, percent, BLEU, nats or any other,
 and `direction` whether higher or lower values are better. A table without these columns holds accuracies as fractions.
 `parameters` is how many the whole network still has, those that are never pruned included; with that of the dense row
-it gives the compression of the network, and times four its bytes as 32-bit numbers. The columns `asked_density` and
-`parameters` are in a table only where some row has them.
+it gives the compression of the network, and times four its bytes as 32-bit numbers. `others` is the metric on further
+test sets, as "newstest2014=12.3". The columns `asked_density`, `parameters` and `others` are in a table only where some
+row has them.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column. A spreadsheet takes a text that begins with =, +, - or
@@ -71,6 +72,7 @@ class Row:
     direction: str = "higher"
     asked_density: float | None = None
     parameters: int | None = None
+    others: str = ""
 
     def __post_init__(self) -> None:
         if not self.metric or not self.unit or self.direction not in ("higher", "lower"):
@@ -146,7 +148,7 @@ COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
 _METRIC: Final = ("metric", "unit", "direction")
-_OPTIONAL: Final = ("asked_density", "parameters")
+_OPTIONAL: Final = ("asked_density", "parameters", "others")
 
 
 def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]:
@@ -175,7 +177,7 @@ def read_curves(path: str | Path) -> list[CurveRow]:
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
     """Write `results.csv`, in the same bytes whatever order the rows came in."""
     found = ordered(rows)
-    missing = {name for name in _OPTIONAL if all(getattr(row, name) is None for row in found)}
+    missing = {name for name in _OPTIONAL if all(getattr(row, name) in (None, "") for row in found)}
     columns = [name for name in COLUMNS if name not in missing]
     write_table(columns, (tuple(getattr(row, name) for name in columns) for row in found), path)
 

@@ -40,11 +40,27 @@ class Position(NamedTuple):
     steps: int
 
 
-class Scores(NamedTuple):
-    """The metric on the validation and on the test part of the held-out data."""
-
+class _Pair(NamedTuple):
     val: float
     test: float
+
+
+class Scores(_Pair):
+    """The metric on the validation and on the test part of the held-out data; by keyword, on further test sets.
+
+    >>> Scores(0.91, 0.9, newstest2014=0.12).others
+    {'newstest2014': 0.12}
+    """
+
+    others: Mapping[str, float]
+
+    def __new__(cls, val: float, test: float, **others: float) -> "Scores":
+        scores = super().__new__(cls, val, test)
+        scores.others = others
+        return scores
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float, float], Mapping[str, float]]:
+        return (self.val, self.test), self.others
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class Recipe(ABC):
     """The largest norm that the gradient of all weights may have in a step; a larger gradient is scaled down to it."""
     accumulation: int = field(default=1, kw_only=True)
     """How many batches make a step: it follows the mean of their gradients."""
-    clips_batches: bool = field(default=False, kw_only=True)
+    clip_each: bool = field(default=False, kw_only=True)
     """Whether `clip_norm` limits the gradient of each batch of a step, instead of their mean."""
 
     def __post_init__(self) -> None:
@@ -75,8 +91,8 @@ class Recipe(ABC):
             raise InputError(f"clip-norm must be above 0, not {self.clip_norm:g}; leave it out to clip nothing")
         if self.accumulation < 1:
             raise InputError(f"accumulation must be at least 1 batch a step, not {self.accumulation}")
-        if self.clips_batches and not math.isfinite(self.clip_norm):
-            raise InputError("clips-batches needs the norm to clip to; give clip-norm, as clip-norm = 5.0")
+        if self.clip_each and not math.isfinite(self.clip_norm):
+            raise InputError("clip-each needs the norm to clip to; give clip-norm, as clip-norm = 5.0")
 
     @abstractmethod
     def model(self, seed: int) -> nn.Module:

@@ -121,9 +121,9 @@ def train(
                         loss = recipe.loss(model, batch) / recipe.accumulation
                         loss.backward()  # type: ignore[no-untyped-call]
                         losses += loss.detach()
-                        if recipe.clips_batches:
+                        if recipe.clip_each:
                             clipped.add()
-                    if recipe.clips_batches:
+                    if recipe.clip_each:
                         clipped.restore()
                     elif math.isfinite(recipe.clip_norm):
                         nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
@@ -191,7 +191,8 @@ def scored(recipe: Recipe, model: nn.Module) -> Scores:
         raise InputError(
             f"evaluate of recipe {recipe.label()} must return two numbers, Scores(val, test), not {shown(given)}"
         ) from None
-    return Scores(val, test)
+    others = given.others if isinstance(given, Scores) else {}
+    return Scores(val, test, **{name: float(score) for name, score in others.items()})
 
 
 def untrained_weights(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> list[str]:

@@ -1,7 +1,7 @@
 """From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
@@ -122,6 +122,10 @@ def _mean(losses: float, steps: int) -> float:
     return float(f"{losses / steps:.7g}")
 
 
+def _words(scores: Mapping[str, float]) -> str:
+    return " ".join(f"{name}={value:.10g}" for name, value in scores.items())
+
+
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     metric, root = target.recipe.metric, target.state.root
     by_units = isinstance(root, Pruned) and root.pruner.by_units
@@ -145,6 +149,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         direction=metric.direction,
         asked_density=target.density if by_units else None,
         parameters=parameters_left(result) if result else None,
+        others=_words(result.get("others", {})) if result else "",
     )
 
 

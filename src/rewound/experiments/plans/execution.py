@@ -287,6 +287,8 @@ class Job:
         result = self._result()
         if scores is not None:
             result["val"], result["test"] = scores
+            if scores.others:
+                result["others"] = dict(scores.others)
             _count(result, node.recipe, self.mask, self.network)
         if (read := node.key in self.plan.readers) or keeps_all:
             store.save(node.key, state, self.mask, slots=read, for_good=keeps_all, is_wanted=self._is_owner)

@@ -125,6 +125,8 @@ class Result(TypedDict, total=False):
     made: Required[dict[str, str]]
     val: float
     test: float
+    others: dict[str, float]
+    """The metric on further test sets, where the recipe has any."""
     flops: int
     layers: dict[str, LayerCount]
     parameters: int
@@ -288,6 +290,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "made": _is_made,
     "val": _is_number,
     "test": _is_number,
+    "others": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_number, value.values())),
     "flops": _is_count,
     "parameters": _is_count,
     "parameters_left": _is_count,

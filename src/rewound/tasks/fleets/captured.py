@@ -113,9 +113,7 @@ class Program:
             return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
 
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm
-        flat = (
-            is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters) and not recipe.clips_batches
-        )
+        flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters) and not recipe.clip_each
         self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
         self.batch: Callable[[int, Tensor, Tensor, Tensor], Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
         self.loss: Callable[..., Tensor] = compiled(self._loss) if recipe.compiles else self._loss  # type: ignore[assignment, arg-type]
@@ -133,8 +131,8 @@ class Program:
             model,
             recipe.optimizer(model),
             factors=recipe.rate_factors,
-            clip_norm=math.inf if recipe.clips_batches else recipe.clip_norm,
-            clip_batch=recipe.clip_norm / recipe.accumulation if recipe.clips_batches else math.inf,
+            clip_norm=math.inf if recipe.clip_each else recipe.clip_norm,
+            clip_batch=recipe.clip_norm / recipe.accumulation if recipe.clip_each else math.inf,
             reached=self.trial.reached,
         )
 
