@@ -60,7 +60,7 @@ def second_implementation(model: GNMT, layers: int, source: list[int], target: l
 
     def cell(name: str, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         z = weights[f"{name}.weight_ih"] @ x + weights[f"{name}.weight_hh"] @ h + weights[f"{name}.bias"]
-        i, j, f, o = (z[k * len(h) : (k + 1) * len(h)] for k in range(4))
+        i, f, j, o = (z[k * len(h) : (k + 1) * len(h)] for k in range(4))
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(j)
         return sigmoid(o) * np.tanh(c), c
 

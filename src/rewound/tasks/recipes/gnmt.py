@@ -13,6 +13,7 @@ the second one of `torch.nn.LSTM` would double its learning rate. All weights
 start uniformly within 0.1 and all biases at 0, also those of forget gates.
 """
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
+from rewound.tasks.recipes.attended import Weights, attended, lstm_cell, shared_out, wide
 
 _SCALE = 0.1  # of the initial weights
+_SHUT = 1e4  # a gate's sigmoid of it is 1, and of its negative 0, whatever else is added
+_MORE = 8  # inputs of an LSTM beside those given: as many as tensor cores take at once
 
 
 class Memory(NamedTuple):
@@ -30,7 +34,7 @@ class Memory(NamedTuple):
     outputs: Tensor
     """The encoder's, for each position; zero behind the end of a sentence."""
     keys: Tensor
-    """What a query is compared with at each position."""
+    """What a query is compared with at each position, attention's bias included."""
     is_word: Tensor
     """Whether a position has a word."""
 
@@ -46,41 +50,52 @@ class Decoding(NamedTuple):
 
 
 class LSTM(nn.Module):
-    """A layer over whole sequences, or one step of it: (batch, time, inputs) -> (batch, time, units)."""
+    """A layer over whole sequences, or one step of it: (time, batch, inputs) -> (time, batch, units).
+
+    A sequence is one call of torch's own LSTM, which is cuDNN's on a GPU and knows neither a single bias nor sequences
+    that end. Both are inputs here: one is always 1, and its weight is the bias; another is 1 where there is no word,
+    and its weights close the input gate and open the forget gate, to exactly 0 and 1, so that the cell stays.
+    """
 
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
-        self.units = units
         self.weight_ih = nn.Parameter(torch.empty(4 * units, inputs))
         self.weight_hh = nn.Parameter(torch.empty(4 * units, units))
         self.bias = nn.Parameter(torch.empty(4 * units))
 
     def forward(self, inputs: Tensor, is_word: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs at all positions, and the last output and cell; a position without a word changes nothing."""
-        output = cell = inputs.new_zeros(len(inputs), self.units)
-        projected, outputs = F.linear(inputs, self.weight_ih, self.bias), list[Tensor]()
-        for gates, here in zip(projected.unbind(1), is_word.unsqueeze(2).unbind(1), strict=True):
-            next_output, next_cell = self._stepped(gates, output, cell)
-            outputs.append(next_output * here)
-            output, cell = torch.where(here, next_output, output), torch.where(here, next_cell, cell)
-        return torch.stack(outputs, 1), output, cell
+        start = inputs.new_zeros(inputs.shape[1], self.weight_hh.shape[1])
+        outputs, cell = self._run(inputs, ~is_word, start, start)
+        outputs = outputs * is_word.unsqueeze(2)
+        is_last = is_word & ~F.pad(is_word[1:], (0, 0, 0, 1))
+        return outputs, (outputs * is_last.unsqueeze(2)).sum(0), cell
 
     def outputs_from(self, output: Tensor, cell: Tensor, inputs: Tensor) -> Tensor:
         """The outputs at all positions, from a given output and cell on."""
-        projected, outputs = F.linear(inputs, self.weight_ih, self.bias), list[Tensor]()
-        for gates in projected.unbind(1):
-            output, cell = self._stepped(gates, output, cell)
-            outputs.append(output)
-        return torch.stack(outputs, 1)
+        return self._run(inputs, inputs.new_zeros(inputs.shape[:2]), output, cell)[0]
+
+    def _run(self, inputs: Tensor, no_word: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        dtype, units = _working_dtype(inputs), self.weight_hh.shape[1]
+        closing = inputs.new_zeros(4, units)
+        closing[0], closing[1] = -_SHUT, _SHUT
+        with torch.autocast(inputs.device.type, enabled=False), warnings.catch_warnings():
+            # To copy the weights into one piece takes microseconds.
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            more = torch.stack([torch.ones_like(no_word), no_word], 2).to(dtype)
+            inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _MORE - 2))], 2)
+            columns = F.pad(torch.stack([self.bias, closing.flatten()], 1), (0, _MORE - 2))
+            weights = [torch.cat([self.weight_ih, columns], 1).to(dtype), self.weight_hh.to(dtype)]
+            start = output.to(dtype).unsqueeze(0), cell.to(dtype).unsqueeze(0)
+            outputs, _, cell = torch.lstm(
+                inputs, start, weights, False, 1, 0.0, torch.is_grad_enabled(), False, batch_first=False
+            )
+        return outputs, cell.squeeze(0)
 
     def step(self, inputs: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """One position: the next output and cell."""
-        return self._stepped(F.linear(inputs, self.weight_ih, self.bias), output, cell)
-
-    def _stepped(self, projected: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        into, new, forget, out = (projected + F.linear(output, self.weight_hh)).chunk(4, 1)
-        cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
-        return out.sigmoid() * cell.tanh(), cell
+        """One position: (batch, inputs) -> the next output and cell."""
+        gates = F.linear(inputs, self.weight_ih, self.bias) + F.linear(output, self.weight_hh)
+        return lstm_cell(gates, cell)
 
 
 class Attention(nn.Module):
@@ -94,13 +109,20 @@ class Attention(nn.Module):
         self.b = nn.Parameter(torch.empty(units))
         self.g = nn.Parameter(torch.empty(()))
 
+    @property
+    def direction(self) -> Tensor:
+        direction: Tensor = self.g * self.v / self.v.norm()
+        return direction
+
     def forward(self, output: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """The context for an output of the bottom LSTM, and how much of each word is in it."""
-        direction = self.g * self.v / self.v.norm()
-        scores = torch.tanh(memory.keys + (self.query(output) + self.b).unsqueeze(1)) @ direction
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        weights = scores.masked_fill(~memory.is_word, -torch.inf).softmax(1)
-        return (weights.to(memory.outputs.dtype).unsqueeze(1) @ memory.outputs).squeeze(1), weights
+        """The context for an output of the bottom LSTM, and how much of each word is in it.
+
+        There may be several outputs for each sentence of the memory, one after another: hypotheses, for example.
+        """
+        sentences = len(memory.keys)
+        query = self.query(output).unflatten(0, (sentences, -1))
+        shares = shared_out(query, memory.keys.unsqueeze(1), self.direction, memory.is_word.unsqueeze(1))
+        return (shares.to(memory.outputs.dtype) @ memory.outputs).flatten(0, 1), shares.flatten(0, 1)
 
 
 class GNMT(nn.Module):
@@ -145,39 +167,49 @@ class GNMT(nn.Module):
         What a source has behind its length is ignored. A target needs no length: nothing depends on what follows.
         """
         memory, state = self.encoded(source, lengths)
-        embedded = self.target_embedding(target)
-        # The bottom layer is a loop over time: its attention is the next step's input. The others take it as it is.
         bottom, *upper = _lstms(self.decoder)
-        output, cell, context = state.outputs[0], state.cells[0], state.context
-        outputs, contexts = list[Tensor](), list[Tensor]()
-        for words in embedded.unbind(1):
-            output, cell = bottom.step(self._dropped(torch.cat([words, context], 1)), output, cell)
-            context, _ = self.attention(output, memory)
-            outputs.append(output)
-            contexts.append(context)
-        x, context = torch.stack(outputs, 1), torch.stack(contexts, 1)
+        x, context = self._attended(bottom, self.target_embedding(target.t()), state, memory)
         for number, layer in enumerate(upper, start=1):
             inputs = self._dropped(torch.cat([x, context], 2))
             above = layer.outputs_from(state.outputs[number], state.cells[number], inputs)
             x = x + above if number > 1 else above
-        scores: Tensor = self.projection(x)
+        scores: Tensor = self.projection(x.transpose(0, 1).contiguous())
         return scores
+
+    def _attended(self, bottom: LSTM, words: Tensor, state: Decoding, memory: Memory) -> tuple[Tensor, Tensor]:
+        """The bottom layer's outputs and contexts, which only it reads one step later."""
+        dtype, units = _working_dtype(words), words.shape[2]
+        # Dropout falls on word and context alike.
+        for_words, for_contexts = self._dropped(words.new_ones(*words.shape[:2], 2 * units, dtype=dtype)).chunk(2, 2)
+        from_words, from_context = bottom.weight_ih.chunk(2, 1)
+        projected = F.linear(words.to(dtype) * for_words, from_words, bottom.bias)
+        from_output, query = bottom.weight_hh.to(dtype), self.attention.query.weight.to(dtype)
+        with torch.autocast(words.device.type, enabled=False):
+            return attended(
+                projected,
+                (state.outputs[0].to(dtype), wide(state.cells[0])),
+                Weights(from_output, from_context.to(dtype), query, wide(self.attention.direction)),
+                memory.keys,
+                memory.outputs,
+                memory.is_word,
+                for_contexts.roll(-1, 0),  # by the step that has made the context, not by the one that reads it
+            )
 
     def encoded(self, source: Tensor, lengths: Tensor) -> tuple[Memory, Decoding]:
         """The sentences as the decoder attends to them, and where it starts."""
-        is_word = _is_word(source, lengths)
-        embedded = self.source_embedding(source)
+        is_word = torch.arange(source.shape[1], device=source.device).unsqueeze(1) < lengths
+        embedded = self.source_embedding(source.t())
         ahead, _, _ = self.forward_encoder(self._dropped(embedded), is_word)
         # Backwards what is behind the end of a sentence comes first, and leaves the state at zero.
-        back, output, cell = self.backward_encoder(self._dropped(embedded).flip(1), is_word.flip(1))
-        x, outputs, cells = torch.cat([ahead, back.flip(1)], 2), [output], [cell]
+        back, output, cell = self.backward_encoder(self._dropped(embedded).flip(0), is_word.flip(0))
+        x, outputs, cells = torch.cat([ahead, back.flip(0)], 2), [output], [cell]
         for number, layer in enumerate(self.encoder):
             above, output, cell = layer(self._dropped(x), is_word)
             x = x + above if number > 0 else above
             outputs.append(output)
             cells.append(cell)
-        x = x * is_word.unsqueeze(2)
-        memory = Memory(x, self.attention.key(x), is_word)
+        x = x.transpose(0, 1).contiguous()
+        memory = Memory(x, self.attention.key(x) + self.attention.b.to(x.dtype), is_word.t().contiguous())
         return memory, Decoding(tuple(outputs), tuple(cells), torch.zeros_like(output))
 
     def step(self, words: Tensor, state: Decoding, memory: Memory) -> tuple[Tensor, Decoding, Tensor]:
@@ -203,5 +235,7 @@ def _lstms(layers: nn.ModuleList) -> list[LSTM]:
     return [layer for layer in layers if isinstance(layer, LSTM)]
 
 
-def _is_word(words: Tensor, lengths: Tensor) -> Tensor:
-    return torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
+def _working_dtype(tensor: Tensor) -> torch.dtype:
+    """What products of the tensor are computed in."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
