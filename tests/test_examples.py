@@ -19,11 +19,17 @@ from rewound.tasks.recipes import recipe_named
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEVELS = {  # what each ends with
     "pytorch_loop": "level 8 of 8: 5.00x (density 0.2)",
+    "lstm_translation": "level 3 of 3: 8.00x (density 0.125)",
     "slim_loop": "level 2 of 2: 4.00x (density 0.25)",
     "accelerate_script": "level 5 of 5: 3.00x (density 0.3333)",
     "lightning_module": "level 5 of 5: 3.00x (density 0.3333)",
     "huggingface_bert": "level 4 of 4: 2.00x (density 0.5)",
     "huggingface_gpt2": "level 4 of 4: 2.00x (density 0.5)",
+    "huggingface_translation": "level 2 of 2: 4.00x (density 0.25)",
+}
+LEARNED = {  # how the pruned network does in the end, at least
+    "lstm_translation": (r"8\.00x smaller .*: (\d+\.\d)% of the sentences translated without a mistake", 80),
+    "huggingface_translation": (r"4\.00x smaller .*: BLEU (\d+\.\d)", 80),
 }
 
 
@@ -55,10 +61,15 @@ def test_an_example_prunes_its_network(name: str, tmp_path: Path) -> None:
     assert any(line.startswith("dense, epoch") for line in lines)
     assert any(line.startswith(LEVELS[name]) for line in lines)
     assert any(re.search(r"x smaller \(\d\.\d\dx of the whole network\)", line) for line in lines)
-    for path in tmp_path.glob("*-pruned/model.safetensors"):  # half of what may be pruned, embeddings included
-        weights = [weight for weight in load_file(path).values() if weight.ndim > 1]
+    density = float(LEVELS[name].partition("density ")[2].rstrip(")"))
+    for path in tmp_path.glob("*-pruned/model.safetensors"):  # embeddings included, but not Marian's constant positions
+        weights = [w for name, w in load_file(path).items() if w.ndim > 1 and "embed_positions" not in name]
         left = sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
-        assert left == pytest.approx(0.5, abs=0.01)
+        assert left == pytest.approx(density, abs=0.01)
+    if name in LEARNED:
+        pattern, least = LEARNED[name]
+        (reached,) = (float(found[1]) for line in lines if (found := re.fullmatch(pattern, line)))
+        assert reached >= least
     if name == "accelerate_script":  # run again, it loads its last state, which was the end
         assert ran(name, tmp_path)[-1] == lines[-1]
 

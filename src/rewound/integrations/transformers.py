@@ -267,7 +267,10 @@ class _Rewinding(TrainerCallback):
         metrics = cast(Mapping[str, float], kwargs["metrics"])
         metric = str(args.metric_for_best_model).removeprefix("eval_")
         if (value := metrics.get(f"eval_{metric}")) is not None:
-            self.run.report(value, higher_is_better=bool(args.greater_is_better), metric=metric)
+            higher = args.greater_is_better
+            if higher is None:  # the metric was named after the arguments were made, which else decide it so
+                higher = not metric.endswith("loss")
+            self.run.report(value, higher_is_better=higher, metric=metric)
         if self.is_at_end(state):
             control.should_training_stop = True
 
