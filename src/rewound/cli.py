@@ -474,15 +474,13 @@ def export_command(
 
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")
 def data_command(
-    name: Annotated[str, typer.Argument(help="a data set: cifar10")],
+    name: Annotated[str, typer.Argument(help="a data set: cifar10, wmt16, ende or multi30k")],
     source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
 ) -> None:
     """Prepare a data set in the cache from a copy at hand."""
-    from rewound.tasks.datasets import cifar10
+    from rewound.tasks.datasets import prepare
 
-    if name != "cifar10":
-        raise InputError(f"unknown data set {name!r}; known: cifar10 (digits needs no preparation)")
-    console.print(f"ready: {cifar10.prepare(source)}")
+    prepare(name, source, say)
 
 
 @app.command("pack", epilog="Example: rewound pack cifar10-resnet20-algorithm1 --out run.pack --split-mb 16")

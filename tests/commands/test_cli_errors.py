@@ -230,7 +230,7 @@ BAD = {
     "nothing to export": bad(
         ["export", "digts", "--out", "x.pt2"], "'digts' is no file, no key of a store, and no rec"
     ),
-    "no such data": bad(["data", "mnist"], "unknown data set 'mnist'; known: cifar10"),
+    "no such data": bad(["data", "mnist"], "unknown data set 'mnist' (known: cifar10, "),
 }
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.wholefiles import default_cache, replacing
+from rewound.foundations.wholefiles import default_cache
 from rewound.tasks.datasets.cifar10_sources import IMAGE, batches
+from rewound.tasks.datasets.prepared import Damaged, publish, read
 
 FILE = "cifar10.safetensors"
 IMAGES_PER_BATCH = 10_000
@@ -55,10 +54,6 @@ class CIFAR10:
 NAMES = tuple(CIFAR10.__dataclass_fields__)
 
 
-class _Damaged(InputError):
-    """The cache file is there, but it is not what was written."""
-
-
 def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
     """Make the cache file from `source`, unless a valid one is there; return its path.
 
@@ -80,7 +75,7 @@ def load(cache: Path | None = None) -> CIFAR10:
     rewound.foundations.errors.InputError: no CIFAR-10 in no-cache: get cifar-10-python.tar.gz from ...
     """
     cache = cache or default_cache()
-    tensors = _read(cache / FILE)
+    tensors = read(cache / FILE, REMEDY, NAMES)
     if tensors is None:
         raise _missing(cache)
     return CIFAR10(**{name: tensor.long() if "labels" in name else tensor for name, tensor in tensors.items()})
@@ -101,14 +96,14 @@ def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int
     target = cache / FILE
     source = source or _at_hand(cache)
     try:
-        if _read(target) is not None:
+        if read(target, REMEDY, NAMES) is not None:
             return target
-    except _Damaged:
+    except Damaged:
         if source is None:
             raise
     if source is None:
         raise _missing(cache)
-    _publish(_collect(source, md5, size), target)
+    publish(_collect(source, md5, size), target)
     return target
 
 
@@ -136,35 +131,3 @@ def _collect(source: Path, md5: Mapping[str, str], size: int) -> dict[str, Tenso
         )
     arrays = (images[:-1].reshape(-1, *IMAGE), labels[:-1].reshape(-1), images[-1], labels[-1])
     return {name: torch.from_numpy(array) for name, array in zip(NAMES, arrays, strict=True)}
-
-
-def _publish(tensors: dict[str, Tensor], target: Path) -> None:
-    try:
-        with replacing(target) as temporary:
-            save_file(tensors, temporary, metadata={"sha256": _checksum(tensors)})
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"cannot write {target}: {error}; free 200 MB there, or set REWOUND_CACHE elsewhere"
-        ) from error
-
-
-def _read(path: Path) -> dict[str, Tensor] | None:
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in NAMES}
-            written = (file.metadata() or {}).get("sha256")
-    except (OSError, SafetensorError) as error:
-        raise _Damaged(f"{path} is damaged ({error}): {REMEDY} to make it anew") from error
-    if _checksum(tensors) != written:
-        raise _Damaged(f"{path} is damaged (its checksum does not hold): {REMEDY} to make it anew")
-    return tensors
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    checksum = hashlib.sha256()
-    for name in NAMES:
-        checksum.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        checksum.update(tensors[name].numpy().data)
-    return checksum.hexdigest()

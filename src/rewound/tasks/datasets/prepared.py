@@ -1,0 +1,51 @@
+"""A prepared data set: a file of tensors in the cache, with a checksum of them; it is there whole or not at all."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rewound.foundations.errors import InputError
+from rewound.foundations.wholefiles import replacing
+
+
+class Damaged(InputError):
+    """The file is there, but it is not what was written."""
+
+
+def publish(tensors: dict[str, Tensor], target: Path) -> None:
+    """Write the file; the checksum is over the tensors in their order."""
+    try:
+        with replacing(target) as temporary:
+            save_file(tensors, temporary, metadata={"sha256": _checksum(tensors)})
+    except (OSError, SafetensorError) as error:
+        size = sum(tensor.nbytes for tensor in tensors.values()) // 10**6 + 10
+        raise InputError(
+            f"cannot write {target}: {error}; free {size} MB there, or set REWOUND_CACHE elsewhere"
+        ) from error
+
+
+def read(path: Path, remedy: str, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
+    """What was published, or None if nothing was; `names` are the tensors in the order of the checksum, else sorted."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in names or sorted(file.keys())}
+            written = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} is damaged ({error}): {remedy} to make it anew") from error
+    if _checksum(tensors) != written:
+        raise Damaged(f"{path} is damaged (its checksum does not hold): {remedy} to make it anew")
+    return tensors
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    checksum = hashlib.sha256()
+    for name, tensor in tensors.items():
+        checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        checksum.update(tensor.numpy().data)
+    return checksum.hexdigest()
