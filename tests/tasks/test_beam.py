@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rewound.tasks.recipes import beam
 from rewound.tasks.recipes.beam import Search, State, translated
 
 START, END, VOCABULARY = 0, 1, 4
@@ -107,3 +108,23 @@ def test_a_search_that_never_ends_is_bounded() -> None:
     for sentence in range(3):
         likelihood = table.likelihood(sentence, tuple(found.words[sentence].tolist()))
         assert float(found.scores[sentence]) == pytest.approx(likelihood, abs=1e-4), "nothing is penalised"
+
+
+@pytest.mark.parametrize("vocabulary", [3, 4, 30, 101, 1000])
+def test_the_likeliest_words_are_found_among_few(vocabulary: int) -> None:
+    scores = 3 * torch.randn(20, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    for width in (1, 2, 5, 40):
+        chances, words = beam._likeliest(scores, width)
+        expected = scores.log_softmax(1).topk(min(width, vocabulary), 1)
+        assert torch.equal(words, expected.indices)
+        torch.testing.assert_close(chances, expected.values)
+
+
+def test_looking_seldom_whether_all_have_ended_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, search = Table(20, 41, seed=5), Search(START, END, most_words=40)
+    seldom = translated(table.step, table.state(), 3, search)
+    monkeypatch.setattr(beam, "_UNSEEN", 1)
+    always = translated(table.step, table.state(), 3, search)
+    assert always.words.shape[1] < 40
+    assert torch.equal(seldom.words, always.words)
+    assert torch.equal(seldom.scores, always.scores)

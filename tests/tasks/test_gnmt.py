@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from rewound.foundations.errors import InputError
-from rewound.tasks.recipes.gnmt import GNMT
+from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, smoothed_loss
 
 Array = NDArray[np.float64]
 
@@ -148,6 +148,30 @@ def test_all_starts_within_a_tenth_and_biases_at_zero() -> None:
         else:
             assert 0.05 < one.abs().max() <= 0.1
     assert all(a.data_ptr() != b.data_ptr() for a, b in pairwise(model.parameters()))
+
+
+@pytest.mark.numeric
+def test_the_loss_is_a_sum_over_words_with_smoothed_labels() -> None:
+    draw = torch.Generator().manual_seed(6)
+    scores = torch.randn(2, 3, 7, dtype=torch.float64, generator=draw)
+    following = torch.tensor([[1, 6, 2], [3, NO_WORD, NO_WORD]])
+    expected = 0.0
+    for row, word in zip(scores.flatten(0, 1), following.flatten().tolist(), strict=True):
+        if word != NO_WORD:
+            wanted = torch.full((7,), 0.1 / 7, dtype=torch.float64)
+            wanted[word] += 0.9
+            expected -= float(wanted @ row.log_softmax(0))
+    assert float(smoothed_loss(scores, following, 0.1)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_vocabulary_of_any_size_is_projected_in_sixteen_bits() -> None:
+    model = small().float()  # eleven words
+    scores = model(SOURCE, LENGTHS, TARGET)
+    with torch.autocast("cpu", torch.bfloat16):
+        less = model(SOURCE, LENGTHS, TARGET)
+    assert less.shape == scores.shape
+    assert less.dtype == torch.bfloat16
+    assert (less - scores).abs().max() < 0.1 * scores.abs().max()
 
 
 def test_one_layer_is_refused() -> None:

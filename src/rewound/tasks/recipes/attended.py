@@ -92,6 +92,7 @@ class _Attended(torch.autograd.Function):
         is_word: Tensor,
         kept: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        cell = cell.detach()  # like all later ones: one compilation serves them
         from_output, size = torch.cat([weight_output, weight_query]).t(), len(weight_output)
         read, dropped = output @ from_output, torch.zeros_like(output)
         outputs, cells, inputs = [output], [cell], [dropped]

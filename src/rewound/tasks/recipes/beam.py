@@ -10,16 +10,23 @@ The authors' code stores the index in the lowest bits of each score, so that hyp
 five digits may be swapped. Here scores are compared as they are.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from rewound.tasks.recipes.attended import wide
 
 State: TypeAlias = tuple[Tensor, ...]
 """What a network carries from word to word; the first dimension counts hypotheses."""
 Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State, Tensor]]
 """From the last words and the state to scores of the next word, the next state, and the attention paid in this step."""
+
+
+_UNSEEN = 8  # how many steps are taken before the host looks whether all hypotheses have ended
 
 
 class Search(NamedTuple):
@@ -50,42 +57,58 @@ def translated(step: Step, state: State, source_words: int, search: Search) -> T
     state = tuple(tensor.repeat_interleave(width, 0) for tensor in state)
     first = torch.arange(sentences, device=device).unsqueeze(1) * width  # of each sentence's hypotheses
     # All begin alike, so that only the first of each sentence counts.
-    likelihood = torch.full((sentences, width), -torch.inf, device=device)
-    likelihood[:, 0] = 0
-    has_ended = torch.ones((sentences, width), dtype=torch.bool, device=device)
-    has_ended[:, 0] = False
+    is_first = torch.arange(width, device=device).expand(sentences, width) == 0
+    likelihood, has_ended = torch.zeros((sentences, width), device=device).masked_fill(~is_first, -torch.inf), ~is_first
     lengths = torch.zeros((sentences, width), dtype=torch.long, device=device)
     attention = torch.zeros((sentences, width, source_words), device=device)
-    words = torch.full((sentences, width, 0), search.end, device=device)
     last = torch.full((sentences * width,), search.start, device=device)
-    for _ in range(search.most_words):
+    trail = list[tuple[Tensor, Tensor]]()  # which hypothesis each one continues, and with which word
+    for number in range(1, search.most_words + 1):
         scores, state, attended = step(last, state)
-        chances = scores.float().log_softmax(1).view(sentences, width, -1)
         attention = attention + attended.view_as(attention) * ~has_ended.unsqueeze(2)
-        chances = torch.where(has_ended.unsqueeze(2), _only(search.end, chances), chances)
-        vocabulary = chances.shape[2]
+        chances, words = _likeliest(scores, width)
+        chances = chances.view(sentences, width, -1)
+        words = words.view_as(chances)
+        # A hypothesis that has ended goes on with the word that ends it for certain, and with nothing else.
+        only = torch.arange(words.shape[2], device=device) == 0
+        chances = torch.where(has_ended.unsqueeze(2), torch.where(only, 0.0, -torch.inf), chances)
+        words = words.masked_fill(has_ended.unsqueeze(2), search.end)
         likelihood, chosen = (likelihood.unsqueeze(2) + chances).flatten(1).topk(width, 1)
-        parents, next_words = chosen // vocabulary, chosen % vocabulary
+        parents, last = chosen // words.shape[2], words.flatten(1).gather(1, chosen)
+        trail.append((parents, last))
         state = tuple(tensor[(first + parents).flatten()] for tensor in state)
         attention = attention.gather(1, parents.unsqueeze(2).expand_as(attention))
         had_ended = has_ended.gather(1, parents)
         lengths = lengths.gather(1, parents) + ~had_ended
-        words = torch.cat([words.gather(1, parents.unsqueeze(2).expand_as(words)), next_words.unsqueeze(2)], 2)
-        has_ended = had_ended | (next_words == search.end)
-        last = next_words.flatten()
-        if bool(has_ended.all()):
+        has_ended, last = had_ended | (last == search.end), last.flatten()
+        # Steps after all have ended change nothing, and to ask makes the host wait for the device.
+        if number % _UNSEEN == 0 and bool(has_ended.all()):
             break
     penalised = likelihood / ((5 + lengths) / 6) ** search.length_penalty
     penalised = penalised + search.coverage_penalty * _coverage(attention)
-    scores, best = torch.where(has_ended.all(1, keepdim=True), penalised, likelihood).max(1)
-    return Translations(words[torch.arange(sentences, device=device), best], scores)
+    scores, best = torch.where(has_ended.all(1, keepdim=True), penalised, likelihood).max(1, keepdim=True)
+    found = list[Tensor]()
+    for parents, words in reversed(trail):
+        found.append(words.gather(1, best))
+        best = parents.gather(1, best)
+    return Translations(torch.cat(found[::-1], 1)[:, : int(lengths.max())], scores.squeeze(1))
 
 
-def _only(word: int, chances: Tensor) -> Tensor:
-    """What follows a hypothesis that has ended: that word for certain, and nothing else."""
-    certain = torch.full_like(chances, -torch.inf)
-    certain[..., word] = 0
-    return certain
+def _likeliest(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The logarithms of the chances of the `width` likeliest words in each row, and these words.
+
+    They are among the `width` groups with the largest maxima, so that only these are sorted.
+    """
+    groups = math.isqrt(scores.shape[1])
+    total = wide(scores).logsumexp(1, keepdim=True)
+    if groups > width:
+        in_groups = F.pad(scores, (0, -scores.shape[1] % groups), value=-torch.inf).view(len(scores), groups, -1)
+        chosen, size = in_groups.amax(2).topk(width, 1).indices.unsqueeze(2), in_groups.shape[2]
+        found, index = in_groups.gather(1, chosen.expand(-1, -1, size)).flatten(1).topk(width, 1)
+        words = chosen.squeeze(2).gather(1, index // size) * size + index % size
+    else:
+        found, words = scores.topk(min(width, scores.shape[1]), 1)
+    return wide(found) - total, words
 
 
 def _coverage(attention: Tensor) -> Tensor:

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
-from rewound.tasks.recipes.attended import Weights, attended, lstm_cell, shared_out, wide
+from rewound.tasks.recipes.attended import Weights, attended, fused, lstm_cell, shared_out, wide
 
+NO_WORD = -100
+"""What follows the end of a target, and is no part of the loss."""
 _SCALE = 0.1  # of the initial weights
 _SHUT = 1e4  # a gate's sigmoid of it is 1, and of its negative 0, whatever else is added
-_MORE = 8  # inputs of an LSTM beside those given: as many as tensor cores take at once
+_AT_ONCE = 8  # how many numbers of 16 bits tensor cores take at once
 
 
 class Memory(NamedTuple):
@@ -83,8 +85,8 @@ class LSTM(nn.Module):
             # To copy the weights into one piece takes microseconds.
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
             more = torch.stack([torch.ones_like(no_word), no_word], 2).to(dtype)
-            inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _MORE - 2))], 2)
-            columns = F.pad(torch.stack([self.bias, closing.flatten()], 1), (0, _MORE - 2))
+            inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _AT_ONCE - 2))], 2)
+            columns = F.pad(torch.stack([self.bias, closing.flatten()], 1), (0, _AT_ONCE - 2))
             weights = [torch.cat([self.weight_ih, columns], 1).to(dtype), self.weight_hh.to(dtype)]
             start = output.to(dtype).unsqueeze(0), cell.to(dtype).unsqueeze(0)
             outputs, _, cell = torch.lstm(
@@ -173,8 +175,15 @@ class GNMT(nn.Module):
             inputs = self._dropped(torch.cat([x, context], 2))
             above = layer.outputs_from(state.outputs[number], state.cells[number], inputs)
             x = x + above if number > 1 else above
-        scores: Tensor = self.projection(x.transpose(0, 1).contiguous())
-        return scores
+        return self._projected(x.transpose(0, 1).contiguous())
+
+    def _projected(self, x: Tensor) -> Tensor:
+        dtype, words = _working_dtype(x), self.projection.out_features
+        if dtype.itemsize > 2 or words % _AT_ONCE == 0:
+            scores: Tensor = self.projection(x)
+            return scores
+        weight = F.pad(self.projection.weight.to(dtype), (0, 0, 0, -words % _AT_ONCE))
+        return F.linear(x.to(dtype), weight)[..., :words]
 
     def _attended(self, bottom: LSTM, words: Tensor, state: Decoding, memory: Memory) -> tuple[Tensor, Tensor]:
         """The bottom layer's outputs and contexts, which only it reads one step later."""
@@ -229,6 +238,21 @@ class GNMT(nn.Module):
 
     def _dropped(self, inputs: Tensor) -> Tensor:
         return F.dropout(inputs, self.dropout, self.training)
+
+
+@fused
+def smoothed_loss(scores: Tensor, following: Tensor, smoothing: float) -> Tensor:
+    """The sum over words of the cross-entropy with smoothed labels; what follows is `NO_WORD` where nothing counts.
+
+    Compiled, it never has the scores in float32 in memory, which are a gigabyte for 256 sentences of the authors'.
+    """
+    return F.cross_entropy(
+        wide(scores).flatten(0, 1),
+        following.flatten(),
+        ignore_index=NO_WORD,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
 
 
 def _lstms(layers: nn.ModuleList) -> list[LSTM]:
