@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from rewound import Batch, Schedule, Scores
 from rewound.foundations.randomness import bits
+from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, smoothed_loss
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
 
 
@@ -170,6 +171,29 @@ class Recurrent(Toy):
 
     def network(self) -> nn.Module:
         return Memory()
+
+
+@dataclass(frozen=True)
+class Translating(Sentences):
+    """The translation network turns sentences round; some end before the others of their part."""
+
+    compiles: ClassVar[bool] = False
+
+    def assembled(self, data: Sequence[Tensor], part: int, chosen: Tensor, key: Any, counters: Tensor) -> Batch:
+        words, lengths = data[part][chosen], 1 + chosen % (3 + part)
+        is_behind = torch.arange(3 + part, device=words.device) >= lengths[:, None]
+        return words, lengths, words.roll(1, 1), words.flip(1).masked_fill(is_behind, NO_WORD)
+
+    def network(self) -> nn.Module:
+        return GNMT(7, layers=2, units=8, dropout=0.3).to(torch.get_default_dtype())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        source, lengths, target, following = batch
+        return smoothed_loss(model(source, lengths, target), following, 0.1)
+
+    def example(self) -> Batch:
+        words = torch.zeros(1, 3, dtype=torch.int64)
+        return words, torch.tensor([3]), words
 
 
 class Average(nn.Sequential):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from resident_recipes import CAPTURED, Recurrent, Sentences, Vectors
+from resident_recipes import CAPTURED, Recurrent, Sentences, Translating, Vectors
 from rewound.foundations.errors import Diverged, Failed, InputError
 from rewound.method.schedule import Segment
 from rewound.tasks.fleets.captured import Program, program
@@ -265,7 +265,11 @@ class TestOnTheGPU:
 
     @pytest.mark.parametrize(
         "recipe",
-        [*(Vectors(kind=kind, clip_norm=0.5) for kind in CAPTURED), Vectors(accumulation=2), Sentences(), Recurrent()],
+        [
+            *(Vectors(kind=kind, clip_norm=0.5) for kind in CAPTURED),
+            *(Vectors(accumulation=2), Sentences(), Recurrent()),
+            *(Translating(kind="sgd", clip_norm=0.5), Translating(kind="sgd", accumulation=2, clip_each=True)),
+        ],
         ids=lambda recipe: " ".join([type(recipe).__name__, *changed_fields(recipe)]),
     )
     def test_captured_draws_and_updates_are_those_of_train(self, recipe: ResidentRecipe) -> None:
@@ -279,6 +283,20 @@ class TestOnTheGPU:
                 assert isinstance(captured, State)
                 # 14 steps of about a hundred roundings (6e-8) each; a wrong dropout mask changes weights by 1e-3.
                 assert furthest(captured, eager, ["model"]) < 14 * 100 * 6e-8, again
+
+    def test_masks_hold_at_every_captured_step_of_a_translation_network(self) -> None:
+        recipe = Translating()
+        mask = sparse(recipe)
+        run = Run(begin(recipe, 1), mask, [Segment(1e-2, 20)], range(1, 20))
+        outcomes = together(Fleet(recipe, "cuda", capacity=1), [run])[0]
+        assert len(outcomes) == 20
+        for outcome in outcomes:
+            assert isinstance(outcome, State)
+            assert all((outcome.model[name][~kept.cuda()] == 0).all() for name, kept in mask.items())
+        assert any(
+            (outcome.model[name][kept.cuda()] != run.state.model[name][kept].cuda()).any()
+            for name, kept in mask.items()
+        )
 
     def test_places_side_by_side_draw_each_its_own(self) -> None:
         recipe = Vectors(kind="adamw")

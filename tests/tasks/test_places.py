@@ -6,7 +6,7 @@ from itertools import count, pairwise
 import pytest
 import torch
 
-from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Vectors
+from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Translating, Vectors
 from rewound.foundations.errors import Diverged
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment
@@ -51,6 +51,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         *((Vectors(kind=kind), True) for kind in CAPTURED),
         *((Vectors(kind=kind), False) for kind in ("adagrad", "asgd", "rprop", "no-epsilon", "dampening", "own")),
         *((Sentences(), True), (Sentences(accumulation=2), True), (Recurrent(), True)),
+        (Translating(), True),
     ],
 )
 def test_a_step_is_captured_unless_it_needs_what_a_graph_cannot_do(recipe: Recipe, can: bool) -> None:
@@ -106,7 +107,12 @@ def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
         Vectors(kind="sgd", clip_norm=0.05, accumulation=3, clip_each=True),
         *(Sentences(accumulation=2), Sentences(kind="adam", accumulation=2, clip_norm=0.05, clip_each=True)),
         *(Strangers64(what=what) for what in ("dropout", "noise", "unused", "frozen")),
-        *(Sentences(clip_norm=0.05), Recurrent(), Averaged()),
+        *(
+            Sentences(clip_norm=0.05),
+            Recurrent(),
+            Averaged(),
+            Translating(accumulation=2, clip_norm=0.05, clip_each=True),
+        ),
     ],
     ids=lambda recipe: " ".join([type(recipe).__name__, *changed_fields(recipe)]),
 )
