@@ -144,7 +144,7 @@ def _overview(store: Store) -> Group:
 def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     """How far a sweep is, and which machines did how much of it."""
     watch = Watch(plan, store)
-    headway, steps = watch.headway(exact=True), sum(node.steps for node in plan.nodes)
+    headway, steps = watch.headway(), sum(node.steps for node in plan.nodes)
     under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
     finished, seconds = Counter[str](), defaultdict[str, float](float)
     for _, result in store.results(plan.by_key.keys()):

@@ -220,7 +220,7 @@ def run(
         raise
     if (left := todo(planned, opened)) and getattr(executor, "wait", True):  # else others have just begun
         say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
-    return SweepResults(found, root, collected(found.targets, opened), again)
+    return SweepResults(found, root, collected(found.targets, opened, planned), again)
 
 
 def work(

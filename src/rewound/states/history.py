@@ -259,13 +259,13 @@ def lineage(past: Past) -> list[Trained]:
 
 def own_functions(past: Past) -> list[str]:
     """The import paths of the user's rules, scores, scopes and patterns that a state came to be by."""
-    names = set[str]()
+    names, pruners = set[str](), dict[int, Pruner]()
     for stage in (stage for level in lineage(past) for stage in level.stages):
         if isinstance(stage.rates, Ruled):
             names.add(stage.rates.path)
         if isinstance(stage.parent, Pruned):
-            names |= stage.parent.pruner.own_functions
-    return sorted(names)
+            pruners[id(stage.parent.pruner)] = stage.parent.pruner  # mostly the same one at all levels
+    return sorted(names.union(*(pruner.own_functions for pruner in pruners.values())))
 
 
 def described(past: Past) -> list[str]:

@@ -9,14 +9,14 @@ import heapq
 import random
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
 from rewound.experiments.plans.execution import Paused, Worker, execute, made_by
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.remaining import steps_to_do, sufficient_outcome, to_recompute, todo
+from rewound.experiments.plans.remaining import outcomes_of, steps_to_do, sufficient_outcome, to_recompute, todo
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
@@ -39,13 +39,14 @@ class Watch:
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self.plan, self.store = plan, store
-        self.open = todo(plan, store)
+        outcomes = outcomes_of(plan, store)
+        self.open = todo(plan, store, outcomes)
         # A leaf is not done again for its tensors: one that has a result was published since `todo` looked.
         self.again = {node.key for node in to_recompute(self.open, store) if node.key in plan.readers}
         drafts = store.drafts()
         self.drafted = {n.key: n.steps - steps_to_do(n, store) for n in self.open if n.key in drafts}
         self.status: dict[str, bool] = {}
-        self._steps = 0
+        self._steps = self._failed = 0
         self._places = {node.key: place for place, node in enumerate(plan.nodes)}
         recipes = {recipe: number for number, recipe in enumerate(dict.fromkeys(node.recipe for node in plan.nodes))}
         self._recipes = [recipes[node.recipe] for node in plan.nodes]
@@ -58,17 +59,21 @@ class Watch:
         for place, node in enumerate(plan.nodes):
             if not node.needs:
                 self._ready[self._recipes[place]].append(place)
-        self.look()
+        self._see(outcomes.keys())
 
     def look(self) -> None:
         """See whatever has ended, wherever it was done."""
         began = time.monotonic()
-        finished = self.store.finished() & (self._places.keys() - self.status.keys())
-        # Children first: nobody awaits what was done again for them.
-        for key in sorted(finished, key=lambda key: -self._places[key]):
-            self.has_ended(self.plan.by_key[key])
+        self._see(self.store.finished())
         self._listed = time.monotonic()
         self._took = self._listed - began
+
+    def _see(self, finished: Set[str]) -> None:
+        """Note which of the nodes that have a result have ended."""
+        new = finished & (self._places.keys() - self.status.keys())
+        # Children first: nobody awaits what was done again for them.
+        for key in sorted(new, key=lambda key: -self._places[key]):
+            self.has_ended(self.plan.by_key[key])
 
     def has_ended(self, node: Node) -> bool:
         """Whether a node has ended, by its result alone."""
@@ -97,6 +102,7 @@ class Watch:
             if key in self.status:
                 continue
             self.status[key] = succeeded
+            self._failed += not succeeded
             self._unfinished.discard(key)
             node, place = self.plan.by_key[key], self._places[key]
             self._steps += node.steps
@@ -121,16 +127,17 @@ class Watch:
     def headway(self, *, exact: bool = False) -> Headway:
         """How far the plan is; unless `exact`, nodes that others did in a moment may be counted a little later."""
         claimed = {key: claim.steps for key, claim in self.store.claims().items()}
-        if exact or time.monotonic() - self._listed > self._took / _SHARE:
+        is_due = exact or time.monotonic() - self._listed > self._took / _SHARE
+        if is_due and len(self.status) < len(self.plan.nodes):
             self.look()
         else:
             for key in (self._claimed - claimed.keys()) & self._places.keys():
                 self.has_ended(self.plan.by_key[key])
         self._claimed = {*claimed}
-        begun = (claimed.keys() | self.drafted.keys()) & (self._places.keys() - self.status.keys())
+        begun = ((claimed.keys() | self.drafted.keys()) & self._places.keys()) - self.status.keys()
         # Before its first heartbeat a claim says nothing of the draft that it goes on from.
         under_way = sum(max(claimed.get(key, 0), self.drafted.get(key, 0)) for key in begun)
-        return Headway(self._steps + under_way, len(self.status), list(self.status.values()).count(False))
+        return Headway(self._steps + under_way, len(self.status), self._failed)
 
 
 def walk(plan: Plan, worker: Worker) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -13,9 +12,8 @@ from rewound.experiments.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.foundations.errors import few
 from rewound.foundations.notebook import html_table
 from rewound.foundations.quantities import counted, sized, spoken
-from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import Counts
-from rewound.states.history import Pruned
+from rewound.states.history import own_functions
 from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 from rewound.tasks.devices import device_kind
@@ -100,16 +98,10 @@ def estimate(name: str, plan: Plan, store: Store | None, device: str, jobs: int)
 def parts_pruned(plan: Plan) -> dict[Counts, str]:
     """What compression counts, of how much; with a label for each recipe and way of pruning where there are several."""
     labels: dict[Counts, dict[str, None]] = {}
-    for target in plan.targets:
-        if isinstance(pruned := target.state.parent, Pruned):
-            words = " ".join([target.recipe.label(), *changed_fields(target.recipe), *pruned.pruner.words.values()])
-            labels.setdefault(_selected(target.recipe, pruned.pruner), {})[words] = None
+    for recipe, pruner in plan.prunings:
+        words = " ".join([recipe.label(), *changed_fields(recipe), *pruner.words.values()])
+        labels.setdefault(selected_counts(recipe, pruner), {})[words] = None
     return {counts: "" if len(labels) == 1 else f" ({few(list(words))})" for counts, words in labels.items()}
-
-
-@lru_cache(maxsize=4096)
-def _selected(recipe: Recipe, pruner: Pruner) -> Counts:
-    return selected_counts(recipe, pruner)
 
 
 def _epochs(plan: Plan, nodes: list[Node]) -> float:
@@ -206,10 +198,14 @@ def unbound_note(count: int) -> str:
 def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[str]:
     """One line where stored results were made by another source, library, device or kind of CPU than today's."""
     differing: Counter[str] = Counter()
+    found: dict[tuple[object, ...], dict[str, str]] = {}  # what nodes of the same code are made with today
     for key, result in store.results(plan.by_key.keys()):
         node, made = plan.by_key[key], result["made"]
-        today = made_by(node, options) if options else sources_of(node)
-        differing.update(name for name in today if made.get(name, today[name]) != today[name])
+        code = (node.recipe, *own_functions(node.state))
+        if (today := found.get(code)) is None:
+            today = found[code] = made_by(node, options) if options else sources_of(node)
+        if made != today:
+            differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []
     counts = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rewound.experiments.sweeps.targets import Target
+from rewound.method.pruner import Pruner
 from rewound.method.schedule import Segment
 from rewound.states.history import Pruned, Start, Trained, start_of
 from rewound.tasks.recipe import Recipe
@@ -55,6 +56,16 @@ class Plan:
     def by_key(self) -> dict[str, Node]:
         """The nodes by the keys of what they publish."""
         return {node.key: node for node in self.nodes}
+
+    @cached_property
+    def prunings(self) -> tuple[tuple[Recipe, Pruner], ...]:
+        """The different recipes and ways to prune them among the targets."""
+        roots = ((target.recipe, target.state.parent) for target in self.targets)
+        # By identity first: few objects stand in very many rows, and to hash one takes as long as to plan a row.
+        objects = {
+            (id(recipe), id(root.pruner)): (recipe, root.pruner) for recipe, root in roots if isinstance(root, Pruned)
+        }
+        return tuple(dict.fromkeys(objects.values()))
 
     @property
     def naive_epochs(self) -> float:

@@ -1,6 +1,6 @@
 """What of a plan is still to do, and which tensors that needs: the store says what is there, the plan who reads it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rewound.experiments.plans.planning import Node, Plan
@@ -27,12 +27,12 @@ def outcomes_of(plan: Plan, store: Store) -> dict[str, Outcome]:
     return store.outcomes(plan.by_key.keys())
 
 
-def todo(plan: Plan, store: Store) -> list[Node]:
+def todo(plan: Plan, store: Store, outcomes: Mapping[str, Outcome] | None = None) -> list[Node]:
     """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped.
 
-    What failed, and what builds on it, is not to be done.
+    What failed, and what builds on it, is not to be done. `outcomes` are those of the plan, if they are known.
     """
-    outcomes, missing = outcomes_of(plan, store), set[str]()
+    outcomes, missing = outcomes_of(plan, store) if outcomes is None else outcomes, set[str]()
     done = {node.key for node in plan.nodes if is_sufficient(node, outcomes.get(node.key))}
     lost = plan.lost([key for key, outcome in outcomes.items() if outcome == "failed"], done)
     for node in reversed(plan.nodes):  # children before parents
@@ -85,14 +85,19 @@ def _is_needed(key: str, plan: Plan, store: Store) -> bool:
 
 def tidy(plan: Plan, store: Store, *, keep_all: bool = False) -> None:
     """Drop what nobody needs: drafts of finished or failed nodes, and tensors that no planned node reads any more."""
-    over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
     with where_writable():
         store.sweep_up()
-        for key in over & store.drafts():
+    drafts = store.drafts() & plan.by_key.keys()
+    states = set[str]() if keep_all else store.states() & plan.by_key.keys() & plan.readers.keys()
+    if not (drafts or states):
+        return
+    over = plan.by_key.keys() - {node.key for node in todo(plan, store)}
+    with where_writable():
+        for key in over & drafts:
             store.drop(key, draft=True)
-        if keep_all or _others_work(plan, store):
+        if _others_work(plan, store):
             return
-        for key in store.states() & plan.by_key.keys() & plan.readers.keys():
+        for key in states:
             if over.issuperset(plan.readers[key]):
                 store.drop(key)
 

@@ -13,7 +13,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast, get_args
 
@@ -23,6 +27,7 @@ DEFAULT_STORE: Final = Path("rewound-store")
 LONGEST_RESULT: Final = 16 * 2**20
 """Bytes of the largest result: 200,000 points of a curve (one per epoch) or layers, of about 80 bytes each."""
 _LARGEST = 2**63  # above all counts
+_LAYER = itemgetter("kept", "total", "flops")
 
 
 class Damaged(Exception):
@@ -192,7 +197,7 @@ def decoded(content: bytes, key: str, *, is_intact: bool = False) -> Result:
     named, last = found.pop("key", None), found["history"][-1]
     if named != key if named is not None else not last.endswith(f"-> {key[:12]}"):
         raise Damaged(f"holds the result of another key ({named or repr(last)})")
-    found["curve"] = [CurvePoint(*point) for point in found["curve"]]
+    found["curve"] = list(map(partial(tuple.__new__, CurvePoint), found["curve"]))
     return cast(Result, found)
 
 
@@ -224,12 +229,22 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and (value.isascii() or _HALVES.search(value) is None)  # can be printed
 
 
+# A store has a hundred thousand results with some fifty values each. So lists are first looked at as a whole, which
+# settles nearly all of them; what is unusual there is looked at one by one.
+
+
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+    if not isinstance(value, list):
+        return False
+    return ({str}.issuperset(map(type, value)) and "".join(value).isascii()) or all(map(_is_text, value))
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _LARGEST
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    return not values or ({int}.issuperset(map(type, values)) and min(values) >= 0 and max(values) < _LARGEST)
 
 
 def _is_number(value: Any) -> bool:
@@ -248,13 +263,28 @@ def _is_point(value: Any) -> bool:
 
 
 def _is_curve(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_point, value))
+    if not isinstance(value, list):
+        return False
+    if value and {list, CurvePoint}.issuperset(map(type, value)) and {3}.issuperset(map(len, value)):
+        steps, *numbers = zip(*value, strict=True)
+        if _are_counts(steps) and {float}.issuperset(map(type, chain(*numbers))):
+            return True
+    return all(map(_is_point, value))
 
 
 def _is_layer(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     return _is_count(value.get("kept")) and _is_count(value.get("total")) and _is_count(value.get("flops"))
+
+
+def _is_layers(value: Any) -> bool:
+    if not isinstance(value, dict) or not _is_texts([*value]):
+        return False
+    if {dict}.issuperset(map(type, value.values())):
+        with suppress(KeyError):
+            return _are_counts([*chain.from_iterable(map(_LAYER, value.values()))])
+    return all(map(_is_layer, value.values()))
 
 
 def _is_failure(value: Any) -> bool:
@@ -295,6 +325,6 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "parameters": _is_count,
     "parameters_left": _is_count,
     "host": _is_text,
-    "layers": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_layer, value.values())),
+    "layers": _is_layers,
     "failed": _is_failure,
 }
