@@ -12,6 +12,10 @@ RECIPES: Mapping[str, str] = {
     "cifar10-resnet56": "rewound.tasks.recipes.cifar10:ResNet56",
     "cifar10-resnet110": "rewound.tasks.recipes.cifar10:ResNet110",
     "digits": "rewound.tasks.recipes.digits:Digits",
+    "ende-gnmt": "rewound.tasks.recipes.translation:EnDe",
+    "multi30k-gnmt": "rewound.tasks.recipes.translation:Multi30k",
+    "translate-toy": "rewound.tasks.recipes.translation:Toy",
+    "wmt16-gnmt": "rewound.tasks.recipes.translation:WMT16",
 }
 
 
