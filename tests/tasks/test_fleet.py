@@ -268,7 +268,10 @@ class TestOnTheGPU:
         [
             *(Vectors(kind=kind, clip_norm=0.5) for kind in CAPTURED),
             *(Vectors(accumulation=2), Sentences(), Recurrent()),
-            *(Translating(kind="sgd"), Translating(accumulation=2, clip_norm=0.5, clip_each=True)),
+            *(
+                Translating(kind="sgd", clip_norm=0.5),
+                Translating(kind="sgd", accumulation=2, clip_norm=0.5, clip_each=True),
+            ),
         ],
         ids=lambda recipe: " ".join([type(recipe).__name__, *changed_fields(recipe)]),
     )

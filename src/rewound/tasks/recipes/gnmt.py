@@ -87,7 +87,7 @@ class LSTM(nn.Module):
             more = torch.stack([torch.ones_like(no_word), no_word], 2).to(dtype)
             inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _AT_ONCE - 2))], 2)
             columns = F.pad(torch.stack([self.bias, closing.flatten()], 1), (0, _AT_ONCE - 2))
-            weights = [torch.cat([self.weight_ih, columns], 1).to(dtype), self.weight_hh.to(dtype)]
+            weights = [torch.cat([self.weight_ih.to(dtype), columns.to(dtype)], 1), self.weight_hh.to(dtype)]
             start = output.to(dtype).unsqueeze(0), cell.to(dtype).unsqueeze(0)
             outputs, _, cell = torch.lstm(
                 inputs, start, weights, False, 1, 0.0, torch.is_grad_enabled(), False, batch_first=False
