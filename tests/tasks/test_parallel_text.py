@@ -6,11 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from rewound.foundations.errors import InputError
-from rewound.tasks.datasets import parallel_text, subwords, toy_grammar
+from rewound.tasks import datasets
+from rewound.tasks.datasets import parallel_text, parallel_text_sources, subwords, toy_grammar
 from rewound.tasks.datasets.parallel_text import END, LIMIT, START, UNKNOWN, Corpus, Pairs, bleu, sentences, toy
 
 PAIRS = toy_grammar.sentences(140)
@@ -247,3 +250,126 @@ def test_the_grammar_agrees_in_gender_number_and_case() -> None:
             assert translation.removesuffix(".").split()[-1] in {
                 form for verb in toy_grammar.VERBS for form in (verb.german, verb.german_third)
             }
+
+
+def parquet(path: Path, rows: list[dict[str, dict[str, str]]] | list[dict[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def translations(pairs: list[Pair]) -> list[dict[str, dict[str, str]]]:
+    return [{"translation": {"de": german, "en": english}} for english, german in pairs]
+
+
+def plain_wmt16(folder: Path, news: str = "") -> Path:
+    written(folder, "train", TRAIN, zipped=True)
+    written(folder / news, "newstest2014", VAL)
+    written(folder / news, "newstest2015", [*TEST, *VAL])
+    return folder
+
+
+def hugging_face_wmt16(folder: Path, splits: str = "{}-0000{}-of-00002.parquet") -> Path:
+    parquet(folder / "de-en" / splits.format("train", 0), translations(TRAIN[:60]))
+    parquet(folder / "de-en" / splits.format("train", 1), translations(TRAIN[60:]))
+    parquet(folder / "de-en" / splits.format("validation", 0), translations(TEST))
+    parquet(folder / "de-en" / splits.format("test", 0), translations(VAL[:3]))
+    written(folder, "newstest2014", VAL)
+    return folder
+
+
+@pytest.fixture
+def short_newstest2015(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_text_sources, "NEWSTEST2015", len(TEST))
+
+
+@pytest.mark.usefixtures("short_newstest2015")
+def test_every_copy_of_wmt16_gives_the_same_file(tmp_path: Path) -> None:
+    copies = [
+        plain_wmt16(tmp_path / "plain"),
+        plain_wmt16(tmp_path / "news", "newstest"),
+        hugging_face_wmt16(tmp_path / "hf"),
+        hugging_face_wmt16(tmp_path / "converted", "{}/000{}.parquet"),
+    ]
+    made = {prepare("wmt16", copy, tmp_path / f"cache of {copy.name}").read_bytes() for copy in copies}
+    assert len(made) == 1
+    corpus = parallel_text.load("wmt16", tmp_path / "cache of plain")
+    assert corpus.held_out["val"].references == tuple(german for _, german in VAL)
+    assert corpus.held_out["test"].references == tuple(german for _, german in TEST)
+
+
+@pytest.mark.usefixtures("short_newstest2015")
+def test_copies_of_wmt16_that_are_not_whole(tmp_path: Path, cache: Path) -> None:
+    def refused(source: Path, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            prepare("wmt16", source, cache)
+
+    source = hugging_face_wmt16(tmp_path / "hf")
+    (source / "newstest2014.de").unlink()
+    refused(source, r"has neither newstest2014\.de nor newstest2014\.de\.gz: get the parquet files .* --from FOLDER`$")
+    source = hugging_face_wmt16(tmp_path / "hf")
+    validation = source / "de-en" / "validation-00000-of-00002.parquet"
+    parquet(validation, translations(VAL[:3]))
+    refused(source, r"validation-.*parquet has 3 pairs, and newstest2015 has 20; get")
+    parquet(validation, translations([*TEST[1:], ("A dog.", "")]))
+    refused(source, r"line 20 of .*validation-.*parquet has no German text")
+    parquet(validation, [{"de": "Ein Hund.", "en": "A dog."}])
+    refused(source, r"validation-.*parquet has no column `translation` of de and en \(.*\); get it again")
+    validation.write_bytes(b"<html>404</html>")
+    refused(source, r"validation-.*parquet has no column `translation` .*ArrowInvalid.*; get it again")
+    validation.unlink()
+    refused(source, r"has no validation-\*\.parquet beside its train-\*\.parquet; get")
+
+
+def mix(folder: Path, pairs: list[Pair]) -> Path:
+    written(folder / "newstest", "newstest2014", VAL)
+    lines = "".join(f"toy\t{english}\t{german}\n" for english, german in pairs)
+    (folder / "train-mix.tsv.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
+
+
+def test_ende_holds_out_sentences_that_are_not_in_its_training_text(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_text_sources, "HELD_OUT", 10)
+    again = [(english.upper(), f"Noch einmal: {german}") for english, german in TRAIN]
+    pairs = [*TRAIN, *again, ("", "Ein Hund."), ("A dog.", "")]
+    prepare("ende", mix(tmp_path / "source", pairs), cache)
+    corpus = parallel_text.load("ende", cache)
+    assert list(corpus.held_out) == ["val", "test", "newstest2014"]
+    english = dict(map(reversed, pairs))
+    held_out = [english[german] for part in ("val", "test") for german in corpus.held_out[part].references]
+    assert len({sentence.casefold() for sentence in held_out}) == 20
+    trained = [english[german] for german in sentences(each(*corpus.train[2:]), corpus.vocabulary)]
+    assert {sentence.casefold() for sentence in trained}.isdisjoint(sentence.casefold() for sentence in held_out)
+    assert len(trained) == 2 * len(TRAIN) - 40
+    assert parallel_text.summary("ende", cache).splitlines()[1:] == [
+        "held out: val 10, test 10, newstest2014 20",
+        "left out: 20 held out",
+        "left out: 20 with a sentence that is held out",
+        "left out: 2 with an empty side",
+    ]
+
+
+def test_a_mix_that_is_too_small_or_has_other_columns_is_refused(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(InputError, match=r"100 pairs are too few to hold out 4,000 different ones: give more text"):
+        prepare("ende", mix(tmp_path / "source", TRAIN), cache)
+    (tmp_path / "source" / "train-mix.tsv.gz").unlink()
+    (tmp_path / "source" / "train-mix.tsv").write_text("toy\tA dog.\tEin Hund.\nA cat.\tEine Katze.\n")
+    with pytest.raises(InputError, match=r"train-mix\.tsv, line 2, has 2 columns: it must be source, English, German"):
+        prepare("ende", tmp_path / "source", cache)
+
+
+def test_many_pairs_are_tokenised_in_order_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = list(subwords.tokenised_pairs(PAIRS))
+    monkeypatch.setattr(subwords, "_AT_ONCE", 30)
+    assert list(subwords.tokenised_pairs(PAIRS)) == alone == subwords._tokenised_chunk(PAIRS)
+
+
+def test_the_command_says_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_text, "CORPORA", {**parallel_text.CORPORA, "multi30k": SIZE})
+    monkeypatch.setenv("REWOUND_CACHE", str(tmp_path / "cache"))
+    said: list[str] = []
+    datasets.prepare("multi30k", multi30k(tmp_path / "source"), said.append)
+    assert said[-3].startswith("100 pairs to train on: ")
+    assert said[-2] == "held out: val 20, test 20"
+    assert said[-1] == f"ready: {tmp_path / 'cache' / 'multi30k.safetensors'}"

@@ -27,7 +27,8 @@ def _text(name: str, source: Path | None, say: Say) -> None:
     from rewound.tasks.datasets import parallel_text
 
     made = parallel_text.prepare(name, source, say=say)
-    say(parallel_text.summary(name))
+    for line in parallel_text.summary(name).splitlines():
+        say(line)
     say(f"ready: {made}")
 
 
