@@ -243,6 +243,18 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rewound.results("digits"),
         "nothing of digits has run yet in rewound-store; run it with: rewound run digits",
     ),
+    "a Ray cluster that does not answer": (
+        lambda: rewound.run("digits", on=rewound.Ray(address="127.0.0.1:1")),
+        "no Ray cluster answers at 127.0.0.1:1",
+    ),
+    "a sweep that Ray cannot give to other machines": (
+        lambda: rewound.run(Sweep("mine", (Tiny(),), (1,), ()), on=rewound.Ray()),
+        "workers on other machines read the sweep themselves",
+    ),
+    "one GPU for two workers without a GPU": (
+        lambda: rewound.run("digits", on=rewound.Ray(per_gpu=2)),
+        "per-gpu 2 goes with device cuda, not with cpu",
+    ),
     "a report on nothing": (rewound.report, "give either a sweep or a table of results"),
     "a report on two things": (lambda: rewound.report(TABLE, results="x.csv"), "give either a sweep or a table of"),
     "dense runs of a sweep": (lambda: rewound.report(TABLE, dense="x.csv"), "dense x.csv goes with a table of results"),

@@ -99,7 +99,7 @@ def test_where_there_is_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("tiny.toml").write_text(SWEEP)
     with pytest.raises(InputError, match="there is no sbatch on this machine; run this where jobs are submitted"):
         rewound.run("tiny.toml", on="slurm", say=lambda _: None)
-    assert not Path("rewound-slurm").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"], "neither jobs nor a store"
 
 
 # On a real one

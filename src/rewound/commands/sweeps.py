@@ -18,9 +18,7 @@ from rewound.commands.tables import check_subject, read_tables, report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
-from rewound.experiments.executors import Executor, executor_named, local, working
-from rewound.experiments.executors.ray_cluster import Ray
-from rewound.experiments.executors.slurm import Slurm
+from rewound.experiments.executors import Engine, Executor, executor_named, local, working
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import Results, collected, is_measured
@@ -189,7 +187,8 @@ def run(
     notebook or in the script itself runs with `jobs=1` only.
     """
     executor = executor_named(on) if isinstance(on, str) else on
-    if jobs and isinstance(executor, Ray | Slurm):
+    engine = executor if isinstance(executor, Engine) else None
+    if jobs and engine is not None:
         raise InputError(f"jobs is for processes of this machine; on a cluster give workers={jobs} instead")
     root, all_kept = as_place("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
@@ -203,6 +202,8 @@ def run(
     )
     here = executor is local.run  # another executor looks for device and data where it works
     planned = planning.plan(found.targets)
+    if engine is not None and not is_store(root):
+        engine.check(options)
     opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
     if retry_failed:
         results = opened.results(planned.by_key.keys())
@@ -218,7 +219,7 @@ def run(
     except KeyboardInterrupt as stop:
         stop.add_note("nothing finished is lost; the same call continues")
         raise
-    if (left := todo(planned, opened)) and getattr(executor, "wait", True):  # else others have just begun
+    if (left := todo(planned, opened)) and (engine is None or engine.wait):  # else others have just begun
         say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
     return SweepResults(found, root, collected(found.targets, opened, planned), again)
 

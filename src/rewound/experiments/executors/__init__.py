@@ -6,7 +6,7 @@ Workers share nothing but the store, so an executor has only to start them (`wor
 
 from collections.abc import Callable, Mapping
 from inspect import signature
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rewound.experiments.executors import local
 from rewound.experiments.executors.ray_cluster import Ray
@@ -28,6 +28,18 @@ class Executor(Protocol):
     def __call__(
         self, plan: Plan, store: Store, options: Options, *, say: Say, tick: Callable[[Headway], None]
     ) -> None: ...
+
+
+@runtime_checkable
+class Engine(Executor, Protocol):
+    """An executor whose workers run on other machines: it decides how many there are, and `jobs` is not for it."""
+
+    @property
+    def wait(self) -> bool:
+        """Whether it returns when the workers have ended; otherwise as soon as they are asked for."""
+
+    def check(self, options: Options) -> None:
+        """An error if no worker could be asked for now; no store is made for what cannot begin."""
 
 
 def _on_this_machine() -> Executor:

@@ -24,6 +24,7 @@ from rewound.experiments.executors.working import (
     Assignment,
     assignment,
     assignment_in,
+    declaration_of,
     first_of_each,
     stopped_by_signals,
 )
@@ -87,14 +88,34 @@ class Ray:
         tick: Callable[[Headway], None] = lambda _: None,
     ) -> None:
         """Do whatever of the plan is not done yet; see `Executor`."""
-        if options.device not in ("cpu", "cuda"):
-            raise InputError(f"device must be cpu or cuda on Ray, not {options.device}; Ray chooses the GPU")
-        if self.per_gpu > 1 and device_kind(options.device) == "cpu":
-            raise InputError(f"per-gpu {self.per_gpu} goes with device cuda, not with cpu; leave it out")
+        self._check_options(options)
         given = assignment(plan, store, options)
         if left := len(todo(plan, store)):  # else nothing is started, which takes ten seconds
             with self._started(given, left, say) as workers:
                 drive(plan, store, workers, keep_all=options.keep_all, say=say, tick=tick)
+
+    @property
+    def wait(self) -> bool:
+        """Ray ends the workers of a driver that has ended, so the call waits for them."""
+        return True
+
+    def check(self, options: Options) -> None:
+        """An error unless a cluster answers at the address, or Ray is there to start one; see `Engine`."""
+        self._check_options(options)
+        declaration_of(options)
+        if (address := self.address or os.environ.get("RAY_ADDRESS")) is None:
+            _imported(to_start=True)
+            return
+        if address != "auto":
+            check_answers(address)  # first: a Ray that was imported to connect starts no cluster later
+        with connected(self.address, None, lambda line: None):
+            pass
+
+    def _check_options(self, options: Options) -> None:
+        if options.device not in ("cpu", "cuda"):
+            raise InputError(f"device must be cpu or cuda on Ray, not {options.device}; Ray chooses the GPU")
+        if self.per_gpu > 1 and device_kind(options.device) == "cpu":
+            raise InputError(f"per-gpu {self.per_gpu} goes with device cuda, not with cpu; leave it out")
 
     @contextmanager
     def _started(self, given: Assignment, left: int, say: Say) -> Iterator["_Tasks"]:

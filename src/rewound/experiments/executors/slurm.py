@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rewound.experiments.executors.driving import drive
 from rewound.experiments.executors.walking import Headway
-from rewound.experiments.executors.working import STOPPED, Assignment, assignment
+from rewound.experiments.executors.working import STOPPED, Assignment, assignment, declaration_of
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import todo
@@ -77,11 +77,7 @@ class Slurm:
         given = assignment(plan, store, options)
         if not (left := len(todo(plan, store))):
             return
-        for program in ("sbatch", "squeue", "scancel"):
-            if shutil.which(program) is None:
-                raise InputError(
-                    f"there is no {program} on this machine; run this where jobs are submitted to Slurm, or --on local"
-                )
+        self.check(options)
         workers = min(self.workers, left)
         job = self._submitted(given, workers, lambda: not todo(plan, store), say)
         say(f"Slurm has {counted(workers, 'worker')} as job {job.number}; their logs are in {job.folder}")
@@ -91,6 +87,15 @@ class Slurm:
             show = ["rewound", "show", os.path.relpath(job.sweep), "--store", given.store]
             say(f"how far it is: {shlex.join(show)}")
             say(f"to stop it: {shlex.join(job.words('scancel', job.number))}")
+
+    def check(self, options: Options) -> None:
+        """An error unless jobs can be submitted from this machine; see `Engine`."""
+        declaration_of(options)
+        for program in ("sbatch", "squeue", "scancel"):
+            if shutil.which(program) is None:
+                raise InputError(
+                    f"there is no {program} on this machine; run this where jobs are submitted to Slurm, or --on local"
+                )
 
     def _submitted(self, given: Assignment, workers: int, is_done: Callable[[], bool], say: Say) -> "Job":
         folder = (FOLDER / given.name).absolute()

@@ -196,14 +196,19 @@ class Assignment:
         return work(plan, Store(place, say), options, say=say, stop=stop)
 
 
-def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
-    """What workers on other machines are given to do this plan."""
+def declaration_of(options: Options) -> Declaration:
+    """The sweep as it was declared; an error if workers on other machines cannot be given it."""
     if options.declaration is None:
         raise InputError(
             "workers on other machines read the sweep themselves, and this one exists only as objects of this process; "
             "give a TOML file, the name of a shipped sweep, or a dict that names its recipe as package.module:name"
         )
-    name, table = options.declaration
+    return options.declaration
+
+
+def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
+    """What workers on other machines are given to do this plan."""
+    name, table = declaration_of(options)
     place = store.name if "://" in store.name else str(Path(store.name).absolute())
     return Assignment(
         name, dict(table), place, digest_of(plan), options.device, options.keep_all, options.minutes, options.plain
@@ -217,6 +222,8 @@ def assignment_in(text: str) -> Assignment:
 
 def as_declared(name: str, table: object) -> Declaration | None:
     """A sweep's table, if it is one that other machines can be given as text."""
+    if table is None:  # a sweep that was put together as an object
+        return None
     try:
         return Declaration(name, json.loads(json.dumps(table)))
     except (TypeError, ValueError):  # a recipe as an object, or a date
