@@ -79,14 +79,13 @@ class LSTM(nn.Module):
 
     def _run(self, inputs: Tensor, no_word: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         dtype, units = _working_dtype(inputs), self.weight_hh.shape[1]
-        closing = inputs.new_zeros(4, units)
-        closing[0], closing[1] = -_SHUT, _SHUT
+        closing = torch.cat([self.bias.new_full((units,), weight) for weight in (-_SHUT, _SHUT, 0, 0)])
         with torch.autocast(inputs.device.type, enabled=False), warnings.catch_warnings():
             # To copy the weights into one piece takes microseconds.
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
             more = torch.stack([torch.ones_like(no_word), no_word], 2).to(dtype)
             inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _AT_ONCE - 2))], 2)
-            columns = F.pad(torch.stack([self.bias, closing.flatten()], 1), (0, _AT_ONCE - 2))
+            columns = F.pad(torch.stack([self.bias, closing], 1), (0, _AT_ONCE - 2))
             weights = [torch.cat([self.weight_ih.to(dtype), columns.to(dtype)], 1), self.weight_hh.to(dtype)]
             start = output.to(dtype).unsqueeze(0), cell.to(dtype).unsqueeze(0)
             outputs, _, cell = torch.lstm(
