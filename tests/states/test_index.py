@@ -17,7 +17,7 @@ from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import outcomes_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import index
-from rewound.states.storage.artifacts import Failure, Result
+from rewound.states.storage.artifacts import Failure, Result, summary_of
 from rewound.states.storage.backend import ReadOnly, contents_of
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
@@ -139,11 +139,9 @@ def test_a_segment_that_is_not_what_was_written_is_left_out(root: Path, harm: st
 def forged(root: Path, body: bytes, header: object = None) -> None:
     """Put a segment into a store whose checksum is right, and whose content is not."""
     (segment,) = segments(root)
-    entries, _ = zlib.decompress(segment.read_bytes()).split(b"\n", 1)
-    stamps = [stamp for _, stamp, *_ in json.loads(entries)]
-    sizes = [len(body)] + [0] * (len(KEYS) - 1)
-    rows = [[key, stamp, "measured", size] for key, stamp, size in zip(KEYS, stamps, sizes, strict=True)][:1]
-    content = zlib.compress(json.dumps(rows if header is None else header).encode() + b"\n" + body)
+    (key, stamp, _, summary), *_ = json.loads(zlib.decompressobj().decompress(segment.read_bytes()))
+    rows = [[key, stamp, len(body), summary]]
+    content = zlib.compress(json.dumps(rows if header is None else header).encode()) + zlib.compress(body)
     segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
     segment.unlink()
 
@@ -156,11 +154,45 @@ def test_what_is_no_result_in_a_segment_is_read_from_its_file(root: Path, body: 
 
 @pytest.mark.parametrize(
     "header",
-    [3, {}, [3], [[KEYS[0]]], [["x", "s", "measured", 1]], [[KEYS[0], "s", "good", 1]], [[KEYS[0], "s", "failed", -1]]],
+    [3, {}, [3], [[KEYS[0]]], [["x", "s", 1, {}]], [[KEYS[0], "s", 1, "measured"]], [[KEYS[0], "s", -1, {}]]],
 )
 def test_a_segment_that_makes_no_sense_is_left_out(root: Path, header: object) -> None:
     forged(root, b"x", header)
+    assert dict(opened(root).summaries(KEYS)) == {key: summary_of(result_of(key)) for key in KEYS}
     assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+
+
+def test_a_segment_of_an_earlier_version_is_replaced(root: Path) -> None:
+    (segment,) = segments(root)
+    body = json.dumps(result_of(KEYS[0])).encode()
+    content = zlib.compress(json.dumps([[KEYS[0], "1-1 1", "measured", len(body)]]).encode() + b"\n" + body)
+    segment.unlink()
+    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
+    assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert segments(root) == [segment]
+
+
+@pytest.mark.parametrize("change", [{"made": 3}, {"seconds": "1"}, {"steps": -1}, {"recipe": "\ud800"}, {"failed": 1}])
+def test_what_is_no_summary_in_a_segment_is_read_from_its_file(root: Path, change: dict[str, object]) -> None:
+    (segment,) = segments(root)
+    unpacking = zlib.decompressobj()
+    (key, stamp, size, summary), *others = json.loads(unpacking.decompress(segment.read_bytes()))
+    header = json.dumps([(key, stamp, size, {**summary, **change}), *others])
+    content = zlib.compress(header.encode()) + unpacking.unused_data
+    segment.unlink()
+    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
+    store = opened(root)
+    assert dict(store.summaries(KEYS)) == {key: summary_of(result_of(key)) for key in KEYS}
+    assert reads(store) == 1
+
+
+def test_a_summary_says_what_a_result_says_but_curves_and_layers(root: Path) -> None:
+    with_index = dict(opened(root).summaries(KEYS))
+    shutil.rmtree(root / "index")
+    assert dict(opened(root).summaries(KEYS)) == with_index
+    for key, result in opened(root).results(KEYS):
+        rest = {name: value for name, value in result.items() if name not in ("history", "curve", "layers")}
+        assert with_index[key] == rest
 
 
 def test_a_segment_that_unpacks_to_any_amount_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def unpack_files(files: Sequence[Path], root: Place) -> None:
 
 
 def _overview(store: Store) -> Group:
-    results = [result for _, result in store.results(store.finished())]
+    results = [result for _, result in store.summaries(store.finished())]
     table = Table("recipe", "states", "evaluated", "failed", "time", title=f"store {store.name}", title_justify="left")
     for recipe in sorted({result["recipe"] for result in results}):
         of_recipe = [result for result in results if result["recipe"] == recipe]
@@ -147,7 +147,7 @@ def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     headway, steps = watch.headway(), sum(node.steps for node in plan.nodes)
     under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
     finished, seconds = Counter[str](), defaultdict[str, float](float)
-    for _, result in store.results(plan.by_key.keys()):
+    for _, result in store.summaries(plan.by_key.keys()):
         finished[result.get("host", "not known")] += 1
         seconds[result.get("host", "not known")] += result["seconds"]
     failed = f", {headway.failed:,} failed" if headway.failed else ""

@@ -206,7 +206,7 @@ def run(
         engine.check(options)
     opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
     if retry_failed:
-        results = opened.results(planned.by_key.keys())
+        results = opened.summaries(planned.by_key.keys())
         for key in [key for key, result in results if "failed" in result or not is_measured(result)]:
             opened.forget(key)
     for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options if here else None)):
@@ -389,7 +389,7 @@ def as_workers(jobs: int, device: str) -> int:
 def _computed_with(rows: list[Row], results: Results) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
     seen: dict[str, Counter[str]] = {}
-    made = {key: result["made"] for key, result in results.results({row.key for row in rows})}
+    made = {key: result["made"] for key, result in results.summaries({row.key for row in rows})}
     for key in dict.fromkeys(row.key for row in rows):
         for name, value in made.get(key, {}).items():
             seen.setdefault(name, Counter())[value] += 1

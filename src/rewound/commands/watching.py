@@ -28,7 +28,7 @@ from rewound.reports.charts import Json
 from rewound.reports.live import HOST, PORT, Lookout, Server
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.page import content
-from rewound.states.storage.artifacts import Result
+from rewound.states.storage.artifacts import Result, Summary
 from rewound.states.storage.backend import OnlyRead, Place
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
@@ -89,6 +89,10 @@ class WatchedSweep:
     def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
         """What was read of the store, of these keys."""
         return ((key, self._results[key]) for key in keys if key in self._results)
+
+    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
+        """The same; a result has its summary in it."""
+        return self.results(keys)
 
     def look(self) -> Json:
         """How far the sweep is, who works on it, and what failed; it costs what has changed."""

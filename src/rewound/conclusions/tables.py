@@ -32,10 +32,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.metric import ACCURACY, Metric
@@ -106,8 +106,9 @@ class Row:
         return 1 / self.density
 
 
-@dataclass(frozen=True)
-class LayerRow:
+class LayerRow(
+    NamedTuple
+):  # of these and of points there are millions, which a dataclass takes three times as long for
     """What one pruned network keeps of one layer."""
 
     key: str
@@ -117,8 +118,7 @@ class LayerRow:
     flops: int | None = None
 
 
-@dataclass(frozen=True)
-class CurveRow:
+class CurveRow(NamedTuple):
     """One point of a training curve."""
 
     key: str
@@ -141,7 +141,7 @@ Kind = TypeVar("Kind", Row, LayerRow, CurveRow)
 
 
 def _columns(kind: type[Row | LayerRow | CurveRow]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    return tuple(kind.__annotations__)
 
 
 COLUMNS: Final = _columns(Row)
@@ -190,16 +190,16 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
 def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:
     """Write `layers.csv`, by key; the layers of one network stay in the order given, which is that of the network."""
     ordered = sorted(rows, key=lambda row: row.key)
-    write_table(_columns(LayerRow), map(_values, ordered), path)
+    write_table(_columns(LayerRow), ordered, path)
 
 
 def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
     """Write `curves.csv`, by key and step."""
     ordered = sorted(rows, key=lambda row: (row.key, row.step))
-    write_table(_columns(CurveRow), map(_values, ordered), path)
+    write_table(_columns(CurveRow), ordered, path)
 
 
-def _values(row: Row | LayerRow | CurveRow) -> tuple[object, ...]:
+def _values(row: Row) -> tuple[object, ...]:
     return tuple(vars(row).values())  # dataclasses.astuple copies deeply, which takes seconds for the authors' rows
 
 
@@ -325,7 +325,8 @@ def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([text_of(value) for value in line] for line in lines)
+    # The writer itself knows what to do with nothing and with whole numbers.
+    writer.writerows([v if v is None or type(v) is int else text_of(v) for v in line] for line in lines)
     data = text.getvalue().encode()
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, durable=False)
 
@@ -359,8 +360,8 @@ def text_of(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    if isinstance(value, str) and _is_formula(value.lstrip("'")):
-        return f"'{value}"
+    if isinstance(value, str):
+        return f"'{value}" if _is_formula(value.lstrip("'")) else value
     return str(int(value) if isinstance(value, bool) else value)
 
 
@@ -379,10 +380,12 @@ def _text(text: str) -> str:
 
 def _is_formula(text: str) -> bool:
     """Whether a spreadsheet would compute something of it; a number with a sign is a number."""
+    if not text.startswith(_FORMULA):
+        return False
     try:
         float(text)
     except ValueError:
-        return text.startswith(_FORMULA)
+        return True
     return False
 
 

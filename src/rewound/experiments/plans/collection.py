@@ -9,7 +9,7 @@ from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target
 from rewound.states.history import Pruned, lineage
-from rewound.states.storage.artifacts import CurvePoint, Result
+from rewound.states.storage.artifacts import CurvePoint, Result, Summary
 
 
 class Results(Protocol):
@@ -20,6 +20,9 @@ class Results(Protocol):
 
     def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
         """What was measured at these keys, in any order."""
+
+    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
+        """The same without curves and layers."""
 
 
 def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan | None = None) -> Tables:
@@ -42,7 +45,7 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
     return Tables(rows, layers, curves, missing)
 
 
-def is_measured(result: Result | None) -> bool:
+def is_measured(result: Summary | None) -> bool:
     """Whether its metric, if it has been evaluated, is a number; what continues the run may still have one."""
     return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
 
@@ -74,6 +77,8 @@ class _Reader:
 
     def way(self, target: Target, key: str) -> "_Way":
         """What is known of the nodes under one mask that lead to `key`."""
+        if key in self.ways:
+            return self.ways[key]
         missing, following, every = dict[str, Result](), key, epoch_steps(target.recipe)
         while following not in self.ways and following not in missing and (result := self.result(following)):
             missing[following] = result

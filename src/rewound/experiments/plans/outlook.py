@@ -14,7 +14,7 @@ from rewound.foundations.notebook import html_table
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.method.pruning.counts import Counts
 from rewound.states.history import own_functions
-from rewound.states.storage.artifacts import Result
+from rewound.states.storage.artifacts import Summary
 from rewound.states.storage.store import Store
 from rewound.tasks.devices import device_kind
 from rewound.tasks.recipe import Recipe, changed_fields, selected_counts
@@ -122,7 +122,7 @@ def _time(plan: Plan, left: list[Node], steps: dict[str, int], store: Store | No
     for task in dict.fromkeys(type(node.recipe) for node in left):
         open_nodes = [node for node in left if type(node.recipe) is task]
         keys = {node.key for node in plan.nodes if type(node.recipe) is task}
-        results = [result for _, result in store.results(keys)] if store else []
+        results = [result for _, result in store.summaries(keys)] if store else []
         pace = _pace(open_nodes[0].recipe, results, device)
         if pace is None:
             return _Time(None, f"unknown: {task.label()} has not run on {device} yet")
@@ -132,7 +132,7 @@ def _time(plan: Plan, left: list[Node], steps: dict[str, int], store: Store | No
     return _Time(seconds / jobs, f"about {spoken(seconds / jobs)} with {counted(jobs, 'job')} ({known_from})")
 
 
-def seconds_left(steps: Iterable[tuple[Node, int]], results: Iterable[tuple[Node, Result]]) -> float | None:
+def seconds_left(steps: Iterable[tuple[Node, int]], results: Iterable[tuple[Node, Summary]]) -> float | None:
     """How long one worker takes for the steps that are left, on whatever devices the results were made.
 
     None: unknown, since nothing of some recipe has ended yet.
@@ -154,7 +154,7 @@ class _Pace(NamedTuple):
     source: str
 
 
-def _pace(recipe: Recipe, results: list[Result], device: str) -> _Pace | None:
+def _pace(recipe: Recipe, results: list[Summary], device: str) -> _Pace | None:
     kind = device_kind(device)
     there = [result for result in results if (result["made"].get("device") == "cpu") == (kind == "cpu")]
     if measured := _seconds_of_steps(there):
@@ -164,7 +164,7 @@ def _pace(recipe: Recipe, results: list[Result], device: str) -> _Pace | None:
     return None
 
 
-def _seconds_of_steps(results: Iterable[Result]) -> list[float]:
+def _seconds_of_steps(results: Iterable[Summary]) -> list[float]:
     return [each["seconds"] / each["steps"] for each in results if each["steps"] and each["seconds"]]
 
 
@@ -199,7 +199,7 @@ def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[s
     """One line where stored results were made by another source, library, device or kind of CPU than today's."""
     differing: Counter[str] = Counter()
     found: dict[tuple[object, ...], dict[str, str]] = {}  # what nodes of the same code are made with today
-    for key, result in store.results(plan.by_key.keys()):
+    for key, result in store.summaries(plan.by_key.keys()):
         node, made = plan.by_key[key], result["made"]
         code = (node.recipe, *own_functions(node.state))
         if (today := found.get(code)) is None:

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, NotRequired, Required, TypeAlias, TypedDict, cast
 
 from rewound.foundations.errors import InputError, shown
 
@@ -117,23 +117,20 @@ class Failure(TypedDict):
     loss: str
 
 
-class Result(TypedDict, total=False):
-    """What is known of a node; only what a target asks for is evaluated."""
+class Summary(TypedDict, total=False):
+    """What is known of a node, in a few words and numbers."""
 
     recipe: Required[str]
-    history: Required[list[str]]
     after: Required[str | None]
     """The node under the same mask that it continued."""
     steps: Required[int]
     seconds: Required[float]
-    curve: Required[list[CurvePoint]]
     made: Required[dict[str, str]]
     val: float
     test: float
     others: dict[str, float]
     """The metric on further test sets, where the recipe has any."""
     flops: int
-    layers: dict[str, LayerCount]
     parameters: int
     """How many the whole network has; missing in earlier results."""
     parameters_left: int
@@ -141,6 +138,14 @@ class Result(TypedDict, total=False):
     host: str
     """The name of the machine that trained it; missing in earlier results."""
     failed: Failure
+
+
+class Result(Summary, total=False):
+    """All that is known of a node; only what a target asks for is evaluated."""
+
+    history: Required[list[str]]
+    curve: Required[list[CurvePoint]]
+    layers: dict[str, LayerCount]
 
 
 class Notes(TypedDict):
@@ -158,12 +163,16 @@ class Notes(TypedDict):
 
 Outcome: TypeAlias = Literal["measured", "failed", "passed"]
 """What a result says: it was measured, it failed, or another sweep passed it without an evaluation."""
-OUTCOMES: Final = get_args(Outcome)
 
 
-def outcome_of(result: Result) -> Outcome:
+def outcome_of(result: Summary) -> Outcome:
     """What a result says, in a word."""
     return "measured" if "val" in result else "failed" if "failed" in result else "passed"
+
+
+def summary_of(result: Result) -> Summary:
+    """A result without its history, curve and layers, which are most of it."""
+    return cast(Summary, {name: value for name, value in result.items() if name in Summary.__annotations__})
 
 
 # A result as a file
@@ -201,6 +210,13 @@ def decoded(content: bytes, key: str, *, is_intact: bool = False) -> Result:
     return cast(Result, found)
 
 
+def checked_summary(content: object) -> Summary:
+    """The summary of a result, as it was written."""
+    if wrong := _wrong(content, _SUMMARY):
+        raise Damaged(f"is no summary: {wrong}")
+    return cast(Summary, content)
+
+
 def checked_notes(notes: object) -> Notes:
     """The notes of a draft, as they were written."""
     if wrong := _wrong(notes, _NOTES):
@@ -213,7 +229,7 @@ def _wrong(content: object, kinds: Mapping[str, Callable[[Any], bool]]) -> str |
     """What in the content is not of the kind that it should be."""
     if not isinstance(content, dict):
         return f"{shown(content)} has no fields"
-    required = (Result if kinds is _RESULT else Notes).__required_keys__
+    required = (Result if kinds is _RESULT else Summary if kinds is _SUMMARY else Notes).__required_keys__
     if missing := sorted(required - content.keys()):
         return f"it has no {missing[0]}"
     if wrong := [name for name, is_right in kinds.items() if name in content and not is_right(content[name])]:
@@ -328,3 +344,4 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "layers": _is_layers,
     "failed": _is_failure,
 }
+_SUMMARY: Final = {name: is_right for name, is_right in _RESULT.items() if name in Summary.__annotations__}

@@ -1,6 +1,7 @@
 """Many results in few files, so that a hundred thousand of them need not be opened one by one: a cache, and no more.
 
-index/DIGEST    a segment: results as they were read and checked, each with the version and size of its file then
+index/DIGEST    a segment: results as they were read and checked, each with the version and size of its file then; first
+                their summaries, then their files, so that who needs only the former does not unpack the latter
 
 The files in `results/` alone count. What a segment has of a result is used only while the listing gives the file the
 same version and size. Every other result is read from its file, and whoever has read many writes a segment of them. A
@@ -18,10 +19,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from rewound.foundations.errors import InputError
-from rewound.states.storage.artifacts import OUTCOMES, Outcome, is_key
+from rewound.states.storage.artifacts import Summary, is_key
 from rewound.states.storage.backend import Backend, Listed, where_writable
 
 ENOUGH: Final = 1000
@@ -37,9 +38,9 @@ class Entry(NamedTuple):
     key: str
     stamp: str
     """The version and size of its file, as they were listed before it was read."""
-    outcome: Outcome
+    summary: Summary
     content: bytes
-    """All of its file, whose checksum was right."""
+    """All of its file, whose checksum was right; empty where only summaries were asked for."""
 
 
 def stamp_of(listed: Listed) -> str:
@@ -47,15 +48,15 @@ def stamp_of(listed: Listed) -> str:
     return f"{listed.version} {listed.size}"
 
 
-def entries(backend: Backend, stamps: Mapping[str, str]) -> Iterator[Entry]:
-    """What the index has of the results whose files have these stamps, by key."""
+def entries(backend: Backend, stamps: Mapping[str, str], *, whole: bool = False) -> Iterator[Entry]:
+    """What the index has of the results whose files have these stamps, by key; `whole`: not only summaries."""
     for path in sorted(backend.list(_FOLDER)):
         content = None
         with suppress(InputError):  # one that another user wrote, and this one may not read
             content = backend.read(path, _MOST_BYTES)
         if content is None:  # or removed since it was listed
             continue
-        found = _entries(content) if path == _path(content) else None
+        found = _entries(content, whole) if path == _path(content) else None
         if found is None or _is_stale(found, stamps):
             with where_writable():
                 backend.remove(path)
@@ -68,8 +69,9 @@ def add(backend: Backend, read: Iterable[Entry]) -> None:
     waiting = iter(read)
     with suppress(InputError):  # it can only be read, or the disk is full: a cache is no reason to fail
         while segment := list(_full(waiting)):
-            header = json.dumps([(key, stamp, outcome, len(content)) for key, stamp, outcome, content in segment])
-            content = zlib.compress(b"\n".join([header.encode(), b"".join(entry.content for entry in segment)]), 1)
+            header = json.dumps([(key, stamp, len(content), summary) for key, stamp, summary, content in segment])
+            body = b"".join(entry.content for entry in segment)
+            content = zlib.compress(header.encode(), 1) + zlib.compress(body, 1)
             backend.create(_path(content), content, durable=False)
 
 
@@ -93,20 +95,21 @@ def _path(content: bytes) -> str:
     return f"{_FOLDER}{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
-def _entries(content: bytes) -> list[Entry] | None:
-    """What a segment holds; None: it is none."""
+def _entries(content: bytes, whole: bool) -> list[Entry] | None:
+    """What a segment holds; None: it is none, or one of an earlier version."""
     try:
-        unpacked = zlib.decompressobj().decompress(content, _MOST_BYTES)
-        header, _, body = unpacked.partition(b"\n")
+        unpacking = zlib.decompressobj()
+        header = json.loads(unpacking.decompress(content, _MOST_BYTES))
+        body = zlib.decompressobj().decompress(unpacking.unused_data, _MOST_BYTES) if whole else b""
         found, begin = list[Entry](), 0
-        for key, stamp, outcome, size in json.loads(header):
-            if not is_key(key) or not isinstance(stamp, str) or outcome not in OUTCOMES or not size > 0:
+        for key, stamp, size, summary in header:
+            if not is_key(key) or not isinstance(stamp, str) or not size > 0 or not isinstance(summary, dict):
                 return None
-            found.append(Entry(key, stamp, outcome, body[begin : begin + size]))
+            found.append(Entry(key, stamp, cast(Summary, summary), body[begin : begin + size]))
             begin += size
     except (zlib.error, ValueError, TypeError, RecursionError):
         return None
-    return found if begin == len(body) else None
+    return found if begin == len(body) or not whole else None
 
 
 def _is_stale(found: list[Entry], stamps: Mapping[str, str]) -> bool:

@@ -26,13 +26,16 @@ from rewound.states.storage.artifacts import (
     Notes,
     Outcome,
     Result,
+    Summary,
     artifact_at,
     checked,
+    checked_summary,
     decoded,
     digest,
     encoded,
     keys_in,
     outcome_of,
+    summary_of,
 )
 from rewound.states.storage.backend import Backend, Gone, Place, Source, contents_of, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
@@ -120,7 +123,7 @@ class Store:
     def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
         """What was measured at these keys, in any order; as by `result`, and much faster where they are many."""
         stamps = self._stamps(keys)
-        for key, _, _, content in index.entries(self.backend, stamps):
+        for key, _, _, content in index.entries(self.backend, stamps, whole=True):
             try:
                 result = decoded(content, key, is_intact=True)
             except Damaged:  # not by this program: its file decides
@@ -130,6 +133,19 @@ class Store:
             yield key, result
         yield from self._read_files(stamps)
 
+    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
+        """What was measured at these keys but curves and layers, in any order; faster than `results`."""
+        stamps = self._stamps(keys)
+        for key, _, found, _ in index.entries(self.backend, stamps):
+            try:
+                summary = checked_summary(found)
+            except Damaged:
+                continue
+            del stamps[key]
+            self.known[key] = outcome_of(summary)
+            yield key, summary
+        yield from ((key, summary_of(result)) for key, result in self._read_files(stamps))
+
     def outcomes(self, keys: Collection[str]) -> dict[str, Outcome]:
         """What the results of these keys say, in a word each; as by `outcome`, and much faster where they are many."""
         stamps, found = self._stamps(keys), dict[str, Outcome]()
@@ -138,7 +154,7 @@ class Store:
             del stamps[key]
         if stamps:
             for entry in index.entries(self.backend, stamps):
-                found[entry.key] = self.known[entry.key] = entry.outcome
+                found[entry.key] = self.known[entry.key] = outcome_of(entry.summary)
                 del stamps[entry.key]
             found |= {key: outcome_of(result) for key, result in self._read_files(stamps)}
         return found
@@ -156,7 +172,7 @@ class Store:
         for key, content in contents_of(self.backend, paths, LONGEST_RESULT + 1):
             if (result := self._read(key, content)) is not None and content is not None:
                 if is_worth_it:
-                    read.append(index.Entry(key, stamps[key], outcome_of(result), content))
+                    read.append(index.Entry(key, stamps[key], summary_of(result), content))
                 yield key, result
         index.add(self.backend, read)
 
