@@ -107,7 +107,7 @@ def test_what_was_measured_stays_if_it_diverges_when_it_is_computed_again(store:
     more = sweep_of({"technique": "fine-tuning", "retrain-epochs": 3, "density": 0.25}, recipe="Watched")
     dense = next(target.state.key for target in more.targets if not target.state.prunings)
     before = store.result(dense)
-    with pytest.raises(Failed, match="was measured before, and diverges now that it is computed again"):
+    with pytest.raises(Failed, match="was measured before, and fails now that it is computed again"):
         run(more, store)
     assert store.result(dense) == before
     assert store.claims() == {}

@@ -1,5 +1,6 @@
 """Several workers on one store: the bits of one, and no node twice."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,13 +17,14 @@ import rewound.experiments.executors.walking
 import rewound.experiments.plans.execution
 import rewound.states.storage.claims
 import rewound.states.storage.store
-from rewound.experiments.executors import local
-from rewound.experiments.executors.walking import Headway, Watch, _take
+from rewound.experiments.executors import local, working
+from rewound.experiments.executors.walking import Headway, Watch, _handing_out, _take
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.execution import Options, Stop, Worker
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import dense
 from rewound.foundations.errors import InputError
+from rewound.foundations.owners import this_process
 from rewound.states.storage.artifacts import encoded
 from rewound.states.storage.backend import Listed
 from rewound.states.storage.folder import Folder
@@ -246,6 +248,73 @@ def test_a_look_costs_what_has_changed(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(listings) == 1
 
 
+def worker(store: Store, **options: Any) -> Worker:
+    return Worker(store=store, options=Options(), say=print, alive=lambda: None, stop=Stop(), **options)
+
+
+def write_deaths(store: Store, key: str, deaths: int) -> None:
+    """What as many workers leave behind that were killed at a node, one after another."""
+    for number in range(1, deaths + 1):
+        dead = [this_process().host, os.getpid(), "born long ago", 5]
+        store.backend.write(f"claims/{key}.{number}", json.dumps(dead).encode())
+
+
+def test_a_node_at_which_three_workers_in_a_row_have_died_fails(store: Store) -> None:
+    sweep, said = sweep_of(*EVERYTHING), list[str]()
+    work = plan(sweep.targets)
+    bad = next(node.key for node in work.nodes if node.key not in work.readers and node.after is not None)
+    write_deaths(store, bad, 3)
+    assert working.work(work, store, Options(), say=said.append, most_deaths=3)
+    assert said == [f"failed: {bad[:12]}: 3 workers in a row have died at it; what builds on it is skipped"]
+    tables = collected(sweep.targets, Store(store.root))
+    assert tables.missing == 0
+    assert sum(row.test is None for row in tables.rows) == 1
+    assert store.claims() == {}
+    store.forget(bad)  # what --retry-failed does
+    assert working.work(work, store, Options(), say=said.append, most_deaths=3)
+    assert all(row.test is not None for row in collected(sweep.targets, Store(store.root)).rows)
+
+
+@pytest.mark.parametrize(("deaths", "most"), [(2, 3), (5, None)])
+def test_fewer_deaths_or_workers_that_a_person_starts_are_no_failure(
+    deaths: int, most: int | None, store: Store
+) -> None:
+    work = plan([dense(Tiny(), 1)])
+    write_deaths(store, work.nodes[0].key, deaths)
+    assert working.work(work, store, Options(), say=print, most_deaths=most)
+    assert store.outcome(work.nodes[0].key) == "measured"
+
+
+def test_a_node_that_would_fail_if_one_more_worker_died_is_done_alone(store: Store) -> None:
+    work = plan([dense(Tiny(), trial) for trial in (1, 2, 3)])
+    write_deaths(store, work.nodes[0].key, 2)
+    here = worker(store, most_deaths=3)
+    watch = Watch(work, store)
+    first = _take(watch, here, None)
+    assert first == work.nodes[0]
+    with _handing_out(first, watch, here) as take:
+        assert [take(), take()] == [first, None]
+    write_deaths(store, work.nodes[2].key, 2)
+    assert store.claim(work.nodes[1].key)
+    with _handing_out(work.nodes[1], watch, here) as take:
+        assert [take(), take()] == [work.nodes[1], None], "the first is claimed, and the third waits for its turn"
+
+
+def test_a_draft_makes_deaths_before_it_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)  # one at the end of each epoch
+    work, seen = plan([dense(Tiny(), 1)]), list[int]()
+    write_deaths(store, work.nodes[0].key, 2)
+    save = Store.save
+
+    def saved(self: Store, key: str, *given: Any, **options: Any) -> None:
+        seen.append(self.deaths(key))
+        save(self, key, *given, **options)
+
+    monkeypatch.setattr(Store, "save", saved)
+    assert working.work(work, store, Options(), say=print, most_deaths=3)
+    assert seen[:2] == [2, 0]
+
+
 def test_workers_that_are_after_the_same_node_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was not the first to claim a node chooses among the next ones, as the others do."""
     work = plan([dense(Tiny(), trial) for trial in range(1, 21)])
@@ -253,7 +322,7 @@ def test_workers_that_are_after_the_same_node_part(store: Store, monkeypatch: py
     monkeypatch.setattr(store, "claims", dict)  # as seen just before that
     chosen = set[str]()
     for _ in range(20):
-        node = _take(Watch(work, store), store, None)
+        node = _take(Watch(work, store), worker(store), None)
         assert node is not None
         assert node.key != work.nodes[0].key
         chosen.add(node.key)

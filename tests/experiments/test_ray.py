@@ -41,6 +41,8 @@ class Mine(Tiny):
         if position.prunings and Path("kill").exists():
             Path("kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        if (seed, position.prunings) == (2, 0) and Path("poison").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
         for batch in super().batches(seed, position, device):
             if Path("wait").exists():
                 time.sleep(1)
@@ -108,6 +110,18 @@ def test_a_worker_that_is_killed_is_started_again(cluster: ModuleType, folder: P
     there = rewound.run("mine.toml", store="here", jobs=1, say=said.append)
     assert timeless(here.tables) == timeless(there.tables)
     assert here.missing == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_kills_each_worker_fails_and_the_others_are_done(cluster: ModuleType, folder: Path) -> None:
+    (folder / "poison").touch()
+    said: list[str] = []
+    found = rewound.run("mine.toml", store="on-ray", on=Ray(workers=1), say=said.append)
+    (line,) = [line for line in said if line.startswith("failed: ")]
+    assert line.endswith(": 3 workers in a row have died at it; what builds on it is skipped")
+    assert found.missing == 0
+    assert {row.trial for row in found.failed} == {2}
+    assert {row.trial for row in found.rows if row.test is not None} == {1}
 
 
 @pytest.mark.slow

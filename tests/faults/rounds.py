@@ -58,6 +58,7 @@ _SETTINGS: Final = {
     "rewound.states.storage.claims:STALE": STALE,
     "rewound.experiments.plans.execution:SNAPSHOT": -1.0,  # a draft at the end of each epoch
     "rewound.experiments.plans.execution:HEARTBEAT": 0.1,
+    "rewound.experiments.executors.ray_cluster:DEATHS": 1e9,  # a campaign may kill those at one node at any time
 }
 _DRIVE: Final = "import json, sys, rewound; rewound.run(sys.argv[1], store=sys.argv[2], **json.loads(sys.argv[3]))"
 

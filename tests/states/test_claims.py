@@ -107,6 +107,36 @@ def test_a_claim_that_another_has_taken_over_is_left_to_it(store: Store) -> None
     assert store.claims()[KEY] == Claim("elsewhere", 1, "123", 5)
 
 
+def test_owners_that_die_in_a_row_are_counted(store: Store) -> None:
+    assert store.deaths(KEY) == 0
+    for number in (1, 2):
+        write_claim(store, this_process().host, os.getpid(), "born long ago", 5, number=number)
+    assert store.claims() == {}
+    assert store.deaths(KEY) == 2
+    assert store.claim(KEY)
+    assert store.deaths(KEY) == 2
+    assert store.claims().keys() == {KEY}
+    assert store.deaths(KEY) == 2, "its owner's own claim does not count"
+    store.release(KEY)
+    assert store.claims() == {}
+    assert store.deaths(KEY) == 0, "nobody died who gave it up"
+    assert store.claim(KEY)
+    assert store.deaths(KEY) == 0
+
+
+def test_deaths_before_a_draft_do_not_count(store: Store) -> None:
+    write_claim(store, this_process().host, os.getpid(), "born long ago", 5)
+    observer = Store(store.root)
+    assert observer.claims() == {}
+    assert store.claim(KEY)
+    store.forget_deaths(KEY)
+    assert store.holds(KEY)
+    assert store.deaths(KEY) == 0
+    write_claim(store, this_process().host, os.getpid(), "born long ago", 9, number=2)  # as if that owner had died
+    assert observer.claims() == {}
+    assert observer.deaths(KEY) == 1
+
+
 class Failing(Folder):
     """A folder on a disk that does not answer for a while: at the first listing, and at each write to one claim."""
 

@@ -22,7 +22,7 @@ from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import Failed, InputError
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
-from rewound.states.storage.artifacts import Result
+from rewound.states.storage.artifacts import Result, failure_in_words
 from rewound.states.storage.backend import Place
 from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
@@ -174,7 +174,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "took", spoken(result["seconds"])
     yield "made with", ", ".join(f"{name} {value}" for name, value in result["made"].items())
     if "failed" in result:
-        yield "failed", f"the loss became {result['failed']['loss']} by step {result['failed']['step']:,}"
+        yield "failed", failure_in_words(result["failed"])
     if "val" in result:
         yield "val", str(result["val"])
         yield "test", str(result["test"])

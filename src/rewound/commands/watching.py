@@ -28,7 +28,7 @@ from rewound.reports.charts import Json
 from rewound.reports.live import HOST, PORT, Lookout, Server
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.page import content
-from rewound.states.storage.artifacts import Result, Summary
+from rewound.states.storage.artifacts import Result, Summary, failure_in_words
 from rewound.states.storage.backend import OnlyRead, Place
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
@@ -264,5 +264,5 @@ class WatchedSweep:
 
 def _failure(result: Result) -> str:
     if "failed" in result:
-        return f"the loss became {result['failed']['loss']} by step {result['failed']['step']:,}"
+        return failure_in_words(result["failed"])
     return "" if is_measured(result) else "its metric is not a number"

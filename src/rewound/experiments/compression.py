@@ -28,7 +28,7 @@ from rewound.method.choices import Choices, Chosen, takes_choices
 from rewound.method.pruning.counts import counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
-from rewound.states.storage.artifacts import DEFAULT_STORE, digest
+from rewound.states.storage.artifacts import DEFAULT_STORE, digest, failure_in_words
 from rewound.states.storage.backend import as_place
 from rewound.states.storage.statefile import Kept, separate
 from rewound.states.storage.store import Store
@@ -294,7 +294,10 @@ class _Search:
         """Why a level was not reached: it diverged, or something on the way to it did."""
         for node in part.nodes:
             if (result := self.store.result(node.key)) is not None and "failed" in result:
-                return Diverged(result["failed"]["step"], float(result["failed"]["loss"]), f"{level}: ")
+                failure = result["failed"]
+                if "deaths" in failure:
+                    return Failed(f"{level}: {failure_in_words(failure)}")
+                return Diverged(failure["step"], float(failure["loss"]), f"{level}: ")
         return Failed(f"{level} has no result; run the same command again")
 
     def network(self, number: int) -> tuple[nn.Module, Mask, nn.Module]:

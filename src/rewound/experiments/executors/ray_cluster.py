@@ -39,6 +39,8 @@ from rewound.tasks.devices import device_kind
 
 _ANSWER = 10.0  # seconds for an address to answer
 _HEAD = (5.0, 30.0)  # seconds between questions to the head of the cluster, and without an answer: Ray waits for 60
+DEATHS = 3
+"""How many workers in a row may die at a node: it fails then, since Ray would start them again for ever."""
 _GRACE = 60.0  # seconds for a worker to keep its drafts; those before are no older
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to Ray's makers
@@ -274,7 +276,7 @@ def _work(given: str, number: int, messages: Any, folders: list[str]) -> list[st
 
     with stopped_by_signals(stop), _found_from(folders):
         try:
-            assignment_in(given).work(say, stop)
+            assignment_in(given).work(say, stop, most_deaths=DEATHS)
         except Exception as error:
             return error_words(error)
         finally:

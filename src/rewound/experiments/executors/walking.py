@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
-from rewound.experiments.plans.execution import Paused, Worker, execute, made_by
+from rewound.experiments.plans.execution import Paused, Worker, execute, fail_for_deaths, made_by
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.remaining import outcomes_of, steps_to_do, sufficient_outcome, to_recompute, todo
 from rewound.states.storage.store import Store
@@ -149,11 +149,11 @@ def walk(plan: Plan, worker: Worker) -> None:
     while len(watch.status) < len(plan.nodes):
         if worker.stop.is_due():
             raise Paused
-        if (node := _take(watch, worker.store, None)) is None:
+        if (node := _take(watch, worker, None)) is None:
             if len(watch.status) < len(plan.nodes):
                 time.sleep(POLL)
         else:
-            with _handing_out(node, watch, worker.store) as take:
+            with _handing_out(node, watch, worker) as take:
                 if fleet is None or fleet.recipe != node.recipe:
                     fleet = None  # first: a device has memory for the places of one recipe
                     fleet = Fleet(node.recipe, worker.device, plain=worker.options.plain)
@@ -162,32 +162,47 @@ def walk(plan: Plan, worker: Worker) -> None:
 
 
 @contextmanager
-def _handing_out(first: Node, watch: Watch, store: Store) -> Iterator[Callable[[], Node | None]]:
+def _handing_out(first: Node, watch: Watch, worker: Worker) -> Iterator[Callable[[], Node | None]]:
     """Gives `first`, then whatever else of its recipe is ready, claimed as it is taken."""
     waiting = [first]
+    is_alone = _is_last_chance(first, worker)
     try:
-        yield lambda: waiting.pop() if waiting else _take(watch, store, first.recipe)
+        yield lambda: waiting.pop() if waiting else None if is_alone else _take(watch, worker, first.recipe)
     finally:
         for node in waiting:  # the time was up, or the fleet could not be made
-            store.release(node.key)
+            worker.store.release(node.key)
 
 
-def _take(watch: Watch, store: Store, recipe: Recipe | None) -> Node | None:
-    """Claim the first node that is ready and nobody's; one of the first where several workers are after the same."""
+def _is_last_chance(node: Node, worker: Worker) -> bool:
+    """Whether the node fails if one more worker dies at it: it is then done alone, so that no other dies with it."""
+    return worker.most_deaths is not None and worker.store.deaths(node.key) >= worker.most_deaths - 1
+
+
+def _take(watch: Watch, worker: Worker, recipe: Recipe | None) -> Node | None:
+    """Claim the first node that is ready and nobody's; one of the first where several workers are after the same.
+
+    With a recipe, it is a node to do beside others.
+    """
+    store = worker.store
     taken, is_crowded = {*store.claims()}, False
     while free := watch.free(recipe, taken, _CROWD if is_crowded else 1):
         node = random.choice(free)
         taken.add(node.key)
         if watch.has_ended(node):  # somebody has done it
             continue
+        if recipe is not None and _is_last_chance(node, worker):
+            continue
         if not store.claim(node.key):
             is_crowded = True
             continue
         try:
             if not watch.has_ended(node):
-                return node
+                if worker.most_deaths is None or store.deaths(node.key) < worker.most_deaths:
+                    return node
+                fail_for_deaths(node, worker)
+                watch.has_ended(node)
         except BaseException:
             store.release(node.key)
             raise
-        store.release(node.key)  # somebody finished it just before the claim
+        store.release(node.key)  # it has failed, or somebody finished it just before the claim
     return None

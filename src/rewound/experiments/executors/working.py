@@ -48,12 +48,18 @@ def work(
     say: Say = print,
     tick: Callable[[Headway], None] = lambda _: None,
     stop: Stop | None = None,
+    most_deaths: int | None = None,
 ) -> bool:
-    """Be a worker until every node of the plan has ended; False: it had to stop before, and has kept drafts."""
+    """Be a worker until every node of the plan has ended; False: it had to stop before, and has kept drafts.
+
+    `most_deaths` is how many workers in a row may die at a node before it counts as failed: for an engine that starts
+    dead workers again for ever.
+    """
     watch = looked_at(plan, store, options, say)
     alive = telling(watch, tick)
     own = Store(store.backend, say, store.known)
-    worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop or Stop(options.minutes))
+    stop = stop or Stop(options.minutes)
+    worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop, most_deaths=most_deaths)
     if watch.open and not walked(plan, worker, first_of_each(say)):
         return False  # at once: who asked it to stop may kill it soon
     tick(watch.headway(exact=True))
@@ -183,7 +189,7 @@ class Assignment:
         words += ["--minutes", f"{self.minutes:g}"] if self.minutes is not None else []
         return [*words, *(["--plain"] if self.plain else [])]
 
-    def work(self, say: Say, stop: Stop | None = None) -> bool:
+    def work(self, say: Say, stop: Stop | None = None, most_deaths: int | None = None) -> bool:
         """Be one of the workers that it is for; see `work`."""
         plan = planning.plan(parse_sweep(self.table, self.name).targets)
         check_plan(plan, self.plan)
@@ -193,7 +199,7 @@ class Assignment:
                 f"the driver's store {self.store} is not there on {host_name(this_host())}; give a folder that all "
                 "machines share, or a bucket"
             )
-        return work(plan, Store(place, say), options, say=say, stop=stop)
+        return work(plan, Store(place, say), options, say=say, stop=stop, most_deaths=most_deaths)
 
 
 def declaration_of(options: Options) -> Declaration:

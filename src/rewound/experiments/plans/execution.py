@@ -33,7 +33,7 @@ from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import sliced
 from rewound.states.history import Pruned, described, own_functions
-from rewound.states.storage.artifacts import CurvePoint, Failure, LayerCount, Notes, Result
+from rewound.states.storage.artifacts import CurvePoint, Failure, LayerCount, Notes, Result, failure_in_words
 from rewound.states.storage.claims import HEARTBEAT
 from rewound.states.storage.store import Say, Store
 from rewound.tasks.devices import cpu_kind, device_named
@@ -102,6 +102,8 @@ class Worker:
     alive: Callable[[], None]
     """Called now and then; raises when the work should stop."""
     stop: Stop
+    most_deaths: int | None = None
+    """How many workers in a row may die at a node before it counts as failed; None: any number."""
 
     @property
     def device(self) -> torch.device:
@@ -266,6 +268,7 @@ class Job:
         )
         if self._is_owner():
             self.worker.store.save(self.node.key, state, self.mask, draft=notes, is_wanted=self._is_owner)
+            self.worker.store.forget_deaths(self.node.key)
         self.saved = time.perf_counter()
 
     def _is_owner(self) -> bool:
@@ -310,31 +313,52 @@ class Job:
             return
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
-        outcome = self.worker.store.outcome(self.node.key)
-        if self.is_again and outcome == "measured":  # which stays; and without its tensors nothing can go on from it
-            raise Failed(
-                f"{self.node.key[:12]} was measured before, and diverges now that it is computed again for its tensors "
-                f"({failure}); run what builds on it where it was made (rewound show {self.node.key[:12]})"
-            )
-        # Else what has no measurement would be tried for ever.
-        is_replaced = self.is_again or outcome == "passed"
-        if not self.worker.store.publish(self.node.key, result, replace=is_replaced):
+        if not _published_failure(self.node, self.worker, result, self.is_again):
             self._say_unused("was published by another process meanwhile")
-            return
-        self.worker.store.drop(self.node.key, draft=True)
-        self.worker.say(f"failed: {self.node.key[:12]}: {failure}; what builds on it is skipped")
 
     def _result(self) -> Result:
-        return {
-            "recipe": self.node.recipe.label(),
-            "history": described(self.node.state),
-            "after": self.after,
-            "steps": self.node.state.steps - self.begin,
-            "seconds": self.seconds,
-            "curve": self.curve,
-            "made": made_by(self.node, self.worker.options),
-            "host": host_name(this_host()),
-        }
+        return _begun_result(self.node, self.worker, self.begin, self.after, self.seconds, self.curve)
+
+
+def fail_for_deaths(node: Node, worker: Worker) -> None:
+    """Keep that a node, claimed here, has failed: as many workers in a row have died at it as may."""
+    begin, after = (node.after.steps, node.after.key) if node.after else (0, None)
+    result = _begun_result(node, worker, begin, after, 0.0, [])
+    result["failed"] = Failure(step=begin, loss=str(math.nan), deaths=worker.store.deaths(node.key))
+    _published_failure(node, worker, result, is_again=is_sufficient(node, worker.store.known.get(node.key)))
+
+
+def _begun_result(
+    node: Node, worker: Worker, begin: int, after: str | None, seconds: float, curve: list[CurvePoint]
+) -> Result:
+    """What is kept of a node whether it succeeds or fails."""
+    return {
+        "recipe": node.recipe.label(),
+        "history": described(node.state),
+        "after": after,
+        "steps": node.state.steps - begin,
+        "seconds": seconds,
+        "curve": curve,
+        "made": made_by(node, worker.options),
+        "host": host_name(this_host()),
+    }
+
+
+def _published_failure(node: Node, worker: Worker, result: Result, is_again: bool) -> bool:
+    """Publish how a node has failed, and say so; False: another process has published it."""
+    store, why = worker.store, failure_in_words(result["failed"])
+    outcome = store.outcome(node.key)
+    if is_again and outcome == "measured":  # which stays; and without its tensors nothing can go on from it
+        raise Failed(
+            f"{node.key[:12]} was measured before, and fails now that it is computed again for its tensors ({why}); "
+            f"run what builds on it where it was made (rewound show {node.key[:12]})"
+        )
+    # Else what has no measurement would be tried for ever.
+    if not store.publish(node.key, result, replace=is_again or outcome == "passed"):
+        return False
+    store.drop(node.key, draft=True)
+    worker.say(f"failed: {node.key[:12]}: {why}; what builds on it is skipped")
+    return True
 
 
 def _is_finite(state: State, recipe: Recipe) -> bool:

@@ -111,10 +111,22 @@ class LayerCount(TypedDict):
 
 
 class Failure(TypedDict):
-    """Where a run stopped being numbers."""
+    """Where a run stopped being numbers, or how many workers in a row have died at it."""
 
     step: int
     loss: str
+    deaths: NotRequired[int]
+
+
+def failure_in_words(failure: Failure) -> str:
+    """Why a node has failed.
+
+    >>> failure_in_words({"step": 1200, "loss": "nan"}), failure_in_words({"step": 0, "loss": "nan", "deaths": 3})
+    ('the loss became nan by step 1,200', '3 workers in a row have died at it')
+    """
+    if deaths := failure.get("deaths"):
+        return f"{deaths} workers in a row have died at it"
+    return f"the loss became {failure['loss']} by step {failure['step']:,}"
 
 
 class Summary(TypedDict, total=False):
@@ -305,7 +317,8 @@ def _is_layers(value: Any) -> bool:
 
 def _is_failure(value: Any) -> bool:
     try:
-        return _is_count(value["step"]) and isinstance(value["loss"], str) and float(value["loss"]) is not None
+        counts = _is_count(value["step"]) and _is_count(value.get("deaths", 0))
+        return counts and isinstance(value["loss"], str) and float(value["loss"]) is not None
     except (ValueError, KeyError, TypeError):
         return False
 

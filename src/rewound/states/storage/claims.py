@@ -2,9 +2,10 @@
 
 The claim of a node is the file `claims/KEY.N` of the highest number N, with its owner's host, process and how far the
 work is. Who creates it owns the node; writing it again is the owner's sign of life; taking over from a dead owner
-creates N + 1. An owner counts as dead if its process on this host is, or if an observer has seen the same version of
-the claim for `STALE` seconds of its own monotonic clock: no clock is compared with another's. An owner that was taken
-for dead and wakes up finds a newer claim, or none, and is refused (law 10).
+creates N + 1. The files of the dead stay until the node is given up, or has a new draft: they tell how many owners in a
+row have died at it. An owner counts as dead if its process on this host is, or if an observer has seen the same version
+of the claim for `STALE` seconds of its own monotonic clock: no clock is compared with another's. An owner that was
+taken for dead and wakes up finds a newer claim, or none, and is refused (law 10).
 
 Versions before this one kept one file `claims/KEY.json`, which counts as number 0.
 """
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rewound.foundations.errors import InputError
@@ -70,6 +71,7 @@ class Leases:
     ) -> None:
         self._backend, self._owner, self._clock = backend, owner, clock
         self._held: dict[str, tuple[int, int]] = {}  # number and steps by key
+        self._died: dict[str, int] = {}  # owners in a row, by key, as far as was seen
         self._seen: dict[str, _Seen] = {}  # by path
         self._lock = threading.RLock()  # the thread that gives signs of life must not renew what was just given up
 
@@ -83,7 +85,21 @@ class Leases:
             if not self._backend.create(_path(key, number), self._content(0), durable=False):
                 return False
             self._held[key] = number, 0
+            self._died[key] = len(last.older) + 1 if last else 0
             return True
+
+    def deaths(self, key: str) -> int:
+        """How many owners in a row have died at a node since its last draft, as `take` or `alive` has seen last."""
+        return self._died.get(key, 0)
+
+    def forget_deaths(self, key: str) -> None:
+        """Note that the work on a node that is held here is further than those were that have died at it."""
+        with self._lock:
+            if self._died.pop(key, 0):
+                last = self._look(f"{_FOLDER}{key}.").get(key)
+                if last is not None and self._is_held(key, last):
+                    for path in last.older:
+                        self._backend.remove(path)
 
     def holds(self, key: str) -> bool:
         """Whether the node is still this owner's, and nobody has taken it over."""
@@ -105,12 +121,16 @@ class Leases:
                 for path in (*last.older, _path(key, last.number)):  # its own last: it holds the node until then
                     self._backend.remove(path)
             self._held.pop(key, None)
+            self._died.pop(key, None)
 
     def alive(self) -> dict[str, Claim]:
         """The claims that somebody alive holds, by key."""
         with self._lock:
             found = self._look(_FOLDER)
-            return {key: seen.claim for key, seen in found.items() if seen.claim is not None and self._lives(seen)}
+            living = {key: seen.claim for key, seen in found.items() if seen.claim is not None and self._lives(seen)}
+            dead = {key: len(seen.older) + 1 for key, seen in found.items() if key not in living}
+            self._died = {key: deaths for key, deaths in self._died.items() if key in self._held} | dead
+            return living
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -170,11 +190,13 @@ class Leases:
         known: dict[str, _Seen] = {}
         for key, claims in numbered.items():
             *older, (number, path, version) = sorted(claims)
-            seen = self._seen.get(path)
+            seen, before = self._seen.get(path), tuple(path for _, path, _ in older)
             if seen is None or seen.version != version:
                 if (content := self._backend.read(path, _LONGEST)) is None:  # given up since it was listed
                     continue
-                seen = _Seen(number, version, self._clock(), _parsed(content), tuple(p for _, p, _ in older))
+                seen = _Seen(number, version, self._clock(), _parsed(content), before)
+            elif seen.older != before:
+                seen = replace(seen, older=before)
             found[key] = known[path] = seen
         self._seen = known if prefix == _FOLDER else self._seen | known  # what was given up is forgotten
         return found

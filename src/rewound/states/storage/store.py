@@ -351,6 +351,14 @@ class Store:
         """Say that the owner of the claim is alive, and how many steps it has done; False: it has lost the claim."""
         return self._leases.beat(checked(key), steps)
 
+    def deaths(self, key: str) -> int:
+        """How many owners in a row have died at `key` since its last draft, as `claim` or `claims` has seen last."""
+        return self._leases.deaths(checked(key))
+
+    def forget_deaths(self, key: str) -> None:
+        """Note that the work on `key`, claimed here, is further than those were that have died at it."""
+        self._leases.forget_deaths(checked(key))
+
     def alive(self) -> AbstractContextManager[None]:
         """Inside, the claims taken here stay so for every host, whatever this process is busy with."""
         return self._leases.kept_alive()
