@@ -222,7 +222,7 @@ def test_a_small_network_learns_to_translate() -> None:
         ({"layers": 1}, "layers must be at least 2, not 1"),
         ({"width": 0}, "width must be above 0, not 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1"),
-        ({"warmup": 720}, "warmup must be shorter than the 720 steps of the training, not 720"),
+        ({"warmup": 736}, "warmup must be shorter than the 736 steps of the training, not 736"),
         ({"beam-width": 500}, "beam-width must be at most the vocabulary's 450, not 500"),
         ({"most-words": 0}, "most-words must be above 0, not 0"),
         ({"precision": "half"}, "precision is float32 or bfloat16, not 'half'"),
