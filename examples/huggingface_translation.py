@@ -82,7 +82,6 @@ trainer = Seq2SeqTrainer(
         learning_rate=1e-2,
         warmup_steps=10,
         max_grad_norm=1,
-        train_sampling_strategy="group_by_length",
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,
