@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rewound.experiments.plans.planning import Node, Plan, plan
 from rewound.experiments.sweeps.sweep import load_sweep, parse_sweep
 from rewound.experiments.sweeps.targets import Target, dense, run_of
+from rewound.method.pruner import Pruner
 from rewound.method.schedule import Schedule, Segment
 from rewound.method.technique import TECHNIQUES, Facts, Technique
 from rewound.states.history import Pruned, Start, Trained, described, trained
@@ -213,3 +214,10 @@ def test_hundreds_of_levels() -> None:
     assert len(described(targets[-1].state)) == 2 * 601
     assert len(pickle.loads(pickle.dumps(work)).nodes) == len(work.nodes), "as workers get it"
     assert len(plan(targets[-1:]).nodes) == len(work.nodes), "whichever are asked for"
+
+
+def test_a_plan_names_each_way_to_prune_a_recipe_once() -> None:
+    targets = [*iterative("lr-rewinding", 4, 3), *one_shot("fine-tuning", 2, 4), dense(DIGITS, 1)]
+    other = run_of(DIGITS, "fine-tuning", 2, [0.1], Pruner(score="random"), iterative=False).targets(1)
+    assert plan([*targets, *other]).prunings == ((DIGITS, Pruner()), (DIGITS, Pruner(score="random")))
+    assert plan([dense(DIGITS, 1)]).prunings == ()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
@@ -18,7 +19,7 @@ from rewound.experiments.plans.remaining import outcomes_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import index
 from rewound.states.storage.artifacts import Failure, Result, summary_of
-from rewound.states.storage.backend import ReadOnly, contents_of
+from rewound.states.storage.backend import Listed, ReadOnly, contents_of
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
 from stored import RESULT, flip
@@ -28,9 +29,13 @@ KEYS = [f"{number:032x}" for number in range(6)]
 
 
 class Counting(Folder):
-    """A folder that counts the results whose files are read."""
+    """A folder that counts the results whose files are read, and how often all are listed."""
 
-    reads = 0
+    reads = lists = 0
+
+    def list(self, prefix: str) -> dict[str, Listed]:
+        self.lists += prefix == "results/"
+        return super().list(prefix)
 
     def read(self, path: str, most: int) -> bytes | None:
         self.reads += path.startswith("results/")
@@ -295,6 +300,15 @@ def test_tables_are_the_same_with_an_index_and_without(tmp_path: Path) -> None:
     assert collected(sweep.targets, without) == tables
     assert reads(without) == len(work.nodes)
     assert outcomes_of(work, opened(store.root)) == outcomes
+
+
+def test_a_finished_sweep_is_listed_once_to_see_that_it_is(tmp_path: Path) -> None:
+    sweep, backend = sweep_of(FINE_TUNING), Counting(tmp_path / "store")
+    run(sweep, Store(backend))
+    work, backend.lists = plan(sweep.targets), 0
+    watch = Watch(work, Store(backend))
+    assert watch.headway(exact=True).nodes == len(work.nodes)
+    assert (watch.open, backend.lists) == ([], 1)
 
 
 def test_slow_files_are_read_several_at_once(tmp_path: Path) -> None:

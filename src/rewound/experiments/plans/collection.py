@@ -8,6 +8,7 @@ from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target
+from rewound.foundations.collector import collector_paused
 from rewound.states.history import Pruned, lineage
 from rewound.states.storage.artifacts import CurvePoint, Result, Summary
 
@@ -25,6 +26,7 @@ class Results(Protocol):
         """The same without curves and layers."""
 
 
+@collector_paused()
 def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan | None = None) -> Tables:
     """The tables of these targets, as far as the store knows them; `plan` is theirs, if it has been made."""
     reader = _Reader(store)

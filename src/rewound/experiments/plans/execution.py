@@ -246,8 +246,7 @@ class Job:
     def _check_trains(self, state: State) -> None:
         """Law 11, once in a dense node: an error for weights that are not trained and would be pruned."""
         recipe, self.trains_by = self.node.recipe, math.inf
-        parents = [node.state.parent for node in self.plan.nodes if node.recipe == recipe]
-        pruners = [parent.pruner for parent in parents if isinstance(parent, Pruned)] or [Pruner()]
+        pruners = [pruner for pruned, pruner in self.plan.prunings if pruned == recipe] or [Pruner()]
         untrained = untrained_weights(recipe, state, self.worker.device)
         selected = {name for pruner in pruners for name in pruner.selected(untrained, recipe.skeleton)}
         if missed := [name for name in untrained if name in selected]:

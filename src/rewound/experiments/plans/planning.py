@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rewound.experiments.sweeps.targets import Target
+from rewound.foundations.collector import collector_paused
 from rewound.method.pruner import Pruner
 from rewound.method.schedule import Segment
 from rewound.states.history import Pruned, Start, Trained, start_of
@@ -101,6 +102,7 @@ def _own_epochs(target: Target) -> float:
     return target.search_epochs / levels if levels else target.recipe.training_epochs
 
 
+@collector_paused()
 def plan(targets: Sequence[Target]) -> Plan:
     """The work that makes the targets."""
     wanted = _with_ancestors(targets)

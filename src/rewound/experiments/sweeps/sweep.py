@@ -37,6 +37,7 @@ from rewound.experiments.sweeps.declaration import (
     texts_in,
 )
 from rewound.experiments.sweeps.targets import Target, dense, run_of
+from rewound.foundations.collector import collector_paused
 from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.names import path_of
 from rewound.method.algorithm import KEEP, MOST_LEVELS, check_densities, densities
@@ -89,6 +90,7 @@ class Sweep:
         return self.recipes[0]
 
     @cached_property
+    @collector_paused()
     def targets(self) -> tuple[Target, ...]:
         """Every row that the sweep asks for, dense runs of a recipe first; the same row asked for twice counts once."""
         rows: dict[tuple[object, ...], Target] = {}
