@@ -65,7 +65,8 @@ docs: $(VENV)/.ready-dev
 	@echo "The site is in site: open site/index.html."
 
 bench: $(VENV)/.ready-dev
-	for script in benchmarks/global_pruning.py benchmarks/masked_step.py benchmarks/slim_step.py benchmarks/planning.py benchmarks/store.py; do $(BIN)/python $$script; done
+	for script in benchmarks/global_pruning.py benchmarks/masked_step.py benchmarks/slim_step.py benchmarks/planning.py; do $(BIN)/python $$script; done
+	$(BIN)/python benchmarks/executors.py nodes --on folder --scale 0.1
 
 clean:
 	rm -rf $(VENV) site rewound-store rewound-report rewound-pruned

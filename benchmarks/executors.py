@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -191,13 +191,27 @@ def timed(command: str, file: Path, place: Place, out: Path) -> str:
     return f"{wall:.1f} s, {cpu:.1f} s of CPU, {memory:.1f} GB{f' ({asked})' if asked else ''}"
 
 
-def per_node(file: Path, place: Place, *, ray: bool = False) -> list[float]:
-    """Milliseconds from each result to the next, by one worker."""
-    ends, publish = list[float](), Store.publish
+class Measured(NamedTuple):
+    """What the nodes of a walk took, in milliseconds."""
+
+    times: list[float]
+    """From each result to the next."""
+    cpu: float
+    """CPU time of each, on average; 0 where another process did the work."""
+
+    def __str__(self) -> str:
+        cpu = f", {self.cpu:.1f} ms of CPU" if self.cpu else ""
+        return f"{median(self.times):.1f} ms per node (median of {len(self.times) + 1:,}){cpu}"
+
+
+def per_node(file: Path, place: Place, *, ray: bool = False) -> Measured:
+    """What each node takes one worker."""
+    ends, used, publish = list[float](), list[float](), Store.publish
 
     def noted(store: Store, *given: Any, **named: Any) -> bool:
         done = publish(store, *given, **named)
         ends.append(time.perf_counter())
+        used.append(time.process_time())
         return done
 
     where: dict[str, Any] = {"on": rewound.Ray(workers=1)} if ray else {"jobs": 1}
@@ -207,7 +221,8 @@ def per_node(file: Path, place: Place, *, ray: bool = False) -> list[float]:
     if ray:  # its worker is another process
         ends = [path.stat().st_mtime for path in Path(place, "results").rglob("*.json")]
         ends = sorted(end for end in ends if end > began)
-    return [1e3 * (later - earlier) for earlier, later in pairwise(ends)]
+    cpu = 0.0 if ray else (used[-1] - used[0]) / (len(used) - 1)
+    return Measured([1e3 * (later - earlier) for earlier, later in pairwise(ends)], 1e3 * cpu)
 
 
 @contextmanager
@@ -246,21 +261,21 @@ def _free_port() -> int:
 
 
 def nodes(where: str, root: str, folder: Path, scale: float) -> None:
-    typical = list[float]()
+    found = list[Measured]()
     to_do = round(TO_DO * scale)
     for finished in (round(count * scale) for count in FINISHED):
         file, place = folder / f"nothing-{finished}.json", as_place("store", f"{root}/nodes-{finished}")
         file.write_text(json.dumps(sweep_of_nothing(finished + to_do)))
         in_a_process(fill, file, place, to_do)
-        times = in_a_process(per_node, file, place)
-        typical.append(median(times))
-        print(f"{where}, {finished:,} nodes finished: {typical[-1]:.1f} ms per node (median of {len(times) + 1:,})")
-    print(f"{where}: {typical[-1] / typical[0]:.2f} times as much with the last as with the first")
+        found.append(in_a_process(per_node, file, place))
+        print(f"{where}, {finished:,} nodes finished: {found[-1]}")
+    first, last = found
+    wall, cpu = median(last.times) / median(first.times), last.cpu / first.cpu
+    print(f"{where}: with the last {wall:.2f} times as long as with the first, and {cpu:.2f} times the CPU time")
     if where == "folder" and find_spec("ray"):
         file, place = folder / "nothing-on-ray.json", as_place("store", f"{root}/ray")
         file.write_text(json.dumps(sweep_of_nothing(to_do)))
-        times = in_a_process(per_node, file, place, ray=True)
-        print(f"Ray with a folder: {median(times):.1f} ms per node (median of {len(times) + 1:,})")
+        print(f"Ray with a folder: {in_a_process(per_node, file, place, ray=True)}")
 
 
 def finished(where: str, root: str, folder: Path, scale: float) -> None:
