@@ -1,8 +1,8 @@
 """A small grammar of English and German: sentences with their translations, for a task that needs no download.
 
 What there is to learn: German nouns have one of three genders; article and adjective agree with gender, number and
-case; the verb stands second in a main clause, last after "dass" and first in a question; infinitives and participles
-stand last.
+case; the verb stands second in a main clause, last after "dass" and first in a question; participles stand last. It is
+so small that a network of 128 units begins to translate within a minute on a CPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,23 +35,18 @@ class Verb(NamedTuple):
 
 SUBJECTS = (
     Noun("man", "men", "Mann", "Männer", "m"),
-    Noun("teacher", "teachers", "Lehrer", "Lehrer", "m"),
     Noun("dog", "dogs", "Hund", "Hunde", "m"),
     Noun("bird", "birds", "Vogel", "Vögel", "m"),
     Noun("woman", "women", "Frau", "Frauen", "f"),
-    Noun("sister", "sisters", "Schwester", "Schwestern", "f"),
     Noun("cat", "cats", "Katze", "Katzen", "f"),
     Noun("child", "children", "Kind", "Kinder", "n"),
-    Noun("girl", "girls", "Mädchen", "Mädchen", "n"),
     Noun("horse", "horses", "Pferd", "Pferde", "n"),
 )
 OBJECTS = (
     Noun("apple", "apples", "Apfel", "Äpfel", "m"),
     Noun("tree", "trees", "Baum", "Bäume", "m"),
-    Noun("hat", "hats", "Hut", "Hüte", "m"),
     Noun("flower", "flowers", "Blume", "Blumen", "f"),
     Noun("lamp", "lamps", "Lampe", "Lampen", "f"),
-    Noun("bag", "bags", "Tasche", "Taschen", "f"),
     Noun("book", "books", "Buch", "Bücher", "n"),
     Noun("house", "houses", "Haus", "Häuser", "n"),
     Noun("picture", "pictures", "Bild", "Bilder", "n"),
@@ -62,33 +57,24 @@ VERBS = (
     Verb("love", "loves", "loved", "lieben", "liebt", "geliebt"),
     Verb("need", "needs", "needed", "brauchen", "braucht", "gebraucht"),
     Verb("look for", "looks for", "looked for", "suchen", "sucht", "gesucht"),
-    Verb("carry", "carries", "carried", "tragen", "trägt", "getragen"),
 )
-OF_SUBJECTS = (("big", "groß"), ("small", "klein"), ("old", "alt"), ("young", "jung"), ("clever", "klug"))
+OF_SUBJECTS = (("big", "groß"), ("small", "klein"), ("old", "alt"), ("young", "jung"))
 OF_OBJECTS = (
     ("big", "groß"),
     ("small", "klein"),
     ("old", "alt"),
-    ("new", "neu"),
     ("red", "rot"),
-    ("white", "weiß"),
     ("beautiful", "schön"),
 )
-ADVERBS = (("today", "heute"), ("now", "jetzt"), ("again", "wieder"), ("in the garden", "im Garten"))
+ADVERBS = (("today", "heute"), ("now", "jetzt"), ("in the garden", "im Garten"))
 BEGINNINGS = (
     ("I know that", "Ich weiß, dass"),
     ("She says that", "Sie sagt, dass"),
     ("We hope that", "Wir hoffen, dass"),
 )
-MODALS = (
-    ("can", "can", "kann", "können"),
-    ("must", "must", "muss", "müssen"),
-    ("wants to", "want to", "will", "wollen"),
-)
-
 # Determiners: in the English singular, in the English plural, and the German stem.
 DEFINITE = (("the", "the", "d"), ("this", "these", "dies"))
-INDEFINITE = (("a", "", "ein"), ("my", "my", "mein"), ("his", "his", "sein"))
+INDEFINITE = (("a", "", "ein"), ("my", "my", "mein"))
 # Endings by gender, with "p" for the plural, in the nominative; the accusative differs in the masculine alone.
 ARTICLE = {"m": "er", "f": "ie", "n": "as", "p": "ie"}  # of "d"
 STRONG = {"m": "er", "f": "e", "n": "es", "p": "e"}  # of "dies", and of an adjective where no determiner shows the case
@@ -114,10 +100,10 @@ def _sentence(draws: Iterator[int]) -> tuple[str, str]:
     subject, subject_de, plural = _noun_phrase(SUBJECTS, OF_SUBJECTS, "nominative", draws)
     things, things_de, _ = _noun_phrase(OBJECTS, OF_OBJECTS, "accusative", draws)
     verb = _one_of(VERBS, draws)
-    when, when_de = _one_of((*ADVERBS, *(("", ""),) * len(ADVERBS)), draws)
+    when, when_de = _one_of((*ADVERBS, *(("", ""),) * (2 * len(ADVERBS))), draws)
     does, does_de = (verb.english, verb.german) if plural else (verb.english_third, verb.german_third)
     middle_de = f"{when_de} {things_de}"
-    form = _one_of(("main", "main", "inverted", "that", "that", "question", "modal", "perfect"), draws)
+    form = _one_of(("main", "main", "inverted", "that", "that", "question", "perfect"), draws)
     if form == "inverted" and when:
         return _written(f"{when} {subject} {does} {things}"), _written(f"{when_de} {does_de} {subject_de} {things_de}")
     if form == "that":
@@ -130,12 +116,6 @@ def _sentence(draws: Iterator[int]) -> tuple[str, str]:
         return (
             _written(f"{'do' if plural else 'does'} {subject} {verb.english} {things} {when}", "?"),
             _written(f"{does_de} {subject_de} {middle_de}", "?"),
-        )
-    if form == "modal":
-        one, many, one_de, many_de = _one_of(MODALS, draws)
-        return (
-            _written(f"{subject} {many if plural else one} {verb.english} {things} {when}"),
-            _written(f"{subject_de} {many_de if plural else one_de} {middle_de} {verb.german}"),
         )
     if form == "perfect":
         return (
@@ -150,7 +130,7 @@ def _noun_phrase(
 ) -> tuple[str, str, bool]:
     noun = _one_of(nouns, draws)
     plural = _one_of((False, False, True), draws)
-    adjective, adjective_de = _one_of((*adjectives, *(("", ""),) * len(adjectives)), draws)
+    adjective, adjective_de = _one_of((*adjectives, *(("", ""),) * (2 * len(adjectives))), draws)
     singular_word, plural_word, stem = _one_of((*DEFINITE, *INDEFINITE), draws)
     determiner = plural_word if plural else singular_word
     if determiner == "a" and (adjective or noun.english)[0] in "aeio":
