@@ -185,6 +185,12 @@ def test_a_damaged_prepared_file_says_so_and_is_made_anew(damage: str, tmp_path:
     assert prepare("multi30k", source, cache).read_bytes() == content
 
 
+def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write into .*file/cache: .*, or set REWOUND_CACHE elsewhere$"):
+        prepare("multi30k", multi30k(tmp_path / "source"), tmp_path / "file" / "cache")
+
+
 def test_what_is_missing_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in parallel_text.CORPORA:
         for attempt in (parallel_text.check, parallel_text.load, parallel_text.summary):

@@ -195,8 +195,13 @@ def _prepare(name: str, source: Path | None, cache: Path, size: int, say: Callab
         raise _missing(name, cache)
     check_installed()
     text = read_text(name, source)
-    cache.mkdir(parents=True, exist_ok=True)
-    corpus, left_out = _made(text, size, cache, say)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        corpus, left_out = _made(text, size, cache, say)
+    except OSError as error:  # the tokenised text needs about as much room as the text
+        raise InputError(
+            f"cannot write into {cache}: {error}; free as much as the text has there, or set REWOUND_CACHE elsewhere"
+        ) from error
     publish(_packed(corpus, _summary(corpus, left_out)), target)
     return target
 
