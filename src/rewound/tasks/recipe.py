@@ -48,6 +48,8 @@ class _Pair(NamedTuple):
 class Scores(_Pair):
     """The metric on the validation and on the test part of the held-out data; by keyword, on further test sets.
 
+    As a pair it is (val, test); further test sets are kept and shown, never compared.
+
     >>> Scores(0.91, 0.9, newstest2014=0.12).others
     {'newstest2014': 0.12}
     """

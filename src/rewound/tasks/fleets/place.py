@@ -87,8 +87,8 @@ class Place:
             loss = program.loss(leaves, self.buffers, *batch)
             found = iter(torch.autograd.grad(loss, list(compress(leaves, reached))))
             with torch.no_grad():
-                counted = self.update.counted([next(found) if has else None for has in reached])
-                sums = [_sum(a, b) for a, b in zip(sums, counted, strict=True)] if sums else list(counted)
+                clipped = self.update.clipped([next(found) if has else None for has in reached])
+                sums = [_sum(a, b) for a, b in zip(sums, clipped, strict=True)] if sums else list(clipped)
             self.losses += loss.detach()
         with torch.no_grad():
             self.update.apply(sums, self.lr)

@@ -32,8 +32,8 @@ class Update(Protocol):
     def load(self, slots: Mapping[str, Tensor], mask: Mask | None) -> None:
         """Take over the optimizer's slots, by name, and the mask."""
 
-    def counted(self, gradients: Gradients) -> Gradients:
-        """The gradients of one batch as they count in the step's: clipped, where each batch is."""
+    def clipped(self, gradients: Gradients) -> Gradients:
+        """The gradients of one batch, clipped if each batch is clipped by itself."""
 
     def apply(self, gradients: Gradients, lr: Tensor) -> None:
         """Do what the optimizer does with these gradients at this learning rate."""
@@ -155,7 +155,7 @@ class FlatMomentum:
                 span.of(self.mask).copy_(mask[span.name])
         self.momenta.masked_fill_(~self.mask, 0)
 
-    def counted(self, gradients: Gradients) -> Gradients:
+    def clipped(self, gradients: Gradients) -> Gradients:
         return gradients
 
     def apply(self, gradients: Gradients, lr: Tensor) -> None:
@@ -211,7 +211,7 @@ class TorchOptimizer:
                 if value.shape == parameter.shape:
                     value.masked_fill_(~self.masks[name], 0)
 
-    def counted(self, gradients: Gradients) -> Gradients:
+    def clipped(self, gradients: Gradients) -> Gradients:
         if not math.isfinite(self.clip_batch):
             return gradients
         self._set(gradients)

@@ -33,8 +33,9 @@ class Search(NamedTuple):
     """How hypotheses are searched for."""
 
     start: int
-    """The word that begins every sentence, and the word that ends it."""
+    """The word that begins every sentence."""
     end: int
+    """The word that ends it."""
     width: int = 5
     length_penalty: float = 0.6
     coverage_penalty: float = 0.1

@@ -8,9 +8,9 @@ of this step, which all LSTMs above read beside what comes from below. The decod
 states: the backward LSTM's, then those of the upper layers. Layers from the third on add their input to their output;
 what attention adds to that input is left out. Dropout falls on the input of every LSTM, not on what is added.
 
-With four layers of 1,024 units there are 98,605,057 parameters beside embeddings and projection. An LSTM has one bias;
-the second one of `torch.nn.LSTM` would double its learning rate. All weights
-start uniformly within 0.1 and all biases at 0, also those of forget gates.
+With four layers of 1,024 units there are 98,605,057 parameters beside embeddings and projection. An LSTM has one bias:
+with the two of `torch.nn.LSTM`, their sum would be trained at twice the learning rate. All weights start uniformly
+within 0.1 and all biases at 0, also those of forget gates.
 """
 
 import warnings

@@ -34,8 +34,8 @@ class ResidentRecipe(Recipe):
     """
 
     compiles: ClassVar[bool] = True
-    """Whether `torch.compile` is given the loss as a whole. It would unroll a recurrent layer; such a loss says False,
-    and may compile functions of its own."""
+    """Whether the whole loss is given to `torch.compile`. False for recurrent layers, which it would unroll; such a loss
+    may compile functions of its own."""
 
     @property
     @abstractmethod
@@ -68,8 +68,8 @@ class ResidentRecipe(Recipe):
         if len(self.parts) == 1:  # batches straddle the ends of epochs
             (only,) = self.parts
             return [only.examples / only.batch_size]
-        each = self.accumulation
-        return [part.examples // (part.batch_size * each) * each for part in self.parts]
+        per_step = self.accumulation
+        return [part.examples // (part.batch_size * per_step) * per_step for part in self.parts]
 
     def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
         data, prunings = self.resident(device), position.prunings
@@ -88,13 +88,13 @@ class ResidentRecipe(Recipe):
         if len(self.parts) == 1:
             yield from ((0, number) for number in count(position.steps))
             return
-        each, size = [round(batches) for batches in self._batches_per_epoch], self.accumulation
-        whole = [part for part, batches in enumerate(each) for _ in range(batches // size)]
-        for epoch in count(position.steps // (len(whole) * size)):
+        each, per_step = [round(batches) for batches in self._batches_per_epoch], self.accumulation
+        whole = [part for part, batches in enumerate(each) for _ in range(batches // per_step)]
+        for epoch in count(position.steps // (len(whole) * per_step)):
             numbers = [epoch * batches for batches in each]
             order = permutation(fold(seed, position.prunings, "parts", epoch), len(whole)).tolist()
-            turns = (whole[i] for i in order for _ in range(size))
-            for turn, part in enumerate(turns, start=epoch * len(whole) * size):
+            turns = (whole[i] for i in order for _ in range(per_step))
+            for turn, part in enumerate(turns, start=epoch * len(whole) * per_step):
                 if turn >= position.steps:
                     yield part, numbers[part]
                 numbers[part] += 1

@@ -8,12 +8,14 @@
 | translate-toy  | sentences of a small grammar   | 2 x 128       | 32 pairs               | 8 epochs of 92 steps    |
 
 The loss is the sum over words of the cross-entropy with smoothed labels. The gradient of each batch is clipped to a
-norm of 5, so that its length hardly ever counts. The learning rate rises exponentially for the first steps, is halved
-four times in the last quarter, and is an eighth of its peak after the end, as the authors set it for fine-tuning.
+norm of 5. The gradient of a sum over words is nearly always longer than that, so that only its direction counts. The
+learning rate rises exponentially for the first steps, is halved four times in the last quarter, and is an eighth of its
+peak after the end, as the authors set it for fine-tuning.
 Everything but the scale `attention.g` is pruned, embeddings and biases too, as in their code.
 
 Pairs are sorted into batches by the length of their longer side, in steps of ten words; lengths for which there are
-too few pairs to fill a step join the next shorter ones. An epoch is a fixed number of steps, by definition.
+too few pairs to fill a step join the next shorter ones. An epoch is `steps_per_epoch` steps, whatever the size of the
+text, so that a plan needs no data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,12 +46,12 @@ _TRANSLATED_AT_ONCE = 256
 def _cost(module: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Cost:
     """Multiply-adds of one forward pass: each matrix once at each of its positions."""
     source, _, target = inputs
-    heard, said, pairs = source.numel(), target.numel(), source.shape[1] * target.numel()
-    times = {"attention.key": heard, "attention.query": said, "projection": said, "decoder": said, "attention.v": pairs}
+    words, said, pairs = source.numel(), target.numel(), source.shape[1] * target.numel()
+    times = {"attention.key": words, "attention.query": said, "projection": said, "decoder": said, "attention.v": pairs}
     weights: dict[str, tuple[int, ...]] = {}
     for name, parameter in module.named_parameters():
         if "embedding" not in name and (parameter.ndim > 1 or name == "attention.v"):
-            weights[name] = (next((count for part, count in times.items() if name.startswith(part)), heard),)
+            weights[name] = (next((count for part, count in times.items() if name.startswith(part)), words),)
     return Cost(weights, fixed=pairs * cast(GNMT, module).attention.v.numel())  # contexts
 
 
@@ -303,7 +305,7 @@ class WMT16(Translation):
 
 @dataclass(frozen=True)
 class EnDe(Translation):
-    """The same with fewer layers and pairs."""
+    """Less text, and two layers of 512 units."""
 
     name: ClassVar[str] = "ende-gnmt"
     corpus: ClassVar[str] = "ende"
@@ -317,7 +319,7 @@ class EnDe(Translation):
 
 @dataclass(frozen=True)
 class Multi30k(Translation):
-    """A task of minutes."""
+    """Captions of images: 29,000 pairs."""
 
     name: ClassVar[str] = "multi30k-gnmt"
     corpus: ClassVar[str] = "multi30k"
@@ -334,7 +336,7 @@ class Multi30k(Translation):
 
 @dataclass(frozen=True)
 class Toy(Translation):
-    """A task of seconds."""
+    """Sentences of our own grammar, made in memory: for tests and a first try."""
 
     name: ClassVar[str] = "translate-toy"
     corpus: ClassVar[str] = "toy"
