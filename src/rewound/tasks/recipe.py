@@ -61,6 +61,9 @@ class Scores(_Pair):
         scores.others = others
         return scores
 
+    def _replace(self, **fields: float) -> "Scores":
+        return Scores(**{"val": self.val, "test": self.test, **self.others, **fields})
+
     def __getnewargs_ex__(self) -> tuple[tuple[float, float], Mapping[str, float]]:
         return (self.val, self.test), self.others
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.counts import facts_of
-from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.mask import Mask, all_names
 from rewound.method.pruning.scores import Observations, observations
 from rewound.method.schedule import Segment, sliced
 from rewound.method.structure.slimming import check_path, mask_of_dead_layers, shapes_of
@@ -132,7 +132,9 @@ def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, sa
         mask = _of_whole_units(recipe, mask)
     shared = past.weights.key == past.source.key
     state = source if shared else realised(past.weights, store, device, say).state
-    state = state.pruned(mask, past.prunings, seed, steps=past.steps)
+    names = all_names(recipe.skeleton)  # a tied weight is in a state under each of them
+    everywhere = Mask({each: kept for name, kept in mask.items() for each in names.get(name, (name,))})
+    state = state.pruned(everywhere, past.prunings, seed, steps=past.steps)
     weights = {name: source.model[name] for name in recipe.shapes}
     facts = facts_of(weights, before and _among(weights, before), _among(weights, mask))
     return Realised(cut_state(state, kept_by(recipe, mask)) if past.slim else state, mask, facts)

@@ -68,6 +68,7 @@ __all__ = (
     "load",
     "prepare",
     "sentences",
+    "stamp",
     "summary",
     "toy",
 )
@@ -140,6 +141,12 @@ def check(name: str, cache: Path | None = None) -> None:
         raise _missing(name, cache)
 
 
+def stamp(name: str, cache: Path | None = None) -> tuple[int, int] | None:
+    """When the prepared file was written, and its size: another one has others."""
+    path = _path(_known(name), cache or default_cache())
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+
+
 def summary(name: str, cache: Path | None = None) -> str:
     """What is in a prepared corpus, and how many pairs were left out of it, and why."""
     return _text(_prepared(_known(name), cache or default_cache())["summary"])
@@ -187,6 +194,8 @@ def _prepare(name: str, source: Path | None, cache: Path, size: int, say: Callab
     target = _path(name, cache)
     try:
         if read(target, REMEDIES[name]) is not None:
+            if source is not None:
+                say(f"{target} is there already, and {source} was not read; remove the file to prepare it anew")
             return target
     except Damaged:
         if source is None:
@@ -291,6 +300,10 @@ def _encoded(lines: Iterable[str], bpe: "Tokenizer", left_out: Counter[str]) -> 
 def _held_out(pairs: Sequence[tuple[str, str]], bpe: "Tokenizer") -> HeldOut:
     numbers = _numbers((tokenised(english, "en") for english, _ in pairs), bpe)
     source = _Side(each[:LONGEST_SOURCE] for each in numbers)
+    if empty := [number for number, length in enumerate(source.lengths, 1) if not length]:
+        raise InputError(
+            f"sentence {empty[0]:,} of a held-out text, {pairs[empty[0] - 1][0]!r}, has no words; repair it"
+        )
     return HeldOut(*source.tensors(), tuple(german for _, german in pairs))
 
 

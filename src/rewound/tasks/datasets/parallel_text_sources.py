@@ -77,8 +77,8 @@ def _ende(folder: Path) -> Text:
 
 
 def _divided(pairs: list[Pair], further: Mapping[str, list[Pair]], each: int) -> Text:
-    """Pairs drawn for "val" and "test", and the others; no sentence of either language is in two of the three."""
-    seen: set[str] = set()
+    """Pairs drawn for "val" and "test", and the others; no sentence of either language is in two parts."""
+    seen = {_key(sentence) for held in further.values() for pair in held for sentence in pair}
     drawn = []
     for number in permutation(fold("ende", "held out"), len(pairs)).tolist():
         keys = [_key(sentence) for sentence in pairs[number]]

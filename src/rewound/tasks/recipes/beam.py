@@ -6,8 +6,10 @@ the translation: log-probability / ((5 + length) / 6) ** length_penalty, plus co
 source's words of log(min(attention received, 1)). The length counts the word that ends a sentence. If some hypothesis
 has not ended after the most words allowed, the likeliest is the translation.
 
-The authors' code stores the index in the lowest bits of each score, so that hypotheses whose scores agree to about
-five digits may be swapped. Here scores are compared as they are.
+Two things differ from the authors' code. It stores the number of a hypothesis and word in the lowest bits of each score
+when it compares them, which leaves five bits of the fraction: of hypotheses whose scores differ by less than about 3%,
+the first wins. Here scores are compared as they are. And a beam whose last hypothesis ends with the very last word
+allowed is not penalised there.
 """
 
 import math
@@ -88,6 +90,8 @@ def translated(step: Step, state: State, source_words: int, search: Search) -> T
     penalised = likelihood / ((5 + lengths) / 6) ** search.length_penalty
     penalised = penalised + search.coverage_penalty * _coverage(attention)
     scores, best = torch.where(has_ended.all(1, keepdim=True), penalised, likelihood).max(1, keepdim=True)
+    if not bool(scores.isfinite().all()):
+        raise FloatingPointError("the scores of words are not numbers")
     found = list[Tensor]()
     for parents, words in reversed(trail):
         found.append(words.gather(1, best))

@@ -233,7 +233,9 @@ class GNMT(nn.Module):
             x = x + output if number > 1 else output
             outputs.append(output)
             cells.append(cell)
-        return self.projection(x), Decoding(tuple(outputs), tuple(cells), context), weights
+        with torch.autocast(x.device.type, enabled=False):  # hypotheses are told apart by small differences
+            scores = F.linear(wide(x), wide(self.projection.weight))
+        return scores, Decoding(tuple(outputs), tuple(cells), context), weights
 
     def _dropped(self, inputs: Tensor) -> Tensor:
         return F.dropout(inputs, self.dropout, self.training)

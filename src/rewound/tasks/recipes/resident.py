@@ -34,8 +34,8 @@ class ResidentRecipe(Recipe):
     """
 
     compiles: ClassVar[bool] = True
-    """Whether the whole loss is given to `torch.compile`. False for recurrent layers, which it would unroll; such a loss
-    may compile functions of its own."""
+    """Whether the whole loss is given to `torch.compile`. False for recurrent layers, which it would unroll: such a
+    loss may compile functions of its own."""
 
     @property
     @abstractmethod

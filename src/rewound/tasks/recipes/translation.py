@@ -3,9 +3,9 @@
 | recipe         | corpus (of `parallel_text`)    | network       | a step                 | trains for              |
 |----------------|--------------------------------|---------------|------------------------|-------------------------|
 | wmt16-gnmt     | WMT16, the paper's             | 4 x 1,024     | 8 batches of 256 pairs | 5 epochs of 1,726 steps |
-| ende-gnmt      | 0.6 million pairs of any kind  | 2 x 512       | 256 pairs              | 8 epochs of 2,362 steps |
+| ende-gnmt      | 0.6 million pairs of any kind  | 2 x 512       | 256 pairs              | 8 epochs of 2,361 steps |
 | multi30k-gnmt  | captions of images             | 2 x 256       | 128 pairs              | 20 epochs of 224 steps  |
-| translate-toy  | sentences of a small grammar   | 2 x 128       | 32 pairs               | 8 epochs of 92 steps    |
+| translate-toy  | sentences of a small grammar   | 2 x 128       | 32 pairs               | 8 epochs of 93 steps    |
 
 The loss is the sum over words of the cross-entropy with smoothed labels. The gradient of each batch is clipped to a
 norm of 5. The gradient of a sum over words is nearly always longer than that, so that only its direction counts. The
@@ -18,6 +18,7 @@ too few pairs to fill a step join the next shorter ones. An epoch is `steps_per_
 text, so that a plan needs no data.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -29,16 +30,18 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.metric import Metric
+from rewound.foundations.names import source_digest
 from rewound.foundations.wholefiles import default_cache
 from rewound.method.costs import Cost, Costs
 from rewound.method.schedule import Schedule
-from rewound.tasks.datasets import parallel_text
+from rewound.tasks.datasets import parallel_text, subwords
 from rewound.tasks.datasets.parallel_text import END, START, Corpus, HeldOut
 from rewound.tasks.recipe import Batch, Scores
-from rewound.tasks.recipes import beam
+from rewound.tasks.recipes import attended, beam, gnmt
 from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, Decoding, smoothed_loss
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
 
+_MODULES = (attended, beam, gnmt, parallel_text, subwords)
 _BUCKET = 10  # words
 _TRANSLATED_AT_ONCE = 256
 
@@ -86,8 +89,8 @@ class Translation(ResidentRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("width", "epochs", "steps_per_epoch", "batch_size", "learning_rate", "beam_width", "most_words"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name.replace('_', '-')} must be above 0 and finite, not {getattr(self, name):g}")
         for name in ("dropout", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
@@ -109,14 +112,15 @@ class Translation(ResidentRecipe):
         """The authors' "luong234": the last third in four parts, the rate halved at the end of each."""
         steps, peak = round(self.epochs * self.steps_per_epoch), self.learning_rate
         begin = steps * 2 // 3
-        halvings = sorted({begin + (steps - begin) // 4 * part for part in (1, 2, 3, 4)})
-        drops = [step for step in halvings if self.warmup < step < steps]
+        halvings = [begin + max(1, (steps - begin) // 4) * part for part in (1, 2, 3, 4)]
+        drops = sorted({step for step in halvings if self.warmup < step < steps})
+        halved = [sum(step >= each for each in halvings) for step in (self.warmup, *drops)]
         return Schedule.piecewise(
             steps,
-            [peak / 2**number for number in range(len(drops) + 1)],
+            [peak / 2**times for times in halved],
             drops,
             warmup=self.warmup,
-            warmup_from=peak / 100,
+            warmup_from=peak / 100 / 2 ** halved[0],
             warmup_curve="exponential",
             final=peak / 8,
         )
@@ -155,7 +159,7 @@ class Translation(ResidentRecipe):
 
     def loaded(self) -> Corpus:
         """The corpus, whatever its vocabulary."""
-        return _loaded(self.corpus, default_cache())
+        return _loaded(self.corpus, default_cache(), parallel_text.stamp(self.corpus))
 
     def check_data(self) -> None:
         parallel_text.check(self.corpus)
@@ -185,6 +189,10 @@ class Translation(ResidentRecipe):
         following = torch.cat([target, end], 1).masked_fill(is_behind, NO_WORD)
         return source, lengths, torch.cat([begin, target], 1), following
 
+    def source_digest(self) -> str:
+        """A digest of all that decides what a translation is, beside the text."""
+        return "-".join([super().source_digest(), *(source_digest(module.__name__)[:4] for module in _MODULES)])
+
     # Training and evaluation
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -198,10 +206,14 @@ class Translation(ResidentRecipe):
 
     def evaluate(self, model: nn.Module) -> Scores:
         found, network = self.text(), cast(GNMT, model)
-        scores = {
-            name: parallel_text.bleu(self.translations(network, held, found.vocabulary), held.references)
-            for name, held in found.held_out.items()
-        }
+        scores = dict[str, float]()
+        for name, held in found.held_out.items():
+            try:
+                said = self.translations(network, held, found.vocabulary)
+            except FloatingPointError:  # of a network whose scores are none
+                scores[name] = math.nan
+            else:
+                scores[name] = parallel_text.bleu(said, held.references)
         return Scores(**scores)
 
     @torch.no_grad()
@@ -259,14 +271,14 @@ class _Buckets(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _loaded(corpus: str, cache: Path) -> Corpus:
+def _loaded(corpus: str, cache: Path, stamp: object) -> Corpus:
     return parallel_text.load(corpus, cache)
 
 
 @lru_cache(maxsize=4)
 def _buckets(text: Corpus, step: int) -> _Buckets:
     pairs = text.train
-    longest = torch.maximum(pairs.source_lengths, pairs.target_lengths)
+    longest = torch.maximum(pairs.source_lengths, pairs.target_lengths + 1)  # with the word that begins a target
     sizes, widths = list[int](), list[int]()
     for bucket, size in reversed(list(enumerate(torch.bincount(longest // _BUCKET).tolist()))):
         if sizes and sizes[-1] < step:
@@ -314,7 +326,7 @@ class EnDe(Translation):
     width: int = 512
     vocabulary: int = 16_000
     epochs: float = 8.0
-    steps_per_epoch: float = 2_362.0
+    steps_per_epoch: float = 2_361.0
 
 
 @dataclass(frozen=True)
@@ -346,7 +358,7 @@ class Toy(Translation):
     vocabulary: int = 450
     dropout: float = 0.1
     epochs: float = 8.0
-    steps_per_epoch: float = 92.0
+    steps_per_epoch: float = 93.0
     batch_size: int = 32
     learning_rate: float = 0.01
     warmup: int = 30
