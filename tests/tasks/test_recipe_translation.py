@@ -220,6 +220,7 @@ def test_a_network_whose_scores_are_no_numbers_has_no_bleu() -> None:
     assert all(map(math.isnan, SMALL.evaluate(model)))
 
 
+@pytest.mark.filterwarnings("ignore:less than 1%")  # biases, which begin at zero
 def test_a_pruned_state_is_pruned_under_both_names_of_the_shared_embedding() -> None:
     table = {"recipe": "translate-toy", "trials": [1], "recipe-fields": {"width": 8, "epochs": 0.1, "warmup": 1}}
     sweep = parse_sweep({**table, "experiment": [{"technique": "fine-tuning", "retrain-epochs": 0.1, "density": 0.2}]})
