@@ -118,7 +118,9 @@ def test_a_node_that_kills_each_worker_fails_and_the_others_are_done(cluster: Mo
     said: list[str] = []
     found = rewound.run("mine.toml", store="on-ray", on=Ray(workers=1), say=said.append)
     (line,) = [line for line in said if line.startswith("failed: ")]
-    assert line.endswith(": 3 workers in a row have died at it; what builds on it is skipped")
+    assert line.endswith(
+        ": 3 workers in a row died while they worked on it; --retry-failed tries it again; what builds on it is skipped"
+    )
     assert found.missing == 0
     assert {row.trial for row in found.failed} == {2}
     assert {row.trial for row in found.rows if row.test is not None} == {1}

@@ -123,7 +123,7 @@ def test_the_likeliest_words_are_found_among_few(vocabulary: int) -> None:
 def test_looking_seldom_whether_all_have_ended_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table, search = Table(20, 41, seed=5), Search(START, END, most_words=40)
     seldom = translated(table.step, table.state(), 3, search)
-    monkeypatch.setattr(beam, "_UNSEEN", 1)
+    monkeypatch.setattr(beam, "_STEPS_BETWEEN_LOOKS", 1)
     always = translated(table.step, table.state(), 3, search)
     assert always.words.shape[1] < 40
     assert torch.equal(seldom.words, always.words)

@@ -320,7 +320,7 @@ class Job:
 
 
 def fail_for_deaths(node: Node, worker: Worker) -> None:
-    """Keep that a node, claimed here, has failed: as many workers in a row have died at it as may."""
+    """Publish that a node, claimed here, has failed: `most_deaths` workers in a row have died at it."""
     begin, after = (node.after.steps, node.after.key) if node.after else (0, None)
     result = _begun_result(node, worker, begin, after, 0.0, [])
     result["failed"] = Failure(step=begin, loss=str(math.nan), deaths=worker.store.deaths(node.key))

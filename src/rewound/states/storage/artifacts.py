@@ -111,7 +111,7 @@ class LayerCount(TypedDict):
 
 
 class Failure(TypedDict):
-    """Where a run stopped being numbers, or how many workers in a row have died at it."""
+    """Where a run stopped being numbers, or how many workers in a row died while they worked on it."""
 
     step: int
     loss: str
@@ -121,11 +121,13 @@ class Failure(TypedDict):
 def failure_in_words(failure: Failure) -> str:
     """Why a node has failed.
 
-    >>> failure_in_words({"step": 1200, "loss": "nan"}), failure_in_words({"step": 0, "loss": "nan", "deaths": 3})
-    ('the loss became nan by step 1,200', '3 workers in a row have died at it')
+    >>> failure_in_words({"step": 1200, "loss": "nan"})
+    'the loss became nan by step 1,200'
+    >>> failure_in_words({"step": 0, "loss": "nan", "deaths": 3})
+    '3 workers in a row died while they worked on it; --retry-failed tries it again'
     """
     if deaths := failure.get("deaths"):
-        return f"{deaths} workers in a row have died at it"
+        return f"{deaths} workers in a row died while they worked on it; --retry-failed tries it again"
     return f"the loss became {failure['loss']} by step {failure['step']:,}"
 
 

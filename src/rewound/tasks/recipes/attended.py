@@ -64,14 +64,14 @@ def attended(
     keys: Tensor,
     memory: Tensor,
     is_word: Tensor,
-    kept: Tensor,
+    factors: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The outputs and the contexts of all steps, (time, batch, units), from an output and a cell on.
 
     `projected` is the input's part of the gates, (time, batch, 4 units); `keys` and `memory` are (batch, words, units).
-    The first step reads no context. `kept` is what dropout multiplies each context by where the next step reads it.
+    The first step reads no context. `factors` is what dropout multiplies each context by where the next step reads it.
     """
-    given = (projected, *state, *weights, keys, memory, is_word, kept)
+    given = (projected, *state, *weights, keys, memory, is_word, factors)
     outputs, contexts = _Attended.apply(*given)  # type: ignore[no-untyped-call]
     return outputs, contexts
 
@@ -90,39 +90,39 @@ class _Attended(torch.autograd.Function):
         keys: Tensor,
         memory: Tensor,
         is_word: Tensor,
-        kept: Tensor,
+        factors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         cell = cell.detach()  # like all later ones: one compilation serves them
         from_output, size = torch.cat([weight_output, weight_query]).t(), len(weight_output)
         read, dropped = output @ from_output, torch.zeros_like(output)
         outputs, cells, inputs = [output], [cell], [dropped]
-        gates, queries, shares, contexts = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-        for here, factor in zip(projected.unbind(), kept.unbind(), strict=True):
+        gates, queries, attentions, contexts = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        for here, factor in zip(projected.unbind(), factors.unbind(), strict=True):
             gate, output, cell = _stepped(here, read[:, :size], dropped @ weight_context.t(), cell)
             read = output @ from_output  # for the query of this step, and for the gates of the next
-            share, context, dropped = _context(read[:, size:], keys, direction, memory, is_word, factor)
+            attention, context, dropped = _context(read[:, size:], keys, direction, memory, is_word, factor)
             for kind, new in zip(
-                (outputs, cells, inputs, gates, queries, shares, contexts),
-                (output, cell, dropped, gate, read[:, size:], share, context),
+                (outputs, cells, inputs, gates, queries, attentions, contexts),
+                (output, cell, dropped, gate, read[:, size:], attention, context),
                 strict=True,
             ):
                 kind.append(new)
-        saved = (torch.stack(tensors) for tensors in (outputs, cells, inputs, gates, queries, shares))
-        ctx.save_for_backward(weight_output, weight_context, weight_query, direction, keys, memory, kept, *saved)
+        saved = (torch.stack(tensors) for tensors in (outputs, cells, inputs, gates, queries, attentions))
+        ctx.save_for_backward(weight_output, weight_context, weight_query, direction, keys, memory, factors, *saved)
         return torch.stack(outputs[1:]), torch.stack(contexts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor, d_contexts: Tensor) -> tuple[Tensor | None, ...]:
-        weight_output, weight_context, weight_query, direction, keys, memory, kept, *saved = ctx.saved_tensors
-        outputs, cells, inputs, gates, queries, shares = saved
+        weight_output, weight_context, weight_query, direction, keys, memory, factors, *saved = ctx.saved_tensors
+        outputs, cells, inputs, gates, queries, attentions = saved
         read_by_gates, units = torch.cat([weight_output, weight_context], 1), outputs.shape[2]
         d_read, d_cell = outputs.new_zeros(outputs.shape[1], 2 * units), torch.zeros_like(cells[0])
         found = list[tuple[Tensor, ...]]()
         with torch.autocast(keys.device.type, enabled=False):
             for t in reversed(range(len(gates))):
                 d_context, d_score, d_query = _context_backward(
-                    queries[t], keys, direction, memory, shares[t], d_contexts[t], d_read[:, units:], kept[t]
+                    queries[t], keys, direction, memory, attentions[t], d_contexts[t], d_read[:, units:], factors[t]
                 )
                 d_output = (d_outputs[t], d_read[:, :units], d_query @ weight_query)
                 d_gate, d_cell = _stepped_backward(gates[t], cells[t], cells[t + 1], *d_output, d_cell)
@@ -140,7 +140,7 @@ class _Attended(torch.autograd.Function):
                 d_queries.flatten(0, 1).t() @ outputs[1:].flatten(0, 1),
                 d_direction,
                 d_keys,
-                shares.to(d_context.dtype).permute(1, 2, 0) @ d_context.transpose(0, 1),
+                attentions.to(d_context.dtype).permute(1, 2, 0) @ d_context.transpose(0, 1),
                 None,
                 None,
             )
@@ -182,7 +182,7 @@ def _stepped_backward(
     return torch.cat(d_gates, 1).to(gates.dtype), d_cell * f
 
 
-def shared_out(query: Tensor, keys: Tensor, direction: Tensor, is_word: Tensor) -> Tensor:
+def attention_weights(query: Tensor, keys: Tensor, direction: Tensor, is_word: Tensor) -> Tensor:
     """How much of each word a query asks for: query (..., units), keys (..., words, units) -> (..., words)."""
     scores = (torch.tanh(wide(keys) + query.unsqueeze(-2)) * direction).sum(-1)
     return scores.masked_fill(~is_word, -torch.inf).softmax(-1)
@@ -190,12 +190,12 @@ def shared_out(query: Tensor, keys: Tensor, direction: Tensor, is_word: Tensor) 
 
 @fused
 def _context(
-    query: Tensor, keys: Tensor, direction: Tensor, memory: Tensor, is_word: Tensor, kept: Tensor
+    query: Tensor, keys: Tensor, direction: Tensor, memory: Tensor, is_word: Tensor, factors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How much of each word is in the context, the context, and what dropout leaves of it."""
-    shares = shared_out(query, keys, direction, is_word)
-    context = (shares.unsqueeze(2) * memory).sum(1).to(memory.dtype)
-    return shares, context, context * kept
+    attentions = attention_weights(query, keys, direction, is_word)
+    context = (attentions.unsqueeze(2) * memory).sum(1).to(memory.dtype)
+    return attentions, context, context * factors
 
 
 @fused
@@ -204,26 +204,26 @@ def _context_backward(
     keys: Tensor,
     direction: Tensor,
     memory: Tensor,
-    shares: Tensor,
+    attentions: Tensor,
     d_context: Tensor,
     d_dropped: Tensor,
-    kept: Tensor,
+    factors: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Derivatives by the context, the scores and the query."""
-    d = wide(d_context) + d_dropped * kept
-    d_shares = (d.unsqueeze(1) * memory).sum(2)
-    d_scores = shares * (d_shares - (shares * d_shares).sum(1, keepdim=True))
+    d = wide(d_context) + d_dropped * factors
+    d_attentions = (d.unsqueeze(1) * memory).sum(2)
+    d_scores = attentions * (d_attentions - (attentions * d_attentions).sum(1, keepdim=True))
     slope = 1 - torch.tanh(wide(keys) + query.unsqueeze(1)).square()
     d_query = (d_scores.unsqueeze(2) * slope).sum(1) * direction
     return d.to(memory.dtype), d_scores, d_query.to(query.dtype)
 
 
-_AT_ONCE = 4  # steps whose tanh is in memory at the same time, where nothing is compiled
+_STEPS_IN_MEMORY = 4  # steps whose tanh is in memory at the same time, where nothing is compiled
 
 
 def _keys_backward(queries: Tensor, keys: Tensor, direction: Tensor, d_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Derivatives by the keys and by the direction."""
-    parts = 1 if keys.is_cuda else math.ceil(len(queries) / _AT_ONCE)
+    parts = 1 if keys.is_cuda else math.ceil(len(queries) / _STEPS_IN_MEMORY)
     slopes = values = wide(torch.zeros_like(keys))
     for some, d in zip(queries.chunk(parts), d_scores.chunk(parts), strict=True):
         slope, value = _over_time(some, keys, d)

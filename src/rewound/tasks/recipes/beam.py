@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State, Tensor]]
 """From the last words and the state to scores of the next word, the next state, and the attention paid in this step."""
 
 
-_UNSEEN = 8  # how many steps are taken before the host looks whether all hypotheses have ended
+_STEPS_BETWEEN_LOOKS = 8  # how many steps are taken before the host looks whether all hypotheses have ended
 
 
 class Search(NamedTuple):
@@ -85,7 +85,7 @@ def translated(step: Step, state: State, source_words: int, search: Search) -> T
         lengths = lengths.gather(1, parents) + ~had_ended
         has_ended, last = had_ended | (last == search.end), last.flatten()
         # Steps after all have ended change nothing, and to ask makes the host wait for the device.
-        if number % _UNSEEN == 0 and bool(has_ended.all()):
+        if number % _STEPS_BETWEEN_LOOKS == 0 and bool(has_ended.all()):
             break
     penalised = likelihood / ((5 + lengths) / 6) ** search.length_penalty
     penalised = penalised + search.coverage_penalty * _coverage(attention)

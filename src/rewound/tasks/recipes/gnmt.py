@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
-from rewound.tasks.recipes.attended import Weights, attended, fused, lstm_cell, shared_out, wide
+from rewound.tasks.recipes.attended import Weights, attended, attention_weights, fused, lstm_cell, wide
 
 NO_WORD = -100
 """What follows the end of a target, and is no part of the loss."""
 _SCALE = 0.1  # of the initial weights
-_SHUT = 1e4  # a gate's sigmoid of it is 1, and of its negative 0, whatever else is added
-_AT_ONCE = 8  # how many numbers of 16 bits tensor cores take at once
+_SATURATED = 1e4  # a gate's sigmoid of it is 1, and of its negative 0, whatever else is added
+_ALIGNMENT = 8  # how many numbers of 16 bits tensor cores take at once
 
 
 class Memory(NamedTuple):
@@ -79,13 +79,13 @@ class LSTM(nn.Module):
 
     def _run(self, inputs: Tensor, no_word: Tensor, output: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         dtype, units = _working_dtype(inputs), self.weight_hh.shape[1]
-        closing = torch.cat([self.bias.new_full((units,), weight) for weight in (-_SHUT, _SHUT, 0, 0)])
+        closing = torch.cat([self.bias.new_full((units,), weight) for weight in (-_SATURATED, _SATURATED, 0, 0)])
         with torch.autocast(inputs.device.type, enabled=False), warnings.catch_warnings():
-            # To copy the weights into one piece takes microseconds.
+            # torch warns that it copies the weights into one piece at every call, which takes microseconds.
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
             more = torch.stack([torch.ones_like(no_word), no_word], 2).to(dtype)
-            inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _AT_ONCE - 2))], 2)
-            columns = F.pad(torch.stack([self.bias, closing], 1), (0, _AT_ONCE - 2))
+            inputs = torch.cat([inputs.to(dtype), F.pad(more, (0, _ALIGNMENT - 2))], 2)
+            columns = F.pad(torch.stack([self.bias, closing], 1), (0, _ALIGNMENT - 2))
             weights = [torch.cat([self.weight_ih.to(dtype), columns.to(dtype)], 1), self.weight_hh.to(dtype)]
             start = output.to(dtype).unsqueeze(0), cell.to(dtype).unsqueeze(0)
             outputs, _, cell = torch.lstm(
@@ -122,8 +122,8 @@ class Attention(nn.Module):
         """
         sentences = len(memory.keys)
         query = self.query(output).unflatten(0, (sentences, -1))
-        shares = shared_out(query, memory.keys.unsqueeze(1), self.direction, memory.is_word.unsqueeze(1))
-        return (shares.to(memory.outputs.dtype) @ memory.outputs).flatten(0, 1), shares.flatten(0, 1)
+        weights = attention_weights(query, memory.keys.unsqueeze(1), self.direction, memory.is_word.unsqueeze(1))
+        return (weights.to(memory.outputs.dtype) @ memory.outputs).flatten(0, 1), weights.flatten(0, 1)
 
 
 class GNMT(nn.Module):
@@ -178,10 +178,10 @@ class GNMT(nn.Module):
 
     def _projected(self, x: Tensor) -> Tensor:
         dtype, words = _working_dtype(x), self.projection.out_features
-        if dtype.itemsize > 2 or words % _AT_ONCE == 0:
+        if dtype.itemsize > 2 or words % _ALIGNMENT == 0:
             scores: Tensor = self.projection(x)
             return scores
-        weight = F.pad(self.projection.weight.to(dtype), (0, 0, 0, -words % _AT_ONCE))
+        weight = F.pad(self.projection.weight.to(dtype), (0, 0, 0, -words % _ALIGNMENT))
         return F.linear(x.to(dtype), weight)[..., :words]
 
     def _attended(self, bottom: LSTM, words: Tensor, state: Decoding, memory: Memory) -> tuple[Tensor, Tensor]:
