@@ -18,6 +18,7 @@ import rewound.experiments.plans.execution
 import rewound.states.storage.claims
 import rewound.states.storage.store
 from rewound.experiments.executors import local, working
+from rewound.experiments.executors.ray_cluster import forget_earlier_deaths
 from rewound.experiments.executors.walking import Headway, Watch, _handing_out, _take
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options, Stop, Worker
@@ -275,6 +276,19 @@ def test_a_node_at_which_three_workers_in_a_row_have_died_fails(store: Store) ->
     store.forget(bad)  # what --retry-failed does
     assert working.work(work, store, Options(), say=said.append, most_deaths=3)
     assert all(row.test is not None for row in collected(sweep.targets, Store(store.root)).rows)
+
+
+def test_deaths_before_the_workers_of_ray_begin_do_not_count(store: Store) -> None:
+    work = plan([dense(Tiny(), trial) for trial in (1, 2)])
+    write_deaths(store, work.nodes[0].key, 3)
+    other = Store(store.root)
+    assert other.claim(work.nodes[1].key)
+    forget_earlier_deaths(work, store)
+    assert [store.deaths(node.key) for node in work.nodes] == [0, 0]
+    assert store.claims().keys() == {work.nodes[1].key}, "who is alive keeps its claim"
+    other.release(work.nodes[1].key)
+    assert working.work(work, store, Options(), say=print, most_deaths=3)
+    assert store.outcome(work.nodes[0].key) == "measured"
 
 
 @pytest.mark.parametrize(("deaths", "most"), [(2, 3), (5, None)])

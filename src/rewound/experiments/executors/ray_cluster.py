@@ -93,6 +93,7 @@ class Ray:
         self._check_options(options)
         given = assignment(plan, store, options)
         if left := len(todo(plan, store)):  # else nothing is started, which takes ten seconds
+            forget_earlier_deaths(plan, store)
             with self._started(given, left, say) as workers:
                 drive(plan, store, workers, keep_all=options.keep_all, say=say, tick=tick)
 
@@ -145,6 +146,17 @@ class Ray:
             )
             tasks = [task.remote(given.as_json(), number, messages, _folders()) for number in range(1, count + 1)]
             yield _Tasks(ray, tasks, messages, say, Stop(given.minutes))
+
+
+def forget_earlier_deaths(plan: Plan, store: Store) -> None:
+    """Clear the claims of processes that died before these workers begin: a person may kill a run any number of times.
+
+    One on another host is known to be dead only after a while, and still counts.
+    """
+    store.claims()  # sees who is dead
+    for node in plan.nodes:
+        if store.deaths(node.key) and store.claim(node.key):
+            store.release(node.key)
 
 
 def slots(resources: dict[str, float], device: str, per_gpu: int) -> int:
