@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -84,3 +86,25 @@ def test_the_error_of_a_worker_is_raised_here(error: Exception) -> None:
     kind = Fault if isinstance(error, RuntimeError) and not isinstance(error, Failed) else type(error)
     with pytest.raises(kind, match=str(error)):
         run_processes(1, partial(raises, error), print, print, lambda: None)
+
+
+HELD = """
+import signal
+from multiprocessing import get_context
+from rewound.experiments.executors.local import _interrupts_held
+
+if __name__ == "__main__":
+    with _interrupts_held():
+        process = get_context("spawn").Process(target=print, args=("started",))
+        process.start()
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    process.join()
+    print(signal.SIGINT in held)
+"""
+
+
+def test_the_first_process_that_is_started_never_sees_ctrl_c(tmp_path: Path) -> None:
+    """multiprocessing starts a process of its own before it, and lets signals through afterwards."""
+    (tmp_path / "script.py").write_text(HELD)
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["started", "True"]

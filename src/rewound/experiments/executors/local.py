@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
@@ -181,6 +182,7 @@ def _stop() -> None:
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
+    resource_tracker.ensure_running()  # not later: multiprocessing lets Ctrl-C through when it has started its own
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
