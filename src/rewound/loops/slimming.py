@@ -21,6 +21,7 @@ from rewound.method.structure.slimming import (
     Slim,
     contracted,
     expanded,
+    flatten_recurrent,
     replace_data,
     shapes_of,
     slot_dimensions,
@@ -86,6 +87,8 @@ class Shrunk:
             held[key] = value
         for module, numbers in counts:
             vars(module).update(numbers)
+        for module, _ in self._copies:
+            flatten_recurrent(module)
         for thing, state in states:
             _load(thing, state)
         if self.subjects.is_compiled:

@@ -106,9 +106,7 @@ class Slim:
             replace_data(tensor, here[name])
         for name, numbers in self.counts.items():
             vars(model.get_submodule(name)).update(numbers)
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):
-                module.flatten_parameters()  # cuDNN wants the weights in one piece of memory
+        flatten_recurrent(model)
 
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
@@ -204,6 +202,7 @@ def slim_to(
     for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)
     correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
+    flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
 
 
@@ -374,6 +373,13 @@ def replace_data(tensor: Tensor, smaller: Tensor) -> None:
         # Autograd makes a new one only where the type of the data changes.
         tensor.data = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.float64 else torch.float64)
     tensor.data = smaller.detach().clone()
+
+
+def flatten_recurrent(model: nn.Module) -> None:
+    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
 
 
 def slot_dimensions(
