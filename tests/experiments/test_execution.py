@@ -141,6 +141,16 @@ def test_results_of_another_kind_of_cpu_are_told_and_used(
     assert todo(work, whole) == []
 
 
+def test_results_of_other_data_are_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = plan(sweep_of(FINE_TUNING).targets)
+    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "one"})
+    local.run(work, store, Options(), say=lambda _: None)
+    assert outdated(work, store, Options()) == []
+    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "another"})
+    (line,) = outdated(work, store, Options())
+    assert line.startswith(f"note: stored results were made with another text ({len(work.nodes)} of them)")
+
+
 def test_a_kind_of_cpu_is_its_model_and_the_instructions_that_torch_uses() -> None:
     said = subprocess.run(
         [sys.executable, "-c", "from rewound.tasks.devices import cpu_kind; print(cpu_kind())"],

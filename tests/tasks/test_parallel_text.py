@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sacrebleu
 import torch
 
 from rewound.foundations.errors import InputError
@@ -74,6 +75,15 @@ def test_preparing_again_reads_nothing_and_gives_the_same_bytes(tmp_path: Path, 
     assert prepare("multi30k", source, tmp_path / "other").read_bytes() == content
     assert prepare("multi30k", tmp_path / "gone", cache).read_bytes() == content
     assert prepare("multi30k", None, cache).read_bytes() == content
+
+
+def test_results_say_which_text_they_are_of(tmp_path: Path, cache: Path) -> None:
+    assert "text" not in parallel_text.made_with("multi30k", cache)
+    prepare("multi30k", multi30k(tmp_path / "source"), cache)
+    made = parallel_text.made_with("multi30k", cache)
+    assert made["sacrebleu"] == sacrebleu.__version__
+    prepare("multi30k", multi30k(tmp_path / "shorter", train=TRAIN[:-1]), tmp_path / "other")
+    assert parallel_text.made_with("multi30k", tmp_path / "other")["text"] != made["text"]
 
 
 def test_pairs_that_are_empty_or_too_long_are_left_out_and_counted(tmp_path: Path, cache: Path) -> None:

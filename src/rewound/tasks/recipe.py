@@ -142,6 +142,13 @@ class Recipe(ABC):
     def check_data(self) -> None:  # noqa: B027 (most have nothing to check)
         """An `InputError` if the data is not there; asked before any worker starts, so it must be quick."""
 
+    def made_with(self) -> Mapping[str, str]:
+        """What results depend on here that no field says, such as a checksum of the data or the version of a library.
+
+        It is kept with results, and a run says where it has changed. Empty where nothing is known.
+        """
+        return {}
+
     def prunable(self, model: nn.Module) -> Mapping[str, nn.Parameter]:
         """The weights that may be pruned, by name."""
         return prunable_weights(model)

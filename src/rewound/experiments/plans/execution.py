@@ -394,6 +394,7 @@ def made_by(node: Node, options: Options) -> dict[str, str]:
     on_cpu = device.type == "cpu"
     return {
         **sources_of(node),
+        **node.recipe.made_with(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),

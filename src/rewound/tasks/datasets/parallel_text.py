@@ -33,7 +33,7 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.names import unknown
 from rewound.foundations.wholefiles import default_cache
 from rewound.tasks.datasets.parallel_text_sources import REMEDIES, Text, read_text
-from rewound.tasks.datasets.prepared import Damaged, publish, read
+from rewound.tasks.datasets.prepared import Damaged, checksum_of, publish, read
 from rewound.tasks.datasets.subwords import (
     END,
     START,
@@ -45,6 +45,7 @@ from rewound.tasks.datasets.subwords import (
     tokenised,
     tokenised_pairs,
     trained_bpe,
+    versions,
     words_of,
 )
 from rewound.tasks.datasets.toy_grammar import sentences as toy_sentences
@@ -66,11 +67,13 @@ __all__ = (
     "check",
     "check_installed",
     "load",
+    "made_with",
     "prepare",
     "sentences",
     "stamp",
     "summary",
     "toy",
+    "versions",
 )
 
 CORPORA: Final[Mapping[str, int]] = {"wmt16": 32_316, "ende": 16_000, "multi30k": 8_000}
@@ -145,6 +148,12 @@ def stamp(name: str, cache: Path | None = None) -> tuple[int, int] | None:
     """When the prepared file was written, and its size: another one has others."""
     path = _path(_known(name), cache or default_cache())
     return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+
+
+def made_with(name: str, cache: Path | None = None) -> Mapping[str, str]:
+    """What a BLEU depends on beside the code: the text, by its checksum, and sacrebleu's version; as far as known."""
+    checksum = checksum_of(_path(_known(name), cache or default_cache()))
+    return {**({"text": checksum[:16]} if checksum else {}), **versions()}
 
 
 def summary(name: str, cache: Path | None = None) -> str:

@@ -10,6 +10,7 @@ import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,14 @@ def check_installed() -> None:
     """An error unless the packages that text needs are installed."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise InputError(f"translation needs {' and '.join(missing)}: `pip install 'rewound[translation]'`")
+
+
+def versions() -> dict[str, str]:
+    """Whose BLEU it is: sacrebleu's version, where it is installed."""
+    try:
+        return {"sacrebleu": version("sacrebleu")}
+    except PackageNotFoundError:
+        return {}
 
 
 def needed(package: str) -> Any:

@@ -164,6 +164,9 @@ class Translation(ResidentRecipe):
     def check_data(self) -> None:
         parallel_text.check(self.corpus)
 
+    def made_with(self) -> Mapping[str, str]:
+        return parallel_text.made_with(self.corpus)
+
     @property
     def _buckets(self) -> "_Buckets":
         return _buckets(self.text(), self.batch_size * self.accumulation)
@@ -372,3 +375,6 @@ class Toy(Translation):
 
     def check_data(self) -> None:
         parallel_text.check_installed()
+
+    def made_with(self) -> Mapping[str, str]:
+        return parallel_text.versions()
