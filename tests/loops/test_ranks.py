@@ -10,8 +10,8 @@ import torch
 
 import rewound
 from rewound import Mask
-from rewound.loops import ranks
 from rewound.loops.checkpoints import locked
+from rewound.tasks import ranks
 
 SCRIPT = Path(__file__).parents[1] / "support" / "parallel_loop.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rewound.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

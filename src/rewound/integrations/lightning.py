@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from rewound.foundations.errors import InputError
-from rewound.loops import ranks
 from rewound.loops.course import Init
 from rewound.loops.example import given_example
 from rewound.loops.loop import Epochs, epochs
 from rewound.loops.snapshot import Stateful
 from rewound.loops.structure import Structure, made_small
 from rewound.method.choices import Choices, Chosen, takes_choices
+from rewound.tasks import ranks
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

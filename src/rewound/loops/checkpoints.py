@@ -38,10 +38,10 @@ from typing import NamedTuple, cast
 
 from rewound.foundations.errors import InputError, few, warn
 from rewound.foundations.wholefiles import remove_unfinished, write_whole
-from rewound.loops import ranks
 from rewound.loops.progress import Progress, progress_of
 from rewound.loops.snapshot import Damaged, SavedStates, Subjects, checked_states, read_unchecked, seal_of, write_sealed
 from rewound.states.storage.artifacts import digest
+from rewound.tasks import ranks
 
 Arguments = Mapping[str, object]
 _DEFAULTS = {"slim": False}

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from rewound.foundations.errors import Diverged, InputError, few, warn
-from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder, level_name, opened, rewind_name
 from rewound.loops.course import Course
 from rewound.loops.hooks import StepHooks, recorded, replayed
@@ -26,6 +25,7 @@ from rewound.loops.snapshot import Damaged
 from rewound.method.algorithm import check_final
 from rewound.method.pruning.attachment import attached
 from rewound.method.pruning.mask import Mask
+from rewound.tasks import ranks
 
 SAVE_SECONDS = 60.0
 """How much work a killed process loses at most, apart from the epoch or step it was in."""

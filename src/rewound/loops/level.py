@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
-from rewound.loops import ranks
 from rewound.loops.averages import averages, prune_along
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
 from rewound.loops.course import Course
@@ -34,6 +33,7 @@ from rewound.method.pruning.mask import Mask, plain_parameters
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.technique import Facts
 from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
+from rewound.tasks import ranks
 
 
 def begin_level(run: LoopRun, folder: Folder) -> None:

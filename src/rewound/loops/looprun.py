@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from rewound.foundations.errors import Diverged, InputError, few
-from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.course import Course
 from rewound.loops.optimizers import members, stepped_parameters, trained_parameters, trained_weights
@@ -22,6 +21,7 @@ from rewound.method.algorithm import Level
 from rewound.method.pruning.counts import Counts, counts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import MaskUpdate
+from rewound.tasks import ranks
 
 
 @dataclass

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from rewound.foundations.errors import InputError, warn
-from rewound.loops import ranks
 from rewound.loops.recording import Recording
 from rewound.method.algorithm import has_dropped, returned
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import Facts
+from rewound.tasks import ranks
 
 
 class Reached(NamedTuple):

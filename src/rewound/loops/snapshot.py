@@ -36,9 +36,9 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, few, shown
 from rewound.foundations.wholefiles import replacing
-from rewound.loops import ranks
 from rewound.loops.optimizers import Scheduler, unsaved_inner, with_inner
 from rewound.method.pruning.mask import plain_name
+from rewound.tasks import ranks
 
 StateDict = dict[str, object]
 

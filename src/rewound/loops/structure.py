@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, as_path
-from rewound.loops import ranks
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
 from rewound.loops.optimizers import trained_parameters
@@ -29,6 +28,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
+from rewound.tasks import ranks
 
 Parameters = Mapping[str, nn.Parameter]
 

@@ -9,7 +9,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind
-from rewound.loops import ranks
 from rewound.loops.averages import averages, check_also, check_averages
 from rewound.loops.course import Course
 from rewound.loops.optimizers import (
@@ -26,6 +25,7 @@ from rewound.loops.optimizers import (
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import bare_model
 from rewound.method.schedule import Schedule
+from rewound.tasks import ranks
 
 Thing = TypeVar("Thing")
 

@@ -13,12 +13,14 @@ from types import NoneType
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import Diverged, InputError, check_kind, shown
 from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, total
+from rewound.tasks.parallel import Together
 from rewound.tasks.recipe import Position, Recipe, Scores, changed_fields, check_recipe
 
 _COUNTS = ("step", "mu_product")
@@ -87,19 +89,26 @@ def train(
     stops: Collection[int] = (),
     due: Callable[[], bool] = never,
     device: torch.device | str = "cpu",
+    processes: ProcessGroup | None = None,
 ) -> Iterator[State]:
     """Train^t(W, m, g): yields the state after each of `stops` steps, when `due` says so, and after the last step.
 
     What is yielded is a live view, valid until the next one is asked for; `.clone()` keeps it. torch's global
     generators are the caller's: a step draws from its own seed, and leaves them as they were.
+
+    With `processes`, a process group of torch.distributed, all of them train this network together, each on its own
+    device; every process makes the same call, and `due` is asked on rank 0. The group needs a backend for CPU tensors,
+    too: `init_process_group("cpu:gloo,cuda:nccl")`.
     """
     check_kind("mask", mask, (Mask, NoneType), "make one with a rewound.Pruner")
     check_kind("lr", lr, Sequence, "give segments, as recipe.schedule.segments(0, 100)")
-    device = torch.device(device)
+    device, together = torch.device(device), Together(processes)
+    seed, (prunings, start) = state.seed, state.position
+    together.check(recipe, _named(state, mask), seed, state.position, device)
     model, optimizer = restored(recipe, state, device)
     model.train()
-    seed, (prunings, start) = state.seed, state.position
-    batches = recipe.batches(seed, Position(prunings, start * recipe.accumulation), device)
+    together.wrap(recipe, model)
+    batches = together.batches(recipe, seed, Position(prunings, start * recipe.accumulation), device)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
     done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
@@ -109,17 +118,18 @@ def train(
                 group["lr"] = rate * factor  # law 9
             for _ in range(steps):
                 # Dropout and its like draw the same, whatever came before.
-                with own_draws(device, fold(seed, prunings, start + done)):
+                with own_draws(device, fold(seed, prunings, start + done, *together.salt)):
                     optimizer.zero_grad()
                     clipped = _Clipped(trained, recipe.clip_norm / recipe.accumulation)
-                    for _ in range(recipe.accumulation):
+                    for number in range(1, recipe.accumulation + 1):
                         if (batch := next(batches, None)) is None:
                             raise InputError(
                                 f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are "
                                 "endless: begin another pass over the data"
                             )
-                        loss = recipe.loss(model, batch) / recipe.accumulation
-                        loss.backward()  # type: ignore[no-untyped-call]
+                        with together.averaging(now=recipe.clip_each or number == recipe.accumulation):
+                            loss = together.loss(recipe, model, batch) / recipe.accumulation
+                            loss.backward()  # type: ignore[no-untyped-call]
                         losses += loss.detach()
                         if recipe.clip_each:
                             clipped.add()
@@ -129,13 +139,23 @@ def train(
                         nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
                     _take_step(optimizer, recipe)
                 done += 1
-                if done in marks or due():
-                    mean = losses.item() / (done - since)
+                if together.decided(done in marks or due()):
+                    mean = together.mean(losses) / (done - since)
                     if not math.isfinite(mean):
                         raise Diverged(start + done, mean)
-                    yield viewed(model, optimizer, seed, Position(prunings, start + done), mean)
+                    view = viewed(model, optimizer, seed, Position(prunings, start + done), mean)
+                    if done == total(lr):
+                        together.prove(_named(view, mask))
+                    with together.looked_at():
+                        yield view
                     since = done
                     losses.zero_()
+
+
+def _named(state: State, mask: Mask | None) -> dict[str, Tensor]:
+    """All tensors by name."""
+    kept = {f"mask of {name}": tensor for name, tensor in (mask or {}).items()}
+    return {**state.model, **state.slots, **kept}
 
 
 class _Clipped:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ def split(held: Tensor, labels: Tensor, split_seed: int) -> tuple[Tensor, Tensor
 @dataclass(frozen=True)
 class ImageClassification(ResidentRecipe):
     """A classifier trained by momentum SGD along a step schedule on shifted images."""
+
+    divisible: ClassVar[bool] = True
 
     epochs: float = 1.0
     batch_size: int = 128

@@ -25,6 +25,21 @@ class Part(NamedTuple):
     batch_size: int
 
 
+class Share(NamedTuple):
+    """The part of every batch that one of several processes takes: they have consecutive slices of equal size."""
+
+    number: int = 0
+    of: int = 1
+
+    def offsets(self, batch_size: int, device: torch.device) -> Tensor:
+        """Which examples of a batch these are, counted from its first."""
+        size = batch_size // self.of
+        return torch.arange(self.number * size, (self.number + 1) * size, device=device)
+
+
+WHOLE = Share()
+
+
 @dataclass(frozen=True)
 class ResidentRecipe(Recipe):
     """A task whose training data stays on the device.
@@ -36,6 +51,9 @@ class ResidentRecipe(Recipe):
     compiles: ClassVar[bool] = True
     """Whether the whole loss is given to `torch.compile`. False for recurrent layers, which it would unroll: such a
     loss may compile functions of its own."""
+    divisible: ClassVar[bool] = False
+    """Whether the loss of a batch is the mean of the losses of its equal slices, as a mean over images is. Several
+    processes can then train one network. A loss that divides by a number that differs between slices is not."""
 
     @property
     @abstractmethod
@@ -71,9 +89,9 @@ class ResidentRecipe(Recipe):
         per_step = self.accumulation
         return [part.examples // (part.batch_size * per_step) * per_step for part in self.parts]
 
-    def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
+    def batches(self, seed: int, position: Position, device: torch.device, share: Share = WHOLE) -> Iterator[Batch]:
         data, prunings = self.resident(device), position.prunings
-        offsets = [torch.arange(part.batch_size, device=device) for part in self.parts]
+        offsets = [share.offsets(part.batch_size, device) for part in self.parts]
         orders: list[dict[int, Tensor]] = [{} for _ in self.parts]  # of the latest epochs, by part
         for part, number in self.turns(seed, position):
             epochs = self.epochs_of(part, number, 1)

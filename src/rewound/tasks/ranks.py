@@ -1,14 +1,17 @@
 """The processes of a data-parallel run agree: rank 0 decides, and everybody checks that they hold the same.
 
-Without torch.distributed, or with one process, everything here is the identity.
+Without torch.distributed, or with one process, everything here is the identity. `group` is torch's process group, by
+default that of all processes.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask
@@ -26,22 +29,31 @@ def world() -> int:
     return dist.get_world_size() if _many() else 1
 
 
-def from_first(value: T) -> T:
+def from_first(value: T, group: ProcessGroup | None = None) -> T:
     """Rank 0's value, on every rank."""
     if not _many():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, group=group, group_src=0)
     return box[0]
 
 
-def gathered(value: T) -> list[T]:
+def gathered(value: T, group: ProcessGroup | None = None) -> list[T]:
     """The values of all ranks, in order."""
     if not _many():
         return [value]
-    box: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(box, value)
+    box: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(box, value, group)
     return box  # type: ignore[return-value]  # filled by now
+
+
+def check_same(tensors: Mapping[str, Tensor], remedy: str, group: ProcessGroup | None = None) -> None:
+    """An error on every rank, with the name, if a rank holds another tensor than rank 0."""
+    digests = gathered({name: _bytes_digest(tensor) for name, tensor in tensors.items()}, group)
+    for number, held in enumerate(digests):
+        for name in {**digests[0], **held}:
+            if held.get(name) != digests[0].get(name):
+                raise InputError(f"process {number} holds another {name} than process 0; {remedy}")
 
 
 def share(model: nn.Module) -> None:
@@ -75,6 +87,12 @@ def agreed(mask: Mask, model: nn.Module) -> Mask:
 
 def _many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _bytes_digest(tensor: Tensor) -> str:
+    held = tensor.detach().cpu().contiguous()
+    content = held.reshape(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(content, digest_size=16, key=f"{held.dtype}{tuple(held.shape)}".encode()[:64]).hexdigest()
 
 
 def _digest(mask: Mask, model: nn.Module) -> str:

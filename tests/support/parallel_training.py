@@ -1,0 +1,206 @@
+"""Cases of one network trained by several processes, run by `test_parallel.py` in two of them:
+
+python parallel_training.py RANK WORLD FOLDER
+
+Ranks meet over a file in FOLDER. What each case gives on a rank is saved as RANK.pt: tensors by name, or an error.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from rewound.foundations.errors import Diverged, InputError
+from rewound.method.schedule import Schedule, Segment
+from rewound.tasks.parallel import Abandoned
+from rewound.tasks.recipe import Batch, Recipe, Scores
+from rewound.tasks.recipes.images import Images
+from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.training import State, begin, train
+from small_fleets import Digits64, Strangers64, sparse
+
+RATES = (Segment(0.05, 4), Segment(0.005, 3))
+SMALL = {"blocks": (1,), "widths": (8,), "batch_size": 24}
+RANK = 0
+
+
+@dataclass(frozen=True)
+class Lengths(ResidentRecipe):
+    """Sequences of two lengths, each a part of its own, normalised along the way.
+
+    A bias before normalisation would have a gradient of rounding alone, which Adam divides by its own size.
+    """
+
+    divisible: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return Part(20, 4), Part(12, 6)
+
+    def resident(self, device: torch.device) -> Sequence[Tensor]:
+        draw = torch.Generator().manual_seed(3)
+        return [torch.randn(20, 3, 5, generator=draw), torch.randn(12, 3, 2, generator=draw)]
+
+    def assembled(
+        self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
+    ) -> Batch:
+        return (data[part][chosen],)
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv1d(3, 4, 1, bias=False), nn.BatchNorm1d(4, momentum=None), nn.Tanh(), nn.Conv1d(4, 3, 1)
+        )
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Adam:
+        return torch.optim.Adam(model.parameters(), 0.05)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.constant(10, 0.05)
+
+    @property
+    def training_epochs(self) -> float:
+        return 1.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[0].cumsum(2))
+
+    def evaluate(self, model: nn.Module) -> Scores:
+        return Scores(0.0, 0.0)
+
+    def example(self) -> Batch:
+        return (torch.zeros(1, 3, 5),)
+
+
+@dataclass(frozen=True)
+class Indivisible(Lengths):
+    divisible: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OtherData(Digits64):
+    """Other images in each process."""
+
+    def images(self, device: torch.device) -> Images:
+        images = super().images(device)
+        return images._replace(train=images.train + RANK)
+
+
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.detach().mean()
+        return x
+
+
+@dataclass(frozen=True)
+class OwnBuffers(Digits64):
+    """A buffer that follows the images of its own process."""
+
+    def model(self, seed: int) -> nn.Module:
+        return nn.Sequential(_Counting(), super().model(seed))
+
+
+@dataclass(frozen=True)
+class Exploding64(Digits64):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch) / (0.0 if RANK else 1.0)
+
+
+def trained(recipe: Recipe, processes: ProcessGroup | None, stops: Sequence[int] = (2,)) -> dict[str, Tensor]:
+    states = train(recipe, begin(recipe, 1), sparse(recipe), lr=RATES, stops=stops, processes=processes)
+    return tensors(list(_clones(states)))
+
+
+def halves(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
+    """The same steps by two calls of `train`."""
+    mask = sparse(recipe)
+    (middle,) = _clones(train(recipe, begin(recipe, 1), mask, lr=RATES[:1], processes=processes))
+    return tensors(list(_clones(train(recipe, middle, mask, lr=RATES[1:], processes=processes))))
+
+
+def abandoned(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
+    """A run that rank 0 leaves in its middle, where it alone wants to look; then another."""
+    looks = iter([False, True] if not RANK else [])
+    states = train(recipe, begin(recipe, 2), lr=RATES, due=lambda: next(looks, False), processes=processes)
+    seen = next(states).position.steps
+    if not RANK:
+        states.close()  # type: ignore[attr-defined]
+    else:
+        try:
+            next(states)
+        except Abandoned:
+            seen += 100
+    return {**trained(recipe, processes), "seen": torch.tensor(seen)}
+
+
+def _clones(states: Iterator[State]) -> Iterator[State]:
+    return (state.clone() for state in states)
+
+
+def tensors(states: Sequence[State]) -> dict[str, Tensor]:
+    losses = {f"loss {number}": torch.tensor(state.loss) for number, state in enumerate(states)}
+    return {**states[-1].model, **states[-1].slots, **losses}
+
+
+def other_state(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
+    return tensors(list(train(recipe, begin(recipe, 1 + RANK), lr=RATES, processes=processes)))
+
+
+def refused(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
+    if processes is None:
+        return {}
+    return trained(recipe, processes)
+
+
+Case = tuple[Callable[..., dict[str, Tensor]], Recipe]
+CASES: dict[str, Case] = {
+    "nesterov": (trained, Digits64(**SMALL)),
+    "accumulation": (trained, Digits64(**SMALL, accumulation=3, clip_norm=0.5)),
+    "each batch clipped": (trained, Digits64(**SMALL, accumulation=2, clip_norm=0.5, clip_each=True)),
+    "a parameter that is not used": (trained, Strangers64(**SMALL, what="unused")),
+    "parts of two shapes": (trained, Lengths()),
+    "abandoned": (abandoned, Digits64(**SMALL)),
+    "dropout": (trained, Strangers64(**SMALL, what="dropout")),
+    "dropout in halves": (halves, Strangers64(**SMALL, what="dropout")),
+    "odd batch": (refused, Digits64(**{**SMALL, "batch_size": 25})),
+    "indivisible": (refused, Indivisible()),
+    "other data": (refused, OtherData(**SMALL)),
+    "other state": (other_state, Digits64(**SMALL)),
+    "own buffers": (refused, OwnBuffers(**SMALL)),
+    "diverged on rank 1": (refused, Exploding64(**SMALL)),
+}
+
+
+def outcome(case: str, processes: ProcessGroup | None = None) -> dict[str, Tensor] | str:
+    do, recipe = CASES[case]
+    try:
+        return {name: tensor.clone() for name, tensor in do(recipe, processes).items()}
+    except (InputError, Diverged) as error:
+        return str(error)
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    global RANK
+    RANK = rank
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    torch.save({case: outcome(case, dist.group.WORLD) for case in CASES}, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,87 @@
+"""One network trained by two processes: what one process trains with the whole batch, and what is refused."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import rewound
+from parallel_training import outcome
+from small_fleets import ROUNDING
+
+SUPPORT = Path(__file__).parents[1] / "support"
+PATHS = os.pathsep.join([str(Path(rewound.__file__).parents[1]), str(SUPPORT)])
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without distributed"),
+    pytest.mark.usefixtures("one_thread", "float64"),
+]
+Outcomes = dict[str, dict[str, Tensor] | str]
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Outcomes]:
+    """What each of two processes gets, by case."""
+    folder = tmp_path_factory.mktemp("two")
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SUPPORT / "parallel_training.py"), str(rank), "2", str(folder)], env=environment
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=240) for process in started] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def tensors(outcome: dict[str, Tensor] | str) -> dict[str, Tensor]:
+    assert not isinstance(outcome, str), outcome
+    return outcome
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    "case", ["nesterov", "accumulation", "each batch clipped", "a parameter that is not used", "parts of two shapes"]
+)
+def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_two: list[Outcomes]) -> None:
+    expected = tensors(outcome(case))
+    for found in by_two:
+        assert tensors(found[case]).keys() == expected.keys()
+        for name, tensor in tensors(found[case]).items():
+            assert float((tensor - expected[name]).abs().max()) < ROUNDING, name
+    assert all(torch.equal(a, b) for a, b in zip(*(tensors(found[case]).values() for found in by_two), strict=True))
+
+
+def test_a_run_that_rank_0_leaves_ends_in_all_processes_and_the_next_begins(by_two: list[Outcomes]) -> None:
+    first, second = (tensors(found["abandoned"]) for found in by_two)
+    assert (int(first["seen"]), int(second["seen"])) == (2, 102), "both look where rank 0 does"
+    assert torch.equal(first["dense.weight"], tensors(by_two[0]["nesterov"])["dense.weight"])
+
+
+def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by_two: list[Outcomes]) -> None:
+    whole, halves = tensors(by_two[0]["dropout"]), tensors(by_two[0]["dropout in halves"])
+    assert all(torch.equal(whole[name], tensor) for name, tensor in halves.items() if "loss" not in name)
+    alone = tensors(outcome("dropout"))
+    assert not torch.allclose(alone["0.dense.weight"], whole["0.dense.weight"], atol=1e-6), "one mask for both slices"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("odd batch", "2 processes cannot share batches of 25 equally"),
+        ("indivisible", "declare divisible = True if it is"),
+        ("other data", "process 1 holds another tensor 1 of the first batch than process 0"),
+        ("other state", "process 1 holds another .*weight than process 0; give all processes the same state"),
+        ("own buffers", "process 1 holds another 0.seen than process 0"),
+        ("diverged on rank 1", "the loss became (nan|inf)"),
+    ],
+)
+def test_what_two_processes_cannot_do_is_an_error_in_both(case: str, words: str, by_two: list[Outcomes]) -> None:
+    for found in by_two:
+        text = found[case]
+        assert isinstance(text, str), case
+        assert re.search(words, text), text
