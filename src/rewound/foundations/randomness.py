@@ -38,7 +38,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)  # torch shifts int64 arithmetically; the mask makes it logical
 
 
-def integers(key: int | Tensor, counters: Tensor, high: int) -> Tensor:
+def integers(key: int | Tensor, counters: Tensor, high: int | Tensor) -> Tensor:
     """One integer in [0, high) per counter; the bias of the remainder is below high / 2**63.
 
     >>> integers(7, torch.arange(6), 3).tolist()
