@@ -225,7 +225,7 @@ def check_batches(recipe: CIFAR10, report: Report) -> None:
         theirs = recipe.batches(seed, Position(prunings, first), cpu)
         for step in range(first, first + count):
             images, labels = next(theirs)
-            mine, answers = program.batch(0, orders, torch.tensor(step, device=CUDA), key)
+            mine, answers = program.batch(0, program.data, orders, torch.tensor(step, device=CUDA), key)
             wrong = int((mine.cpu() != images).sum() + (answers.cpu() != labels).sum())
             report(f"batch {step}: values unlike the CPU's", wrong, 0)
 

@@ -19,9 +19,9 @@ def is_same(found: object, expected: object) -> bool:
 
 
 def difference(found: object, expected: object, name: str = "it") -> str:
-    """Where the two differ first, and how; empty if nowhere. The loss of a state is not compared."""
+    """Where the two differ first, and how; empty if nowhere. Loss and waiting of a state are not compared."""
     if isinstance(found, State) and isinstance(expected, State):
-        found, expected = ({**vars(state), "loss": 0} for state in (found, expected))
+        found, expected = ({**vars(state), "loss": 0, "waited": 0} for state in (found, expected))
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
         if (found.dtype, found.shape) != (expected.dtype, expected.shape):
             return f"{name} is {found.dtype} {tuple(found.shape)}, not {expected.dtype} {tuple(expected.shape)}"

@@ -91,7 +91,7 @@ def test_places_see_the_batches_of_the_recipe(recipe: ResidentRecipe) -> None:
     place.start(Run(State(begin(recipe, 4).model, {}, 4, start), None, [Segment(0.1, 15)]))
     for _ in range(15):
         part = place._feed()
-        mine = place.program.batch(part, place.orders[part], place.positions[part], place.keys[part])
+        mine = place.program.batch(part, place.data, place.orders[part], place.positions[part], place.keys[part])
         assert_same(mine, next(batches))
         place.positions[part] += 1
         place._done += 1

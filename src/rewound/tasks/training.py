@@ -20,6 +20,7 @@ from rewound.foundations.errors import Diverged, InputError, check_kind, shown
 from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, total
+from rewound.tasks.feed import seconds_waited
 from rewound.tasks.parallel import Together
 from rewound.tasks.recipe import Position, Recipe, Scores, changed_fields, check_recipe
 
@@ -40,6 +41,8 @@ class State:
     position: Position
     loss: float = math.nan
     """The mean training loss since the previous stop; told, not part of the state."""
+    waited: float = 0.0
+    """Seconds that training has waited for data since the previous stop; told, too."""
 
     def __repr__(self) -> str:
         where = f"prunings {self.position.prunings}, steps {self.position.steps:,}"
@@ -112,6 +115,7 @@ def train(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
     done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
+    waited = seconds_waited()
     with (mask or Mask({})).attached(model, optimizer):
         for rate, steps in lr:
             for group, factor in zip(optimizer.param_groups, recipe.rate_factors, strict=True):
@@ -147,8 +151,8 @@ def train(
                     if done == total(lr):
                         together.prove(_named(view, mask))
                     with together.looked_at():
-                        yield view
-                    since = done
+                        yield replace(view, waited=seconds_waited() - waited)
+                    since, waited = done, seconds_waited()
                     losses.zero_()
 
 

@@ -4,8 +4,9 @@
     loss     weights, buffers, batch -> loss         the backward pass is compiled with it
     update   gradients -> new weights and slots      the recipe's optimizer (`updates`)
 
-Any recipe whose data stays on the device (`ResidentRecipe`) has such a step, with one of torch's own optimizers. Draws
-inside the loss, such as dropout, come from a generator that is seeded for each step (law 1).
+Any `ResidentRecipe` has such a step, with one of torch's own optimizers. Draws inside the loss, such as dropout, come
+from a generator that is seeded for each step (law 1). Where data is streamed, a step reads memory into which the
+examples of that step are put (`place`).
 """
 
 import gc
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewound.tasks.feed import streamed
 from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.tasks.recipe import Batch, Recipe
 from rewound.tasks.recipes.resident import ResidentRecipe
@@ -55,7 +57,9 @@ def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
     """One loss of two examples."""
     model = recipe.model(0).to(device).train()
     buffers, first = dict(model.named_buffers()), torch.arange(2, device=device)
-    batch = recipe.assembled(recipe.resident(device), 0, first, 0, first)
+    source = recipe.source(device)
+    data = recipe.resident(device) if source is None else next(streamed(source, [first.cpu()], device))
+    batch = recipe.assembled(data, 0, first, 0, first)
     gpus = [device] if device.type == "cuda" else []
     # What a recipe compiles itself is not compiled for two examples.
     with torch.random.fork_rng(gpus), torch.compiler.set_stance("force_eager") if gpus else nullcontext():
@@ -93,11 +97,15 @@ class _Objective(nn.Module):
 
 
 class Program:
-    """What all runs of a recipe on a device share: the data, the names of its tensors, the compiled functions."""
+    """What all runs of a recipe on a device share: the data, the names of its tensors, the compiled functions.
+
+    The data is None where it is streamed: each place then has memory for the examples of a step.
+    """
 
     def __init__(self, recipe: ResidentRecipe, device: torch.device, backend: str | None) -> None:
         self.recipe, self.device = recipe, device
-        self.data, self.parts = recipe.resident(device), recipe.parts
+        self.source, self.parts = recipe.source(device), recipe.parts
+        self.data = recipe.resident(device) if self.source is None else None
         self.offsets = [torch.arange(part.batch_size, device=device) for part in self.parts]
         template = self.model()
         # Batch normalisation counts its batches one kernel per layer; the count is not read, so `Place` counts.
@@ -116,7 +124,7 @@ class Program:
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm
         flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters) and not recipe.clip_each
         self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
-        self.batch: Callable[[int, Tensor, Tensor, Tensor], Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
+        self.batch: Callable[..., Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
         self.loss: Callable[..., Tensor] = compiled(self._loss) if recipe.compiles else self._loss  # type: ignore[assignment, arg-type]
 
     def model(self) -> nn.Module:
@@ -137,10 +145,9 @@ class Program:
             reached=self.trial.reached,
         )
 
-    def _batch(self, part: int, orders: Tensor, position: Tensor, key: Tensor) -> Batch:
-        examples, size = self.parts[part]
-        counters = position * size + self.offsets[part]
-        batch = self.recipe.assembled(self.data, part, orders[counters % (2 * examples)], key, counters)
+    def _batch(self, part: int, data: Sequence[Tensor], orders: Tensor, position: Tensor, key: Tensor) -> Batch:
+        counters = position * self.parts[part].batch_size + self.offsets[part]
+        batch = self.recipe.assembled(data, part, orders[counters % len(orders)], key, counters)
         return tuple(_channels_last(tensor) for tensor in batch)
 
     def _loss(self, weights: Sequence[Tensor], buffers: Sequence[Tensor], *batch: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ class Fleet:
         self.captures = self.device.type == "cuda" and not plain and capturable(recipe, self.device)
         if self.captures and self.device.index is not None:
             torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
-        self.capacity = capacity if capacity is not None else CAPACITY if self.captures else 1
+        # Each run with streamed data would decode its own, and one keeps all cores busy.
+        streams = isinstance(recipe, ResidentRecipe) and self.captures and recipe.source(self.device) is not None
+        self.capacity = capacity if capacity is not None else CAPACITY if self.captures and not streams else 1
         if self.capacity < 1:
             raise InputError(f"a fleet has room for at least 1 run, not {self.capacity}")
         self._made, self._footprint = 0, 0

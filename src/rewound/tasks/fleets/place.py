@@ -4,15 +4,19 @@ A place holds the tensors of one run at a time, at fixed addresses, and the grap
 from step to step (learning rate, data position, keys, the order of the epoch) lives in device memory, so that one graph
 serves every run that ever takes the place, and the host only replays it. `Place.step` is plain tensor code: on the CPU,
 where nothing is captured, it is the same step.
+
+Streamed data (`feed`) is no different: a place then has memory for the examples of one step, and before each step they
+are put there.
 """
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 
 import torch
 from torch import Tensor
@@ -21,10 +25,12 @@ from rewound.foundations.errors import Diverged
 from rewound.foundations.randomness import fold, own_draws
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, total
+from rewound.tasks.feed import Feed, Source, seconds_waited
 from rewound.tasks.fleets.captured import Program, counts, kernels, quiet_compilation
 from rewound.tasks.recipe import Position, Recipe, Scores
 from rewound.tasks.training import State, never, scored
 
+_ROUND = 3 << 24  # bytes, of whole pixels: the largest step of the next run is mostly a little larger or smaller
 _LEAD = 32  # how many steps the host runs ahead: work for a pause of 0.1 s in a fleet, in bounded memory
 
 
@@ -64,14 +70,18 @@ class Place:
         self.positions, self.keys = (torch.zeros(len(parts), dtype=torch.int64, device=device) for _ in range(2))
         # The orders of an even and an odd epoch: data position n is entry n % 2N, also where a batch straddles two.
         self.orders = [torch.zeros(2 * part.examples, dtype=torch.int64, device=device) for part in parts]
+        self.data: Sequence[Tensor] | None = program.data
+        self.feed: Feed | None = None
+        if program.source is not None:  # of a step, n is example n % N of those that are put there
+            self.orders = [torch.arange(part.batch_size * program.recipe.accumulation, device=device) for part in parts]
         self.stop_losses = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.draws = torch.Generator(device) if program.trial.draws else None
         self._ahead: deque[torch.cuda.Event] = deque()
         self._arrival: torch.cuda.Event | None = None
-        self._replays: list[Callable[[], None]] = [partial(self.step, part) for part in range(len(parts))]
-        if self.stream is not None:
-            self._capture(self.stream)
+        self._replays: list[Callable[[], None]] = []
+        if self.data is not None:
+            self._capture()
 
     def step(self, part: int) -> None:
         """One training step, in device memory alone."""
@@ -83,7 +93,7 @@ class Place:
         sums: list[Tensor | None] = []
         for number in range(accumulation):
             position = self.positions[part] + number if number else self.positions[part]
-            batch = program.batch(part, self.orders[part], position, self.keys[part])
+            batch = program.batch(part, self.data, self.orders[part], position, self.keys[part])
             loss = program.loss(leaves, self.buffers, *batch)
             found = iter(torch.autograd.grad(loss, list(compress(leaves, reached))))
             with torch.no_grad():
@@ -95,8 +105,11 @@ class Place:
             self.batches_seen += accumulation
             self.positions[part] += accumulation
 
-    def _capture(self, stream: torch.cuda.Stream) -> None:
+    def _capture(self) -> None:
         """A graph of the step for each part of the data; they share memory, since they never run at once."""
+        self._replays = [partial(self.step, part) for part in range(len(self.program.parts))]
+        if (stream := self.stream) is None:
+            return
         graphs: list[torch.cuda.CUDAGraph] = []
         with kernels(search=True), quiet_compilation(), self._drawing():
             for step in self._replays:
@@ -146,6 +159,11 @@ class Place:
         self._epochs = [[-1, -1] for _ in self.program.parts]
         self._ahead.clear()
         self._at_stop, self._arrival = False, None
+        self._waited = 0.0
+        self._waits_since: float | None = None  # with nothing else to do
+        self._has_first = False  # the examples of the first step are in place
+        if self.program.source is not None:
+            self._begin_feed(self.program.source, total(run.lr))
         self.resume()  # the state may just have been made on the caller's stream
         with torch.cuda.stream(self.stream), torch.no_grad():
             self.model.load_state_dict(dict(state.model))
@@ -158,7 +176,7 @@ class Place:
 
     def launch(self) -> bool:
         """Queue one step, unless the next stop is reached or enough are queued; whether it did."""
-        if self._at_stop or self._is_far_ahead():
+        if self._at_stop or self._is_far_ahead() or not self._has_data():
             return False
         with torch.cuda.stream(self.stream):
             part = self._feed()
@@ -182,14 +200,16 @@ class Place:
 
     def report(self) -> tuple[State | Diverged, bool]:
         """What there is to see at the stop, and whether the run has ended; valid until `resume` or `start`."""
-        mean = self.stop_losses.item() / (self._done - self._since)
-        self._since, self._at_stop, self._arrival = self._done, False, None
+        mean, waited = self.stop_losses.item() / (self._done - self._since), self._waited
+        self._since, self._at_stop, self._arrival, self._waited = self._done, False, None, 0.0
         position = Position(self._prunings, self._first + self._done)
         if self._done == self._stops[0]:
             self._stops.popleft()
+        if self.feed is not None and not (self._stops and math.isfinite(mean)):
+            self.feed.close()
         if not math.isfinite(mean):
             return Diverged(position.steps, mean), True
-        return State(self.model.state_dict(), self.update.slots(), self._seed, position, mean), not self._stops
+        return State(self.model.state_dict(), self.update.slots(), self._seed, position, mean, waited), not self._stops
 
     def resume(self) -> None:
         """Go on only after what the caller has queued on its own stream, e.g. a clone of the view."""
@@ -217,6 +237,46 @@ class Place:
             self.draws.manual_seed(seed)
             self._replays[part]()
 
+    def _begin_feed(self, source: Source, steps: int) -> None:
+        """Begin to decode what a run needs; its first examples are put where steps read them.
+
+        A larger step than any before needs more memory there, and a new graph. It is known beforehand: the order and
+        the sizes of the examples are.
+        """
+        if self.feed is not None:
+            self.feed.close()
+        recipe, device, before = self.program.recipe, self.program.device, seconds_waited()
+        position = Position(self._prunings, self._first * recipe.accumulation)
+        chosen = recipe.chosen(self._seed, position, at_once=recipe.accumulation)
+        self.feed = Feed(source, islice(chosen, steps), device)
+        first = next(self.feed)
+        self._waited += seconds_waited() - before
+        most = recipe.largest(source, self._seed, position, steps, device)
+        if is_larger := self.data is None or len(self.data[0]) < most:
+            room = torch.zeros(-(-most // _ROUND) * _ROUND, dtype=torch.uint8, device=device)
+            self.data = [room, *map(torch.empty_like, first[1:])]
+        self._put(first)
+        self._has_first = True
+        if is_larger:
+            self._capture()
+
+    def _put(self, examples: Sequence[Tensor]) -> None:
+        """Put the examples of a step where it reads them."""
+        assert self.data is not None  # as made when the feed began
+        for there, each in zip(self.data, examples, strict=True):
+            there[: len(each)].copy_(each)
+
+    def _has_data(self) -> bool:
+        """Whether the examples of the next step are decoded; while the device has nothing else to do, it waits."""
+        if self.feed is None or self._has_first or self.feed.is_ready():
+            if self._waits_since is not None:
+                self._waited += time.perf_counter() - self._waits_since
+                self._waits_since = None
+            return True
+        if self._waits_since is None and not self._ahead:
+            self._waits_since = time.perf_counter()
+        return False
+
     def _feed(self) -> int:
         """Put into device memory what the next step needs and has changed; says which part its batch comes from."""
         recipe, device = self.program.recipe, self.program.device
@@ -229,6 +289,11 @@ class Place:
         if self._numbers[part] != number:
             self.positions[part] = number
         self._numbers[part] = number + recipe.accumulation
+        if self.feed is not None:
+            if not self._has_first:
+                self._put(next(self.feed))
+            self._has_first = False
+            return part
         for epoch in recipe.epochs_of(part, number, recipe.accumulation):
             if self._epochs[part][epoch % 2] != epoch:
                 self._epochs[part][epoch % 2] = epoch

@@ -1,20 +1,22 @@
-"""Tasks whose training data fits into the memory of the device: their batches, and what makes a step repeatable.
+"""Tasks whose training data is on the device when a step needs it: their batches, and what makes a step repeatable.
 
 A batch is a pure function of (data, key, counter): `assembled` makes it of the examples that a counter-based order
 chooses (`randomness`). So the stream of batches can be entered anywhere (law 1), and a training step can be captured
-once and replayed (`fleets`).
+once and replayed (`fleets`). Data that does not fit there is brought in time, batch after batch (`feed`).
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice, repeat
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rewound.foundations.randomness import fold, permutation
+from rewound.tasks.feed import Source, streamed
 from rewound.tasks.recipe import Batch, Position, Recipe
 
 
@@ -42,7 +44,7 @@ WHOLE = Share()
 
 @dataclass(frozen=True)
 class ResidentRecipe(Recipe):
-    """A task whose training data stays on the device.
+    """A task whose training data stays on the device, or streams past it.
 
     Most tasks are one part. Data of several shapes, such as sentences by their length, are several: all batches of a
     step come from one of them, and the parts take turns in random order.
@@ -67,6 +69,14 @@ class ResidentRecipe(Recipe):
     def resident(self, device: torch.device) -> Sequence[Tensor]:
         """The training data on the device; asked for once per run, so keep it in a cache."""
 
+    def source(self, device: torch.device) -> Source | None:
+        """Where the training data is decoded from, if it does not stay on the device; None: it does.
+
+        Only data of one part can be streamed. `assembled` is then given the examples of a batch alone, as (bytes of one
+        example after another, *what is beside them).
+        """
+        return None
+
     def assembled(
         self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
     ) -> Batch:
@@ -90,16 +100,45 @@ class ResidentRecipe(Recipe):
         return [part.examples // (part.batch_size * per_step) * per_step for part in self.parts]
 
     def batches(self, seed: int, position: Position, device: torch.device, share: Share = WHOLE) -> Iterator[Batch]:
-        data, prunings = self.resident(device), position.prunings
         offsets = [share.offsets(part.batch_size, device) for part in self.parts]
-        orders: list[dict[int, Tensor]] = [{} for _ in self.parts]  # of the latest epochs, by part
-        for part, number in self.turns(seed, position):
-            epochs = self.epochs_of(part, number, 1)
-            orders[part] = {e: orders[part].get(e, self.order(seed, prunings, e, part, device)) for e in epochs}
+        source = self.source(device)
+        chosen = self.chosen(seed, position, device if source is None else "cpu")
+        own = (batch[share.offsets(len(batch), batch.device)] for batch in chosen)
+        if source is None:
+            examples = zip(repeat(self.resident(device)), own, strict=False)
+        else:  # those of the batch alone
+            all_of_them = torch.arange(len(offsets[0]), device=device)
+            examples = zip(streamed(source, own, device), repeat(all_of_them), strict=False)
+        for (part, number), (data, which) in zip(self.turns(seed, position), examples, strict=False):
             counters = number * self.parts[part].batch_size + offsets[part]
-            order = torch.cat(list(orders[part].values())) if len(epochs) > 1 else orders[part][epochs[0]]
-            chosen = order[counters - epochs[0] * self.parts[part].examples]
-            yield self.assembled(data, part, chosen, self.key(seed, prunings, part), counters)
+            yield self.assembled(data, part, which, self.key(seed, position.prunings, part), counters)
+
+    def chosen(
+        self, seed: int, position: Position, device: torch.device | str = "cpu", at_once: int = 1
+    ) -> Iterator[Tensor]:
+        """From a position on: the examples of the next batches, of so many of one part at once."""
+        orders: list[dict[int, Tensor]] = [{} for _ in self.parts]  # of the latest epochs, by part
+        device = torch.device(device)
+        for part, number in islice(self.turns(seed, position), 0, None, at_once):
+            examples, size = self.parts[part]
+            epochs, known = self.epochs_of(part, number, at_once), orders[part]
+            for epoch in epochs:
+                if epoch not in known:
+                    known[epoch] = self.order(seed, position.prunings, epoch, part, device)
+            for epoch in known.keys() - epochs:
+                del known[epoch]
+            begin = number * size - epochs[0] * examples
+            order = torch.cat([known[epoch] for epoch in epochs]) if len(epochs) > 1 else known[epochs[0]]
+            yield order[begin : begin + at_once * size]
+
+    def largest(self, source: Source, seed: int, position: Position, steps: int, device: torch.device) -> int:
+        """The bytes of the largest of a run's next steps."""
+        sizes, most = source.sizes.to(device), 0
+        per_epoch = min(steps, math.ceil(self.steps_per_epoch))
+        passes = self.chosen(seed, position, device, at_once=per_epoch * self.accumulation)
+        for chosen in islice(passes, -(-steps // per_epoch)):
+            most = max(most, int(sizes[chosen].view(per_epoch, -1).sum(1).max()))
+        return most
 
     def turns(self, seed: int, position: Position) -> Iterator[tuple[int, int]]:
         """From a position on: which part the next batch comes from, and how many of that part came before it."""
