@@ -23,6 +23,7 @@ from rewound.reports.live import HOST, PORT
 from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.backend import Place, as_place
+from rewound.tasks.datasets import DATA_SETS
 from rewound.tasks.hyperparameters import fields_in
 
 app = typer.Typer(
@@ -474,13 +475,16 @@ def export_command(
 
 @app.command("data", epilog="Example: rewound data cifar10 --from cifar-10-python.tar.gz")
 def data_command(
-    name: Annotated[str, typer.Argument(help="a data set: cifar10, wmt16, ende or multi30k")],
+    name: Annotated[str, typer.Argument(help=f"a data set: {', '.join(DATA_SETS)}")],
     source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
+    per_class: Annotated[
+        int | None, typer.Option(help="images of each class of ImageNet and its kin: a subset, to try things out")
+    ] = None,
 ) -> None:
     """Prepare a data set in the cache from a copy at hand."""
     from rewound.tasks.datasets import prepare
 
-    prepare(name, source, say)
+    prepare(name, source, say, per_class)
 
 
 @app.command("pack", epilog="Example: rewound pack cifar10-resnet20-algorithm1 --out run.pack --split-mb 16")

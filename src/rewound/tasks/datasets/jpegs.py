@@ -1,0 +1,186 @@
+"""JPEG files and their pixels: the decoders that there are, and what a file must be before it is packed.
+
+Decoders differ in speed, and may differ in how they round: record `decoder_version` with what was trained on their
+pixels. `decoders` names the fastest first.
+"""
+
+import importlib
+import io
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rewound.foundations.errors import InputError
+from rewound.foundations.names import unknown
+
+Data = bytes | memoryview
+Pixels = npt.NDArray[np.uint8]  # (height, width, 3), RGB
+Decoder = Callable[[Data, Pixels], None]
+
+INSTALL: Final = "`pip install 'rewound[imagenet]'`"
+_MOST_PIXELS = 2**27  # of a picture; no file of ImageNet comes near, and a damaged header may say anything
+
+
+class Unreadable(ValueError):
+    """A file that is no whole picture."""
+
+
+class Checked(NamedTuple):
+    """A JPEG file in grey or colours that decodes without an error, and how it differs from what was given."""
+
+    jpeg: bytes
+    height: int
+    width: int
+    grey: bool
+    change: str | None
+
+
+def decoders() -> tuple[str, ...]:
+    """The decoders that are installed, the fastest first."""
+    return tuple(name for name in _DECODERS if _installed(name))
+
+
+def check_decoder(name: str | None) -> str:
+    """The decoder of that name if it is installed; the fastest that is, if none is named.
+
+    >>> check_decoder("jpeg2000")
+    Traceback (most recent call last):
+    rewound.foundations.errors.InputError: unknown decoder 'jpeg2000' (known: pillow, simplejpeg, torchvision)
+    """
+    if name is not None and name not in _DECODERS:
+        raise InputError(unknown("decoder", name, _DECODERS))
+    there = decoders()
+    if not there or (name is not None and name not in there):
+        raise InputError(f"{f'the decoder {name}' if name else 'a decoder of JPEG files'} is not installed: {INSTALL}")
+    return name or there[0]
+
+
+def decoder_version(name: str) -> str:
+    """The decoder with the versions that decide its pixels, as it is recorded with results.
+
+    >>> decoder_version("pillow").split()[0]
+    'pillow'
+    """
+    library = ""
+    if name == "pillow":
+        features = _module("PIL.features")
+        turbo = features.version("libjpeg_turbo")
+        library = f" libjpeg-turbo {turbo}" if turbo else f" libjpeg {features.version('jpg')}"
+    return f"{name} {version(name)}{library}"
+
+
+@cache
+def decoder(name: str) -> Decoder:
+    """The function that writes the pixels of a JPEG file into an array of its height and width."""
+    return _DECODERS[check_decoder(name)]()
+
+
+def checked(data: bytes) -> Checked:
+    """The file as it is if all decoders give the same picture of it, else made anew as a JPEG of quality 100.
+
+    Made anew, as in the authors' scripts: CMYK, which decoders turn into RGB in different ways; PNG and other formats
+    under the name of a JPEG; files with errors that decoders pass over.
+    """
+    simplejpeg = _module("simplejpeg")
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours in ("Gray", "YCbCr", "RGB"):
+            _check_size(height, width)
+            simplejpeg.decode_jpeg(data, "RGB", strict=True)
+            return Checked(data, height, width, colours == "Gray", None)
+    except Unreadable:
+        raise
+    except ValueError:
+        pass
+    return _made_anew(data)
+
+
+def check_installed() -> None:
+    """An error if a package is missing that `checked` needs."""
+    for module in ("simplejpeg", "PIL.Image"):
+        _module(module)
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > _MOST_PIXELS:
+        raise Unreadable(f"it says that it has {width} x {height} pixels")
+
+
+def _made_anew(data: bytes) -> Checked:
+    image_module = _module("PIL.Image")
+    try:
+        with image_module.open(io.BytesIO(data), formats=["JPEG", "PNG", "GIF", "BMP", "WEBP"]) as image:
+            _check_size(image.height, image.width)
+            image.load()
+            change = _change(image)
+            file = io.BytesIO()
+            image.convert("RGB").save(file, "JPEG", quality=100, subsampling=0)
+            return Checked(file.getvalue(), image.height, image.width, False, change)
+    except Unreadable:
+        raise
+    except Exception as error:  # Pillow raises a dozen types for damaged input
+        reason = "it is no picture" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+        raise Unreadable(reason) from error
+
+
+def _change(image: Any) -> str:
+    if image.format not in ("JPEG", "MPO"):
+        return f"stored as {image.format}"
+    return "in CMYK" if image.mode == "CMYK" else "with errors that decoders pass over"
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = "pillow" if name.startswith("PIL") else name
+        raise InputError(f"pictures need {package}, which is not installed: {INSTALL}") from error
+
+
+def _installed(name: str) -> bool:
+    try:
+        _DECODERS[name]()
+    except (InputError, RuntimeError, OSError):  # torchvision for another torch fails when it is imported
+        return False
+    return True
+
+
+def _simplejpeg() -> Decoder:
+    decode = _module("simplejpeg").decode_jpeg
+
+    def into(data: Data, pixels: Pixels) -> None:
+        decode(data, "RGB", buffer=pixels, strict=True)
+
+    return into
+
+
+def _torchvision() -> Decoder:
+    io, torch = _module("torchvision.io"), _module("torch")
+
+    def into(data: Data, pixels: Pixels) -> None:
+        file = torch.from_numpy(np.frombuffer(data, np.uint8).copy())  # it takes no tensor that must not be written to
+        pixels[:] = io.decode_jpeg(file, io.ImageReadMode.RGB).permute(1, 2, 0).numpy()
+
+    return into
+
+
+def _pillow() -> Decoder:
+    image_module = _module("PIL.Image")
+
+    def into(data: Data, pixels: Pixels) -> None:
+        with image_module.open(io.BytesIO(data), formats=["JPEG"]) as image:
+            pixels[:] = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+    return into
+
+
+_DECODERS: Final[Mapping[str, Callable[[], Decoder]]] = {
+    "simplejpeg": _simplejpeg,
+    "torchvision": _torchvision,
+    "pillow": _pillow,
+}

@@ -1,0 +1,296 @@
+"""Data sets of JPEG files in the cache: packed one after another into a few large files, which are memory-mapped.
+
+prepare: a copy of the data set -> every file decodes, and there are as many as there must be -> the folder NAME
+load:    NAME/index.safetensors, whose checksum holds, and the large files beside it -> PackedImages
+decoded: indices -> files, whose checksums hold -> Pictures, by threads
+
+| name         | train     | held out | classes | smallest class: train, held out |
+|--------------|-----------|----------|---------|---------------------------------|
+| imagenet     | 1,281,167 | 50,000   | 1,000   | 732, 50                         |
+| tinyimagenet | 100,000   | 10,000   | 200     | 500, 50                         |
+| imagenette   | 9,469     | 3,925    | 10      | 858, 357                        |
+
+Labels number the classes in the order of their synset ids. The files of a part lie in the order of the sha256 of their
+contents: it is as good as random, so that a pack which is read from its beginning to its end mixes the classes, and it
+is the same whatever the pack was made from. A subset of N images of each class, to try things out, is a data set of its
+own, in the folder NAME-N-per-class.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rewound.foundations.errors import InputError, as_whole
+from rewound.foundations.names import unknown
+from rewound.foundations.wholefiles import default_cache
+from rewound.tasks.datasets.jpegs import decoder as decoder_of
+from rewound.tasks.datasets.prepared import Damaged, read
+
+VERSION: Final = 1
+INDEX: Final = "index.safetensors"
+PARTS: Final = ("train", "held-out")
+_AT_ONCE = 16  # pictures that a thread decodes before it asks for more
+
+
+class Size(NamedTuple):
+    """How many images a data set has."""
+
+    train: int
+    held_out: int
+    classes: int
+    smallest: tuple[int, int]
+    """The images of the smallest class, to train on and held out."""
+
+
+SIZES: Final = {
+    "imagenet": Size(1_281_167, 50_000, 1_000, (732, 50)),
+    "tinyimagenet": Size(100_000, 10_000, 200, (500, 50)),
+    "imagenette": Size(9_469, 3_925, 10, (858, 357)),
+}
+REMEDIES: Final = {
+    "imagenet": "get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from "
+    "image-net.org into one folder (or the parquet files of Hugging Face's ILSVRC/imagenet-1k)",
+    "tinyimagenet": "get tiny-imagenet-200.zip from cs231n.stanford.edu",
+    "imagenette": "get imagenette2-320.tgz (or another size) from github.com/fastai/imagenette",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """JPEG files with their labels, int64 (n,), and their (height, width) when decoded, int32 (n, 2)."""
+
+    labels: Tensor
+    sizes: Tensor
+    files: tuple["PackedFile", ...]
+    places: npt.NDArray[np.int64]
+    """Of each JPEG file: which of `files` it is in, where it begins and ends there, and its crc32."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def jpeg(self, index: int) -> memoryview:
+        """The bytes of a JPEG file, not copied; they are those that were packed, or it is an error."""
+        number, start, end, checksum = map(int, self.places[index])
+        data = self.files[number].content[start:end]
+        if zlib.crc32(data) != checksum:
+            path = self.files[number].path
+            raise Damaged(
+                f"{path} is damaged (the checksum of its bytes {start} to {end} does not hold): prepare it anew"
+            )
+        return data
+
+    @cached_property
+    def pixels(self) -> int:
+        """The bytes that all of it has when decoded."""
+        return int(_pixels(self.sizes).sum())
+
+
+class PackedFile(NamedTuple):
+    """One of the large files, mapped into memory."""
+
+    path: Path
+    content: memoryview
+
+
+@dataclass(frozen=True, eq=False)
+class PackedImages:
+    """A prepared data set; those with the same digest have the same images in the same order."""
+
+    classes: tuple[str, ...]
+    train: Part
+    held_out: Part
+    digest: str
+
+
+class Pictures(NamedTuple):
+    """Decoded images, one after another: the bytes of each are height x width x 3, in RGB, from its start on."""
+
+    pixels: Tensor
+    starts: Tensor
+    heights: Tensor
+    widths: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "Pictures":
+        """The same on another device."""
+        return Pictures(*(tensor.to(device) for tensor in self))
+
+
+def size(name: str, per_class: int | None = None) -> Size:
+    """How many images a data set has, or its subset of so many images of each class; known without the data.
+
+    If a class has fewer held-out images than that, the subset has all held-out images.
+
+    >>> size("imagenette").train, size("imagenette", 5)[:3]
+    (9469, (50, 50, 10))
+    >>> size("tinyimagenet", 600)
+    Traceback (most recent call last):
+    rewound.foundations.errors.InputError: a subset of tinyimagenet has 1 to 500 images of each class, not 600
+    """
+    whole = _known(name)
+    if per_class is None:
+        return whole
+    if not 1 <= as_whole("per-class", per_class) <= whole.smallest[0]:
+        raise InputError(f"a subset of {name} has 1 to {whole.smallest[0]} images of each class, not {per_class}")
+    held_out = whole.classes * per_class if per_class <= whole.smallest[1] else whole.held_out
+    return Size(whole.classes * per_class, held_out, whole.classes, (per_class, min(per_class, whole.smallest[1])))
+
+
+def load(name: str, cache: Path | None = None, per_class: int | None = None) -> PackedImages:
+    """The prepared data set, or the subset of it that was prepared with the same `per_class`.
+
+    Only the index is read here. What is damaged in a large file is found when it is read.
+
+    >>> load("imagenette", Path("no-cache"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rewound.foundations.errors.InputError: no imagenette in no-cache: get imagenette2-320.tgz ...
+    """
+    cache = cache or default_cache()
+    return loaded(name, cache, per_class, size(name, per_class))
+
+
+def check(name: str, cache: Path | None = None, per_class: int | None = None) -> None:
+    """An error, the one of `load`, if it was not prepared; what is there is not read."""
+    cache = cache or default_cache()
+    size(name, per_class)
+    if not (folder(name, cache, per_class) / INDEX).exists():
+        raise missing(name, cache, per_class)
+
+
+def decoded(
+    part: Part,
+    indices: Tensor | Sequence[int],
+    decoder: str,
+    *,
+    threads: Executor | int = 1,
+    into: Tensor | None = None,
+) -> Pictures:
+    """The pictures of a part with these indices, decoded by threads: so many, or those of an executor.
+
+    `decoder` is one of `decoders()`. `into` is memory for the pixels, as much as needed or more; without it there is
+    memory of its own.
+    """
+    if isinstance(threads, int):
+        with ThreadPoolExecutor(threads) as executor:
+            return decoded(part, indices, decoder, threads=executor, into=into)
+    chosen = torch.as_tensor(indices, dtype=torch.int64)
+    sizes = part.sizes[chosen]
+    lengths = _pixels(sizes)
+    ends = lengths.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    pixels = torch.empty(total, dtype=torch.uint8) if into is None else into[:total]
+    if len(pixels) < total:
+        raise InputError(f"{len(pixels):,} bytes are too few for {len(chosen)} pictures, which have {total:,}")
+    work = list(zip(chosen.tolist(), (ends - lengths).tolist(), sizes.tolist(), strict=True))
+    decode, target = decoder_of(decoder), pixels.numpy()
+
+    def decode_some(some: Iterable[tuple[int, int, list[int]]]) -> None:
+        for index, start, (height, width) in some:
+            decode(part.jpeg(index), target[start : start + 3 * height * width].reshape(height, width, 3))
+
+    for _ in threads.map(decode_some, [work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)]):
+        pass
+    return Pictures(pixels, ends - lengths, sizes[:, 0], sizes[:, 1], part.labels[chosen])
+
+
+def folder(name: str, cache: Path, per_class: int | None = None) -> Path:
+    """Where a data set is, or its subset."""
+    return cache / (name if per_class is None else f"{name}-{per_class}-per-class")
+
+
+def missing(name: str, cache: Path, per_class: int | None = None) -> InputError:
+    """What to do about a data set that was not prepared."""
+    option = "" if per_class is None else f" --per-class {per_class}"
+    there = [int(path.name.split("-")[1]) for path in sorted(cache.glob(f"{name}-*-per-class")) if path.is_dir()]
+    other = [f"the whole of {name} is"] if per_class is not None and folder(name, cache).is_dir() else []
+    other += [f"its subset of {number} per class is" for number in there]
+    return InputError(
+        f"no {folder(name, Path(), per_class)} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
+        f"then run `rewound data {name} --from FILE-OR-FOLDER{option}`"
+    )
+
+
+def _known(name: str) -> Size:
+    if name not in SIZES:
+        raise InputError(unknown("data set of images", name, SIZES))
+    return SIZES[name]
+
+
+def _pixels(sizes: Tensor) -> Tensor:
+    return 3 * sizes[:, 0].long() * sizes[:, 1].long()
+
+
+def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> PackedImages:
+    """`load` for a data set of any size."""
+    where = folder(name, cache, per_class)
+    remedy = f"run `rewound data {name}` with --from"
+    tensors = read(where / INDEX, remedy)
+    if tensors is None:
+        raise missing(name, cache, per_class)
+    about = description(tensors, where)
+    if about["version"] != VERSION:
+        raise InputError(
+            f"{where} was packed in version {about['version']} of the format, and this rewound reads version "
+            f"{VERSION}: remove it and {remedy} to make it anew"
+        )
+    train, held_out = (_part(part, tensors, about, where, remedy) for part in PARTS)
+    found = (about["name"], about["per_class"], len(train), len(held_out), len(about["classes"]))
+    if found != (name, per_class, *expected[:3]):
+        raise InputError(
+            f"{where} has {found[2]:,} + {found[3]:,} images of {found[0]} in {found[4]:,} classes instead of "
+            f"{expected.train:,} + {expected.held_out:,} of {name} in {expected.classes:,}: remove it and {remedy}"
+        )
+    return PackedImages(tuple(about["classes"]), train, held_out, about["digest"])
+
+
+def description(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
+    """What an index says of its pack."""
+    if "about" not in tensors:
+        raise Damaged(f"{where / INDEX} is not the index of packed images: remove {where} and prepare it anew")
+    about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes())
+    return about
+
+
+def _part(part: str, tensors: dict[str, Tensor], about: dict[str, Any], where: Path, remedy: str) -> Part:
+    labels, sizes, lengths, checksums = (tensors[f"{part}/{name}"] for name in ("labels", "sizes", "lengths", "crc32"))
+    places, files = [], []
+    for number, some in enumerate(torch.split(lengths.long(), about["images"][part])):
+        ends = some.cumsum(0)
+        places.append(torch.stack([torch.full_like(ends, number), ends - some, ends], 1))
+        files.append(_mapped(where / file_name(part, number), int(some.sum()), remedy))
+    return Part(labels.long(), sizes, tuple(files), torch.cat([torch.cat(places), checksums[:, None]], 1).numpy())
+
+
+def file_name(part: str, number: int) -> str:
+    """One of the large files."""
+    return f"{part}-{number:03}.safetensors"
+
+
+def _mapped(path: Path, length: int, remedy: str) -> PackedFile:
+    try:
+        with safe_open(path, framework="np") as file:
+            shape = file.get_slice("files").get_shape()
+        with path.open("rb") as raw:
+            header = int.from_bytes(raw.read(8), "little")
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} is damaged ({error}): {remedy} to make it anew") from error
+    if shape != [length]:
+        raise Damaged(
+            f"{path} is damaged (it has {math.prod(shape)} bytes instead of {length}): {remedy} to make it anew"
+        )
+    if not length:  # nothing can be mapped
+        return PackedFile(path, memoryview(b""))
+    content: Any = np.memmap(path, np.uint8, "r", offset=8 + header)  # whose types do not say that it is a buffer
+    return PackedFile(path, memoryview(content))

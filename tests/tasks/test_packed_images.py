@@ -1,0 +1,299 @@
+"""Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it.
+
+Real copies: REWOUND_IMAGENETTE=FOLDER-OR-ARCHIVE and REWOUND_TINYIMAGENET are prepared and counted.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import rewound
+from rewound.foundations.errors import InputError
+from rewound.tasks.datasets import jpegs, packed_images, packing_images, prepare
+from rewound.tasks.datasets.packed_images import Part, decoded, load
+from small_copies import CLASSES, encoded, folders, images_by_class, picture, small_sizes, written
+
+OURS = jpegs.decoders()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_images, "SIZES", small_sizes())
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("copy"), folders())
+
+
+@pytest.fixture
+def packed(copy: Path, tmp_path: Path) -> Path:
+    """A cache with the small imagenette in it."""
+    packing_images.prepare("imagenette", copy, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def packed_jpegs(part: Part) -> list[tuple[int, bytes]]:
+    return [(int(label), bytes(part.jpeg(index))) for index, label in enumerate(part.labels)]
+
+
+def test_every_file_is_packed_as_it_is_with_its_label(packed: Path) -> None:
+    images = load("imagenette", packed)
+    assert images.classes == CLASSES
+    for part, name in ((images.train, "train"), (images.held_out, "val")):
+        expected = [
+            (CLASSES.index(c), jpeg) for (p, c), jpegs in images_by_class().items() if p == name for jpeg in jpegs
+        ]
+        assert sorted(packed_jpegs(part)) == sorted(expected)
+
+
+def test_the_order_mixes_the_classes_and_does_not_depend_on_how_the_pack_was_written(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = {path.replace("train_", f"{9 - int(path[-6])}_"): jpeg for path, jpeg in folders().items()}
+    monkeypatch.setattr(packing_images, "_LARGE", 500_000)  # several large files, some of them perhaps empty
+    packing_images.prepare("imagenette", written(tmp_path / "other", renamed), tmp_path / "several")
+    one, several = load("imagenette", packed), load("imagenette", tmp_path / "several")
+    assert len(one.train.files) == 1
+    assert len(several.train.files) == 3
+    assert packed_jpegs(one.train) == packed_jpegs(several.train)
+    assert packed_jpegs(one.held_out) == packed_jpegs(several.held_out)
+    assert one.digest == several.digest
+    labels = one.train.labels.tolist()
+    assert labels != sorted(labels)
+
+
+@pytest.mark.parametrize("decoder", OURS)
+def test_decoded_pictures_are_those_of_the_files(packed: Path, decoder: str) -> None:
+    part = load("imagenette", packed).train
+    pictures = decoded(part, [3, 0, 3, 11], decoder, threads=2)
+    for number, index in enumerate([3, 0, 3, 11]):
+        with Image.open(BytesIO(part.jpeg(index))) as image:
+            expected = np.asarray(image.convert("RGB"))
+        height, width, start = (int(t[number]) for t in (pictures.heights, pictures.widths, pictures.starts))
+        pixels = pictures.pixels[start : start + 3 * height * width].reshape(height, width, 3)
+        assert np.abs(pixels.numpy().astype(int) - expected).max() <= 2  # libraries may round otherwise
+        assert pictures.labels[number] == part.labels[index]
+
+
+def test_pixels_go_where_they_are_wanted_and_do_not_depend_on_threads(packed: Path) -> None:
+    part = load("imagenette", packed).train
+    memory = torch.full((part.pixels + 5,), 7, dtype=torch.uint8)
+    everything = torch.arange(len(part))
+    with ThreadPoolExecutor(3) as threads:
+        pictures = decoded(part, everything, OURS[0], threads=threads, into=memory)
+    assert pictures.pixels.data_ptr() == memory.data_ptr()
+    assert len(pictures.pixels) == part.pixels
+    assert memory[part.pixels :].tolist() == [7] * 5
+    again = decoded(part, everything, OURS[0])
+    assert all(torch.equal(a, b) for a, b in zip(pictures, again, strict=True))
+    with pytest.raises(InputError, match="are too few for 12 pictures"):
+        decoded(part, everything, OURS[0], into=memory[:10])
+    assert len(decoded(part, [], OURS[0]).labels) == 0
+
+
+def test_a_decoder_is_recorded_with_its_version() -> None:
+    assert "pillow" in OURS
+    for name in OURS:
+        assert jpegs.decoder_version(name).startswith(f"{name} ")
+    assert "libjpeg" in jpegs.decoder_version("pillow")
+    assert jpegs.check_decoder(None) == OURS[0]
+    with pytest.raises(InputError, match="unknown decoder 'pilow'; did you mean 'pillow'"):
+        decoded(Part(torch.empty(0), torch.empty(0, 2), (), np.empty((0, 4), np.int64)), [], "pilow")
+
+
+def test_an_absent_decoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert "simplejpeg" not in jpegs.decoders()
+    with pytest.raises(InputError, match="the decoder simplejpeg is not installed: `pip install 'rewound"):
+        jpegs.check_decoder("simplejpeg")
+
+
+# Subsets
+
+
+def test_a_subset_is_another_data_set(copy: Path, tmp_path: Path) -> None:
+    packing_images.prepare("imagenette", copy, tmp_path, per_class=1)
+    subset = load("imagenette", tmp_path, per_class=1)
+    assert sorted(subset.train.labels.tolist()) == sorted(subset.held_out.labels.tolist()) == [0, 1, 2]
+    assert "a subset: 1 images of each class" in packing_images.summary("imagenette", tmp_path, 1)
+    for ask in (load, packed_images.check):
+        with pytest.raises(InputError, match=r"no imagenette in .* \(but its subset of 1 per class is\)"):
+            ask("imagenette", tmp_path)
+        with pytest.raises(InputError, match=r"no imagenette-2-per-class in .* --per-class 2`"):
+            ask("imagenette", tmp_path, per_class=2)
+    packed_images.check("imagenette", tmp_path, per_class=1)
+
+
+def test_a_subset_that_is_renamed_is_not_the_whole(copy: Path, tmp_path: Path) -> None:
+    packing_images.prepare("imagenette", copy, tmp_path, per_class=1).rename(tmp_path / "imagenette")
+    with pytest.raises(InputError, match=r"has 3 \+ 3 images of imagenette in 3 classes instead of 12 \+ 6"):
+        load("imagenette", tmp_path)
+
+
+def test_the_size_of_a_subset_is_known_without_it(copy: Path, tmp_path: Path) -> None:
+    assert packed_images.size("imagenette", 3) == (9, 6, 3, (3, 2))  # all held-out images: a class has only 2
+    packing_images.prepare("imagenette", copy, tmp_path, per_class=3)
+    assert len(load("imagenette", tmp_path, per_class=3).held_out) == 6
+    for wrong in (0, 5):
+        with pytest.raises(InputError, match=f"has 1 to 4 images of each class, not {wrong}"):
+            packing_images.prepare("imagenette", copy, tmp_path, per_class=wrong)
+
+
+# Damage, and packs of another kind
+
+
+def test_a_damaged_shard_is_found_when_it_is_read_and_made_anew(packed: Path, copy: Path) -> None:
+    part = load("imagenette", packed).train
+    before, file = packed_jpegs(part), part.files[0].path
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    damaged = load("imagenette", packed).train
+    with pytest.raises(InputError, match=r"train-000.safetensors is damaged \(the checksum of its bytes"):
+        decoded(damaged, torch.arange(12), OURS[0], threads=2)
+    with pytest.raises(InputError, match="is damaged"):
+        packing_images.prepare("imagenette", None, packed)
+    lines: list[str] = []
+    packing_images.prepare("imagenette", copy, packed, say=lines.append)
+    assert "it is made anew" in lines[0]
+    assert packed_jpegs(load("imagenette", packed).train) == before
+    assert [path.name for path in packed.iterdir()] == ["imagenette"]
+
+
+def test_a_truncated_or_missing_shard_is_one_sentence(packed: Path) -> None:
+    file = packed / "imagenette" / "train-000.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match=r"train-000.safetensors is damaged .* run `rewound data imagenette`"):
+        load("imagenette", packed)
+    save_file({"files": torch.zeros(3, dtype=torch.uint8)}, file)
+    with pytest.raises(InputError, match=r"it has 3 bytes instead of \d+"):
+        load("imagenette", packed)
+    file.unlink()
+    with pytest.raises(InputError, match=r"train-000.safetensors is damaged"):
+        load("imagenette", packed)
+
+
+def test_a_damaged_index_is_one_sentence(packed: Path) -> None:
+    index = packed / "imagenette" / "index.safetensors"
+    content = bytearray(index.read_bytes())
+    content[-1] ^= 1
+    index.write_bytes(content)
+    with pytest.raises(InputError, match=r"index.safetensors is damaged \(its checksum does not hold\)"):
+        load("imagenette", packed)
+
+
+def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_images, "VERSION", 2)
+    with pytest.raises(InputError, match=r"was packed in version 1 of the format, and this rewound reads version 2"):
+        load("imagenette", packed)
+
+
+def test_preparing_again_reads_nothing(packed: Path) -> None:
+    lines: list[str] = []
+    packing_images.prepare("imagenette", Path("elsewhere"), packed, say=lines.append)
+    assert "is there already, and elsewhere was not read" in lines[0]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from small_copies import small_sizes
+from rewound.tasks.datasets import packed_images, packing_images
+packed_images.SIZES = small_sizes()
+packing_images._check_counts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+packing_images.prepare("imagenette", Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_killed_preparation_leaves_nothing_that_is_taken_for_a_pack(copy: Path, tmp_path: Path) -> None:
+    support = str(Path(__file__).parents[1] / "support")
+    path = os.pathsep.join([support, str(Path(rewound.__file__).parents[1])])
+    subprocess.run([sys.executable, "-c", KILLED, copy, tmp_path], env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert len(left := list(tmp_path.iterdir())) == 1
+    with pytest.raises(InputError, match="no imagenette in"):
+        load("imagenette", tmp_path)
+    packing_images.prepare("imagenette", copy, tmp_path)
+    assert not left[0].exists()
+    assert len(load("imagenette", tmp_path).train) == 12
+
+
+def test_a_full_disk_is_one_sentence(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match=r"cannot write .*; free about 12 MB there, or set REWOUND_CACHE elsewhere"):
+        packing_images.prepare("imagenette", copy, tmp_path / "file")
+
+
+# Images as they come
+
+
+def prepared_with(tmp_path: Path, path: str, content: bytes) -> tuple[packed_images.PackedImages, str]:
+    packing_images.prepare("imagenette", written(tmp_path / "copy", folders() | {path: content}), tmp_path / "cache")
+    return load("imagenette", tmp_path / "cache"), packing_images.summary("imagenette", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (encoded(picture(500, "CMYK")), "made anew as JPEG files in RGB: 1 in CMYK"),
+        (encoded(picture(500), "PNG"), "made anew as JPEG files in RGB: 1 stored as PNG"),
+        (encoded(picture(500, "P"), "PNG"), "made anew as JPEG files in RGB: 1 stored as PNG"),
+    ],
+)
+def test_what_is_no_rgb_jpeg_becomes_one(tmp_path: Path, content: bytes, said: str) -> None:
+    images, summary = prepared_with(tmp_path, "train/n00000005/train_1.JPEG", content)
+    assert said in summary
+    with Image.open(BytesIO(content)) as image:
+        expected = np.asarray(image.convert("RGB")).astype(int)
+    pictures = [decoded(images.train, [i], name) for i in range(12) for name in OURS if images.train.labels[i] == 1]
+    shapes = [each.pixels.numpy().reshape(int(each.heights[0]), int(each.widths[0]), 3) for each in pictures]
+    near = [np.abs(pixels - expected).max() for pixels in shapes if pixels.shape == expected.shape]
+    assert min(near) < 25  # a JPEG of quality 100 of random colours; other pictures differ by more than 100
+    assert sum(distance < 25 for distance in near) == len(OURS)
+
+
+def test_grey_images_are_decoded_as_rgb(tmp_path: Path) -> None:
+    images, summary = prepared_with(tmp_path, "val/n00000005/val_1.JPEG", grey := encoded(picture(500, "L")))
+    assert "grey: 0 to train on, 1 held out" in summary
+    index = packed_jpegs(images.held_out).index((1, grey))
+    for name in OURS:
+        pixels = decoded(images.held_out, [index], name).pixels.reshape(-1, 3)
+        assert torch.equal(pixels[:, 0], pixels[:, 1])
+        assert torch.equal(pixels[:, 0], pixels[:, 2])
+
+
+@pytest.mark.parametrize("content", [encoded(picture(1))[:-60], b"", b"no picture", encoded(picture(1), "PNG")[:-60]])
+def test_truncated_images_are_named(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InputError, match=r"copy has damaged images: train/n00000005/train_1.JPEG \(.*\); get it again"):
+        prepared_with(tmp_path, "train/n00000005/train_1.JPEG", content)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_header_that_claims_a_huge_picture_is_not_decoded(tmp_path: Path) -> None:
+    content = bytearray(encoded(picture(1)))
+    at = content.index(b"\xff\xc0") + 5
+    content[at : at + 4] = b"\xea\x60" * 2
+    with pytest.raises(InputError, match=r"train_1.JPEG \(it says that it has 60000 x 60000 pixels\)"):
+        prepared_with(tmp_path, "train/n00000005/train_1.JPEG", bytes(content))
+
+
+def test_an_image_in_both_parts_stays_and_is_counted(tmp_path: Path) -> None:
+    twice = folders()["train/n00000005/train_1.JPEG"]
+    images, summary = prepared_with(tmp_path, "val/n00000001/val_0.JPEG", twice)
+    assert "in both parts, and left there, as the data set was published: 1" in summary
+    assert (0, twice) in packed_jpegs(images.held_out)
+
+
+def test_the_command_takes_a_subset_only_where_there_is_one() -> None:
+    with pytest.raises(InputError, match="cifar10 is always prepared whole: leave out per-class"):
+        prepare("cifar10", None, print, per_class=3)
