@@ -43,7 +43,7 @@ def test_what_is_no_density_or_time_is_refused() -> None:
 
 
 def test_the_columns_are_the_contract() -> None:
-    assert ",".join(COLUMNS) == f"{HEADER},asked_density,parameters,others"
+    assert ",".join(COLUMNS) == f"{HEADER},asked_density,parameters,others,waited"
 
 
 def test_what_was_asked_for_is_a_column_only_where_it_is_not_the_density(tmp_path: Path) -> None:
@@ -55,6 +55,10 @@ def test_what_was_asked_for_is_a_column_only_where_it_is_not_the_density(tmp_pat
     write_rows([DENSE, left], path)
     assert path.read_text().splitlines()[0] == f"{HEADER},parameters"
     assert read_rows(path) == [DENSE, left]
+    waited = replace(PRUNED, density=0.5, waited=1.25)
+    write_rows([DENSE, waited], path)
+    assert path.read_text().splitlines()[0] == f"{HEADER},waited"
+    assert read_rows(path) == [DENSE, waited]
     with pytest.raises(InputError, match="asked_density 2 is outside"):
         replace(units, asked_density=2.0)
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,6 +51,11 @@ class Ragged(Toy):
     """Five numbers of an example: some of its bytes, and one that is drawn."""
 
     slow: ClassVar[Slow] = Slow()
+    decoder: ClassVar[str] = "decoder 1"
+    data_identity: ClassVar[tuple[str, ...]] = ("decoder",)
+
+    def made_with(self) -> Mapping[str, str]:
+        return {"decoder": self.decoder}
 
     def resident(self, device: torch.device) -> Sequence[Tensor]:
         assert stays_on(device, len(BYTES))  # else nobody asks for it

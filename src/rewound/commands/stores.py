@@ -172,6 +172,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield "continues", result["after"]
     yield "steps", f"{result['steps']:,}"
     yield "took", spoken(result["seconds"])
+    if waited := result.get("waited"):
+        yield "waited for data", f"{spoken(waited)} ({waited / result['seconds']:.1%} of that)"
     yield "made with", ", ".join(f"{name} {value}" for name, value in result["made"].items())
     if "failed" in result:
         yield "failed", failure_in_words(result["failed"])

@@ -16,8 +16,8 @@ Three columns say what `val` and `test` are: `metric` is its name, `unit` a frac
 and `direction` whether higher or lower values are better. A table without these columns holds accuracies as fractions.
 `parameters` is how many the whole network still has, those that are never pruned included; with that of the dense row
 it gives the compression of the network, and times four its bytes as 32-bit numbers. `others` is the metric on further
-test sets, as "newstest2014=12.3". The columns `asked_density`, `parameters` and `others` are in a table only where some
-row has them.
+test sets, as "newstest2014=12.3". `waited` is how many of the `seconds` training waited for data that is streamed. The
+columns `asked_density`, `parameters`, `others` and `waited` are in a table only where some row has them.
 
 They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
 ten significant digits; what a field may hold is known by column. A spreadsheet takes a text that begins with =, +, - or
@@ -73,6 +73,7 @@ class Row:
     asked_density: float | None = None
     parameters: int | None = None
     others: str = ""
+    waited: float | None = None
 
     def __post_init__(self) -> None:
         if not self.metric or not self.unit or self.direction not in ("higher", "lower"):
@@ -148,7 +149,7 @@ COLUMNS: Final = _columns(Row)
 _REQUIRED: Final = COLUMNS[:10]  # what the authors' table of pruned networks has
 _DENSE_REQUIRED: Final = ("recipe", "val", "test")  # their table of dense networks has these, flops, and no others
 _METRIC: Final = ("metric", "unit", "direction")
-_OPTIONAL: Final = ("asked_density", "parameters", "others")
+_OPTIONAL: Final = ("asked_density", "parameters", "others", "waited")
 
 
 def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]:
@@ -419,6 +420,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "flops": _maybe(_whole),
     "search_epochs": _maybe(_number),
     "seconds": _maybe(_number),
+    "waited": _maybe(_number),
     "kept": _whole,
     "total": _whole,
     "step": _whole,

@@ -81,6 +81,9 @@ class Recipe(ABC):
     """The number of test examples, where the metric is a fraction of them."""
     costs: ClassVar[Costs] = MULTIPLY_ADDS
     """How FLOPs are counted."""
+    data_identity: ClassVar[tuple[str, ...]] = ()
+    """Which names in `made_with` decide what batches hold, as the decoder of images does: a draft that was made with
+    other ones is not resumed."""
     epoch_seconds: ClassVar[Mapping[str, float]] = {}
     """Measured seconds of one epoch by device type, for estimates before anything has run."""
 

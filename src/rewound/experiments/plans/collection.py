@@ -106,17 +106,18 @@ class _Way(NamedTuple):
     """Steps since the last point, and the sum of their losses."""
     losses: float = 0.0
     lr: float = 0.0
+    waited: float = 0.0
 
     def then(self, result: Result, every: int) -> "_Way":
         """The way on through the node that has this result."""
-        _, points, steps, losses, lr = self
+        _, points, steps, losses, lr, waited = self
         noted = result["curve"]
         begins = [noted[-1].step - result["steps"], *(point.step for point in noted)] if noted else []
         for begin, (step, lr, loss) in zip(begins, noted, strict=False):
             steps, losses = steps + step - begin, losses + (step - begin) * loss
             if step % every == 0 and steps:
                 points, steps, losses = (*points, CurvePoint(step, lr, _mean(losses, steps))), 0, 0.0
-        return _Way(self.seconds + result["seconds"], points, steps, losses, lr)
+        return _Way(self.seconds + result["seconds"], points, steps, losses, lr, waited + result.get("waited", 0.0))
 
     def curve(self, key: str, end: int, val: float) -> Iterator[CurveRow]:
         """The rows of a run that ends here; its validation value stands in the last."""
@@ -136,7 +137,8 @@ def _words(scores: Mapping[str, float]) -> str:
 def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
     metric, root = target.recipe.metric, target.state.root
     by_units = isinstance(root, Pruned) and root.pruner.by_units
-    retraining = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
+    levels = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
+    ways = [reader.way(target, level.key) for level in levels]
     return Row(
         recipe=target.task,
         pruning=target.pruning,
@@ -149,7 +151,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         test=result["test"] if result else None,
         flops=result["flops"] if result else None,
         search_epochs=target.search_epochs,
-        seconds=round(sum(reader.way(target, level.key).seconds for level in retraining), 3),
+        seconds=round(sum(way.seconds for way in ways), 3),
         key=target.state.key,
         metric=metric.name,
         unit=metric.unit,
@@ -157,6 +159,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         asked_density=target.density if by_units else None,
         parameters=parameters_left(result) if result else None,
         others=_words(result.get("others", {})) if result else "",
+        waited=round(sum(way.waited for way in ways), 3) or None,
     )
 
 

@@ -28,6 +28,7 @@ from rewound.experiments.sweeps.declaration import Declaration
 from rewound.foundations.errors import Diverged, Failed, InputError, few
 from rewound.foundations.names import source_digest
 from rewound.foundations.owners import host_name, this_host
+from rewound.foundations.quantities import spoken
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
@@ -47,6 +48,8 @@ SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
+_NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data unsaid
+_FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +173,8 @@ class Job:
         self.beaten = self.saved = self.looked = time.perf_counter()
         self.begin = node.after.steps if node.after else 0
         self.after = node.after.key if node.after else None
-        self.curve, self.seconds = list[CurvePoint](), 0.0
+        self.curve, self.seconds, self.waited = list[CurvePoint](), 0.0, 0.0
+        self.waits = _Waits()
         self.is_lost = False
         self.is_again = is_sufficient(node, worker.store.known.get(node.key))  # for its tensors alone
         recipe = node.recipe
@@ -178,6 +182,9 @@ class Job:
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
         draft = stored_state(node.state, worker.store, draft=True)
+        if draft is not None and (other := self._other_data(draft.notes)):
+            worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with another {other}")
+            draft = None
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
         if draft is not None and draft.state.position.steps > self.begin:
             state, self.mask, facts = draft.state, draft.mask, None
@@ -210,11 +217,19 @@ class Job:
         if "begin" in notes:
             self.begin, self.after = notes["begin"], notes.get("after")
         self.curve, self.seconds = [point for point in notes["curve"] if point.step > self.begin], notes["seconds"]
+        self.waited = notes.get("waited", 0.0)
+        self.waits.seconds, self.waits.waited = self.seconds, self.waited
         today, made = made_by(self.node, self.worker.options), notes.get("made", {})
         if differing := [name for name in made if today.get(name) != made[name]]:
             self.worker.say(
                 f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
             )
+
+    def _other_data(self, notes: Notes) -> str:
+        """What a draft was made with that gives other batches from now on; empty: nothing."""
+        recipe, made = self.node.recipe, notes.get("made", {})
+        today = recipe.made_with() if recipe.data_identity else {}
+        return ", ".join(name for name in recipe.data_identity if made.get(name) != today.get(name))
 
     def is_due(self) -> bool:
         """Whether to look at the run now, in the middle of an epoch too: an epoch may take an hour."""
@@ -224,6 +239,9 @@ class Job:
         """Note where training is; now and then say so, and keep a draft."""
         store, key, now, step = self.worker.store, self.node.key, time.perf_counter(), state.position.steps
         self.looked = now
+        self.waited += state.waited
+        if line := self.waits.line(self.seconds, self.waited):
+            self.worker.say(f"note: {key[:12]} {line}")
         self._note(CurvePoint(step, sliced(self.rates, step - 1, step)[0].rate, state.loss))
         if step >= self.trains_by:
             self._check_trains(state)
@@ -265,6 +283,8 @@ class Job:
             after=self.after,
             made=made_by(self.node, self.worker.options),
         )
+        if self.waited:
+            notes["waited"] = self.waited
         if self._is_owner():
             self.worker.store.save(self.node.key, state, self.mask, draft=notes, is_wanted=self._is_owner)
             self.worker.store.forget_deaths(self.node.key)
@@ -316,7 +336,26 @@ class Job:
             self._say_unused("was published by another process meanwhile")
 
     def _result(self) -> Result:
-        return _begun_result(self.node, self.worker, self.begin, self.after, self.seconds, self.curve)
+        result = _begun_result(self.node, self.worker, self.begin, self.after, self.seconds, self.curve)
+        if self.waited:
+            result["waited"] = self.waited
+        return result
+
+
+class _Waits:
+    """When to say that a run waits for data: soon, and then every ten minutes in which it did."""
+
+    def __init__(self) -> None:
+        self.next, self.seconds, self.waited = _FIRST_LINE, 0.0, 0.0
+
+    def line(self, seconds: float, waited: float) -> str:
+        """What to say after so many seconds, of which it waited so many; mostly nothing."""
+        took = seconds - self.seconds
+        if took < self.next:
+            return ""
+        share = (waited - self.waited) / took
+        self.next, self.seconds, self.waited = _NEXT_LINE, seconds, waited
+        return f"waited for data in {share:.0%} of the last {spoken(took)}" if share > _NEGLIGIBLE else ""
 
 
 def fail_for_deaths(node: Node, worker: Worker) -> None:

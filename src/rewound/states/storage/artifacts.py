@@ -139,6 +139,8 @@ class Summary(TypedDict, total=False):
     """The node under the same mask that it continued."""
     steps: Required[int]
     seconds: Required[float]
+    waited: float
+    """How many of the seconds training waited for data; missing where it did not."""
     made: Required[dict[str, str]]
     val: float
     test: float
@@ -167,6 +169,7 @@ class Notes(TypedDict):
 
     curve: list[CurvePoint]
     seconds: float
+    waited: NotRequired[float]
     begin: NotRequired[int]
     """The step from which both are counted: another plan may cut the same run elsewhere."""
     after: NotRequired[str | None]
@@ -336,6 +339,7 @@ def _is_no_key_or_key(value: Any) -> bool:
 _NOTES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "curve": _is_curve,
     "seconds": _is_duration,
+    "waited": _is_duration,
     "begin": _is_count,
     "after": _is_no_key_or_key,
     "made": _is_made,
@@ -347,6 +351,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "after": _is_no_key_or_key,
     "steps": _is_count,
     "seconds": _is_duration,
+    "waited": _is_duration,
     "curve": _is_curve,
     "made": _is_made,
     "val": _is_number,
