@@ -29,7 +29,7 @@ class Slow:
         self.damaged, self.seconds, self.decoded, self.lock = damaged, seconds, 0, threading.Lock()
 
     @property
-    def sizes(self) -> Tensor:
+    def lengths(self) -> Tensor:
         return LENGTHS
 
     def beside(self, chosen: Tensor) -> Sequence[Tensor]:

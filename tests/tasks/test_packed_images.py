@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 import rewound
 from rewound.foundations.errors import InputError
 from rewound.tasks.datasets import jpegs, packed_images, packing_images, prepare
-from rewound.tasks.datasets.packed_images import Part, decoded, load
+from rewound.tasks.datasets.packed_images import Encoded, Part, decoded, load
+from rewound.tasks.feed import streamed
 from small_copies import CLASSES, encoded, folders, images_by_class, picture, small_sizes, written
 
 OURS = jpegs.decoders()
@@ -99,6 +100,30 @@ def test_pixels_go_where_they_are_wanted_and_do_not_depend_on_threads(packed: Pa
     with pytest.raises(InputError, match="are too few for 12 pictures"):
         decoded(part, everything, OURS[0], into=memory[:10])
     assert len(decoded(part, [], OURS[0]).labels) == 0
+
+
+def test_streamed_pictures_are_the_decoded_ones(packed: Path) -> None:
+    part, order = load("imagenette", packed).train, torch.arange(12).flip(0)
+    batches = list(order.split(5))
+    for chosen, data in zip(batches, streamed(Encoded(part, "pillow"), batches, torch.device("cpu")), strict=True):
+        for mine, theirs in zip(data, decoded(part, chosen, "pillow"), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_picture_that_cannot_be_decoded_is_named_wherever_it_is_decoded(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = load("imagenette", packed).train
+
+    def refuse(data: jpegs.Data, pixels: jpegs.Pixels) -> None:
+        raise ValueError("too old")
+
+    monkeypatch.setitem(jpegs._DECODERS, "mine", lambda: refuse)  # type: ignore[index]
+    named = r"mine cannot decode image 3 of .*train-000.safetensors as \d+ x \d+ pixels \(too old\)"
+    with pytest.raises(InputError, match=named):
+        next(streamed(Encoded(part, "mine"), [torch.tensor([3])], torch.device("cpu")))
+    with pytest.raises(InputError, match=named):
+        decoded(part, [3], "mine")
 
 
 def test_a_decoder_is_recorded_with_its_version() -> None:
@@ -208,6 +233,7 @@ def test_preparing_again_reads_nothing(packed: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from rewound.tasks.feed import streamed
 from small_copies import small_sizes
 from rewound.tasks.datasets import packed_images, packing_images
 packed_images.SIZES = small_sizes()

@@ -40,7 +40,7 @@ class Source(Protocol):
     """Examples that are decoded when a batch needs them."""
 
     @property
-    def sizes(self) -> Tensor:
+    def lengths(self) -> Tensor:
         """The bytes of each example when it is decoded (int64)."""
 
     def beside(self, chosen: Tensor) -> Sequence[Tensor]:
@@ -120,11 +120,11 @@ class Feed:
     def __init__(
         self, source: Source, chosen: Iterable[Tensor], device: torch.device, *, threads: int | None = None
     ) -> None:
-        self.source, self.device, self._sizes = source, device, source.sizes
+        self.source, self.device, self._lengths = source, device, source.lengths
         self._chosen = iter(chosen)
         first = next(self._chosen, None)
         self._chosen = self._chosen if first is None else chain([first], self._chosen)
-        size = 0 if first is None else int(self._sizes[first].sum())
+        size = 0 if first is None else int(self._lengths[first].sum())
         least, most = _AHEAD
         self._free: list[Tensor | None] = [None] * min(max(least, _ROOM // max(size, 1)), most)  # buffers
         self._decoding: deque[_Decoding] = deque()
@@ -176,7 +176,7 @@ class Feed:
         while self._leaving and self._leaving[0][0].query():  # type: ignore[no-untyped-call]
             self._free.append(self._leaving.popleft()[1])
         while self._free and (chosen := next(self._chosen, None)) is not None:
-            ends = self._sizes[chosen].cumsum(0).tolist()
+            ends = self._lengths[chosen].cumsum(0).tolist()
             buffer = self._free.pop()
             if buffer is None or len(buffer) < ends[-1]:
                 # Batches differ in size: with some more, most fit.

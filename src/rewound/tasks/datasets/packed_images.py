@@ -2,7 +2,7 @@
 
 prepare: a copy of the data set -> every file decodes, and there are as many as there must be -> the folder NAME
 load:    NAME/index.safetensors, whose checksum holds, and the large files beside it -> PackedImages
-decoded: indices -> files, whose checksums hold -> Pictures, by threads
+decoded: indices -> files, whose checksums hold -> Pictures, by threads; a feed does so ahead of training (`Encoded`)
 
 | name         | train     | held out | classes | smallest class: train, held out |
 |--------------|-----------|----------|---------|---------------------------------|
@@ -169,6 +169,40 @@ def check(name: str, cache: Path | None = None, per_class: int | None = None) ->
         raise missing(name, cache, per_class)
 
 
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A part whose pictures one of `decoders()` decodes when a batch needs them, as a feed takes it (`feed.Source`)."""
+
+    part: Part
+    decoder: str
+
+    def __post_init__(self) -> None:
+        decoder_of(self.decoder)  # an error if it is not there
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """The bytes of each picture when it is decoded."""
+        return _pixels(self.part.sizes)
+
+    def beside(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `Pictures` has of these beside their pixels, which lie one after another."""
+        sizes, lengths = self.part.sizes[chosen], self.lengths[chosen]
+        return lengths.cumsum(0) - lengths, sizes[:, 0], sizes[:, 1], self.part.labels[chosen]
+
+    def decode(self, index: int, into: npt.NDArray[np.uint8]) -> None:
+        """Put the pixels of a picture where they belong."""
+        height, width = self.part.sizes[index].tolist()
+        data = self.part.jpeg(index)
+        try:
+            decoder_of(self.decoder)(data, into.reshape(height, width, 3))
+        except Exception as error:  # each decoder has its own, for data that packing has found to be whole
+            path = self.part.files[self.part.places[index][0]].path
+            raise InputError(
+                f"{self.decoder} cannot decode image {index} of {path} as {width} x {height} pixels ({error}); "
+                "prepare the data anew, or install another decoder"
+            ) from error
+
+
 def decoded(
     part: Part,
     indices: Tensor | Sequence[int],
@@ -185,24 +219,21 @@ def decoded(
     if isinstance(threads, int):
         with ThreadPoolExecutor(threads) as executor:
             return decoded(part, indices, decoder, threads=executor, into=into)
-    chosen = torch.as_tensor(indices, dtype=torch.int64)
-    sizes = part.sizes[chosen]
-    lengths = _pixels(sizes)
-    ends = lengths.cumsum(0)
-    total = int(ends[-1]) if len(ends) else 0
+    source, chosen = Encoded(part, decoder), torch.as_tensor(indices, dtype=torch.int64)
+    ends = source.lengths[chosen].cumsum(0).tolist()
+    total = ends[-1] if ends else 0
     pixels = torch.empty(total, dtype=torch.uint8) if into is None else into[:total]
     if len(pixels) < total:
         raise InputError(f"{len(pixels):,} bytes are too few for {len(chosen)} pictures, which have {total:,}")
-    work = list(zip(chosen.tolist(), (ends - lengths).tolist(), sizes.tolist(), strict=True))
-    decode, target = decoder_of(decoder), pixels.numpy()
+    work, target = list(zip(chosen.tolist(), [0, *ends], ends, strict=False)), pixels.numpy()
 
-    def decode_some(some: Iterable[tuple[int, int, list[int]]]) -> None:
-        for index, start, (height, width) in some:
-            decode(part.jpeg(index), target[start : start + 3 * height * width].reshape(height, width, 3))
+    def decode_some(some: Iterable[tuple[int, int, int]]) -> None:
+        for index, start, end in some:
+            source.decode(index, target[start:end])
 
     for _ in threads.map(decode_some, [work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)]):
         pass
-    return Pictures(pixels, ends - lengths, sizes[:, 0], sizes[:, 1], part.labels[chosen])
+    return Pictures(pixels, *source.beside(chosen))
 
 
 def folder(name: str, cache: Path, per_class: int | None = None) -> Path:

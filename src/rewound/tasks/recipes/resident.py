@@ -133,11 +133,11 @@ class ResidentRecipe(Recipe):
 
     def largest(self, source: Source, seed: int, position: Position, steps: int, device: torch.device) -> int:
         """The bytes of the largest of a run's next steps."""
-        sizes, most = source.sizes.to(device), 0
+        lengths, most = source.lengths.to(device), 0
         per_epoch = min(steps, math.ceil(self.steps_per_epoch))
         passes = self.chosen(seed, position, device, at_once=per_epoch * self.accumulation)
         for chosen in islice(passes, -(-steps // per_epoch)):
-            most = max(most, int(sizes[chosen].view(per_epoch, -1).sum(1).max()))
+            most = max(most, int(lengths[chosen].view(per_epoch, -1).sum(1).max()))
         return most
 
     def turns(self, seed: int, position: Position) -> Iterator[tuple[int, int]]:
