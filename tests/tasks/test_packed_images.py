@@ -1,7 +1,4 @@
-"""Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it.
-
-Real copies: REWOUND_IMAGENETTE=FOLDER-OR-ARCHIVE and REWOUND_TINYIMAGENET are prepared and counted.
-"""
+"""Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it."""
 
 import os
 import subprocess

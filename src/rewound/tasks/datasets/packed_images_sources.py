@@ -4,29 +4,35 @@
 |-----------------------|---------------------------------------------------------------------------------------------|
 | folders of classes    | train/SYNSET/*.JPEG and val/SYNSET/*.JPEG; or as Tiny-ImageNet has them: .../SYNSET/images/  |
 |                       | in train, val/images/ and val/val_annotations.txt. In a folder, or in a tar or zip archive   |
+| the official archives | ILSVRC2012_img_train.tar (a tar of each class), ILSVRC2012_img_val.tar (by number) and       |
+|                       | ILSVRC2012_devkit_t12.tar.gz (the labels of these, numbered as in its meta.mat)              |
+| parquet files         | train-*.parquet and val*-*.parquet, as on Hugging Face: an image with its bytes, a label     |
+| WebDataset shards     | *train*.tar and *val*.tar: KEY.jpg (or .jpeg, .png) and KEY.cls, a number                    |
 
-A label is the place of its class among the sorted synset ids.
-Nothing is unpacked to disk, and one image at a time is in memory.
+A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order.
+Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
 
-import os
+import importlib
+import io
+import json
 import re
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 
 from rewound.foundations.errors import InputError, few
+from rewound.tasks.datasets.image_folders import PICTURE, content, listed
 from rewound.tasks.datasets.packed_images import PARTS, Size
 
 _SYNSET = re.compile(r"n\d{8}")
-_PICTURE = re.compile(r"[^.].*\.(?:jpe?g|png)", re.IGNORECASE)
-_LARGEST = 2**28  # bytes of an image, many times what any has
 TRAIN, HELD_OUT = PARTS
 
 
@@ -61,6 +67,10 @@ class Wanted:
         self._left[label] -= 1
         self._classes -= self._left[label] == 0
         return self._left[label] >= 0
+
+    def enough(self, label: int) -> bool:
+        """Whether no more images of that class are wanted."""
+        return self._left is not None and self._left[label] <= 0
 
     @property
     def nothing(self) -> bool:
@@ -114,11 +124,13 @@ def source_of(name: str, path: Path, size: Size, per_class: int | None) -> Sourc
         raise InputError(f"no file or folder {path}: give an archive or a folder that exists")
     request = _Request(name, path, size, per_class)
     with _reading(path):
-        for made in (_folders,):
+        for made in (_official, _parquet, _webdataset, _folders):
             if source := made(request):
                 return source
     raise InputError(
-        f"{path} holds no copy of {name}: give a folder (or a tar or zip archive) with train/SYNSET and val/SYNSET"
+        f"{path} holds no copy of {name}: give a folder (or a tar or zip archive) with train/SYNSET and val/SYNSET, "
+        "or the folder of the official archives, of parquet files (train-*.parquet) or of WebDataset shards "
+        "(*train*.tar)"
     )
 
 
@@ -130,150 +142,46 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {error}; get it again") from error
 
 
+def _optional(module: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"this copy needs {package} to be read: `pip install {package}`") from error
+
+
 # Folders of classes
-
-
-class _Files(Protocol):
-    """Files by their paths, with "/" between folders; those of folders end in "/"."""
-
-    def paths(self) -> Iterator[str]: ...
-
-    def read(self, path: str) -> bytes: ...
-
-
-class _Folder:
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def paths(self) -> Iterator[str]:
-        yield from self._below("")
-
-    def _below(self, folder: str) -> Iterator[str]:
-        with os.scandir(self._root / folder) as entries:
-            found = sorted((entry.name, entry.is_dir()) for entry in entries)
-        for name, is_folder in found:
-            yield f"{folder}{name}/" if is_folder else f"{folder}{name}"
-            if is_folder:
-                yield from self._below(f"{folder}{name}/")
-
-    def read(self, path: str) -> bytes:
-        with (self._root / path).open("rb") as file:
-            return file.read(_LARGEST)
-
-
-class _Zip:
-    def __init__(self, archive: Path) -> None:
-        self._zip = zipfile.ZipFile(archive)
-
-    def paths(self) -> Iterator[str]:
-        yield from self._zip.namelist()
-
-    def read(self, path: str) -> bytes:
-        with self._zip.open(path) as file:
-            return file.read(_LARGEST)
-
-
-class _Tar:
-    def __init__(self, archive: Path) -> None:
-        self._tar = tarfile.open(archive)  # noqa: SIM115 - read from until the process has done with it
-        self._members: dict[str, tarfile.TarInfo] = {}
-
-    def paths(self) -> Iterator[str]:
-        for member in self._tar:
-            path = member.name.removeprefix("./")
-            self._members[path] = member
-            if member.isdir() or member.isfile():
-                yield f"{path}/" if member.isdir() else path
-
-    def read(self, path: str) -> bytes:
-        return _content(self._tar, self._members[path])
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read(_LARGEST) if file else b""
 
 
 def _folders(request: _Request) -> Source | None:
     path = request.path
-    if path.is_dir():
-        archives = [each for name in _ARCHIVES[request.name] for each in sorted(path.glob(name))]
-        files: _Files = _opened(archives[0]) if archives else _Folder(path)
-    elif zipfile.is_zipfile(path) or tarfile.is_tarfile(path):
-        files = _opened(path)
-    else:
+    if path.is_dir() and (archives := [each for name in ARCHIVES[request.name] for each in sorted(path.glob(name))]):
+        path = archives[0]
+    if not (found := listed(path)):
         return None
-    listed = _listed(files)
-    if not listed.images[TRAIN] and not listed.classes[TRAIN]:
-        return None
-    classes = sorted({*listed.classes[TRAIN], *listed.classes[HELD_OUT]})
+    classes = sorted(found.classes)
     request.check_classes(classes)
-    _check_listed(request, listed, classes)
-
+    for part, images in (("train", found.train), ("val", found.val)):
+        if empty := sorted({*classes}.difference(name for _, name in images)):
+            raise InputError(f"{path} has no image in {part} of the class {few(empty)}; get it again, whole")
+    if request.per_class is None:  # known before anything is read
+        check_counts(path, (len(found.train), len(found.val)), request.size)
     labels = {name: label for label, name in enumerate(classes)}
 
-    def images(part: str) -> Iterator[Found]:
+    def images_of(part: str) -> Iterator[Found]:
         wanted = request.wanted(part)
         with _reading(path):
-            for file, name in listed.images[part]:
+            for file, name in found.train if part == TRAIN else found.val:
                 if wanted.takes(labels[name]):
-                    yield Found(labels[name], file, files.read(file))
+                    yield Found(labels[name], file, found.read(file))
 
-    return Source(path, classes, images)
+    return Source(path, classes, images_of)
 
 
-_ARCHIVES: Final = {
+ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
     "imagenet": (),
     "tinyimagenet": ("tiny-imagenet-200.zip",),
     "imagenette": ("imagenette*.tgz", "imagenette*.tar.gz"),
 }
-
-
-def _opened(archive: Path) -> _Files:
-    return _Zip(archive) if zipfile.is_zipfile(archive) else _Tar(archive)
-
-
-class _Listed(NamedTuple):
-    """The images of each part, as path and class, and the classes that have a folder there."""
-
-    images: dict[str, list[tuple[str, str]]]
-    classes: dict[str, set[str]]
-
-
-_PLACE = re.compile(r"(?:.*/)?(?P<part>train|val|valid|validation)/(?P<class>[^/]+)/(?:images/)?(?P<file>[^/]+)?")
-
-
-def _listed(files: _Files) -> _Listed:
-    images: dict[str, list[tuple[str, str]]] = {part: [] for part in PARTS}
-    classes: dict[str, set[str]] = {part: set() for part in PARTS}
-    annotations = None
-    for path in files.paths():
-        if path.endswith("val/val_annotations.txt"):
-            annotations = path
-        elif (place := _PLACE.fullmatch(path)) and "__MACOSX/" not in path:
-            part = TRAIN if place["part"] == "train" else HELD_OUT
-            classes[part].add(place["class"])
-            if place["file"] and _PICTURE.fullmatch(place["file"]):
-                images[part].append((path, place["class"]))
-    if annotations:
-        rows = (line.split("\t") for line in files.read(annotations).decode("utf-8", "replace").splitlines())
-        class_of = {row[0]: row[1] for row in rows if len(row) > 1}
-        images[HELD_OUT] = [(path, class_of.get(PurePosixPath(path).name, "")) for path, _ in images[HELD_OUT]]
-        classes[HELD_OUT] = {name for _, name in images[HELD_OUT]}
-        if unknown := [path for path, name in images[HELD_OUT] if not name]:
-            raise InputError(f"{annotations} has no line for {few(unknown)}; get this copy again, whole")
-    return _Listed(images, classes)
-
-
-def _check_listed(request: _Request, listed: _Listed, classes: Sequence[str]) -> None:
-    """Errors that need no reading; what is said of a class is said of the part that lacks it."""
-    for part, words in zip(PARTS, ("train", "val"), strict=True):
-        counts = Counter(name for _, name in listed.images[part])
-        if empty := [name for name in classes if not counts[name]]:
-            raise InputError(f"{request.path} has no image in {words} of the class {few(empty)}; get it again, whole")
-    if request.per_class is None:
-        found = tuple(len(listed.images[part]) for part in PARTS)
-        check_counts(request.path, found, request.size)
 
 
 def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
@@ -283,3 +191,206 @@ def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
             f"{path} has {found[0]:,} images to train on and {found[1]:,} held-out ones instead of "
             f"{expected.train:,} and {expected.held_out:,}; get it again, whole"
         )
+
+
+# The official archives
+
+
+def _official(request: _Request) -> Source | None:
+    """Labels as in torchvision's `ImageNet`: meta.mat numbers the synsets; those without children are the classes."""
+    folder = request.path if request.path.is_dir() else request.path.parent
+    train, val, devkit = (folder / name for name in OFFICIAL)
+    if not (train.exists() if request.path.is_dir() else request.path in (train, val, devkit)):
+        return None
+    if absent := [path.name for path in (train, val, devkit) if not path.exists()]:
+        raise InputError(f"{folder} has no {', '.join(absent)}: put all of {', '.join(OFFICIAL)} there")
+    with _reading(train), tarfile.open(train) as outer:
+        classes = sorted(PurePosixPath(member.name).stem for member in outer if member.name.endswith(".tar"))
+    request.check_classes(classes)
+    with _reading(devkit):
+        truth = _truth(devkit, classes)
+
+    def images(part: str) -> Iterator[Found]:
+        wanted = request.wanted(part)
+        path = train if part == TRAIN else val
+        with _reading(path), tarfile.open(path) as tar:
+            members = _by_class(tar, classes, wanted) if part == TRAIN else _by_number(tar, truth)
+            for label, member, inside in members:
+                if wanted.takes(label):
+                    yield Found(label, member.name, content(inside, member))
+
+    return Source(folder, classes, images)
+
+
+OFFICIAL: Final = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz")
+_Member = tuple[int, tarfile.TarInfo, tarfile.TarFile]  # label, image, the archive that it is in
+
+
+def _by_class(outer: tarfile.TarFile, classes: Sequence[str], wanted: Wanted) -> Iterator[_Member]:
+    for member in outer:
+        if member.name.endswith(".tar") and (file := outer.extractfile(member)):
+            label = classes.index(PurePosixPath(member.name).stem)
+            with tarfile.open(fileobj=file) as inner:
+                for image in inner:
+                    if wanted.enough(label):
+                        break
+                    if PICTURE.fullmatch(image.name):
+                        yield label, image, inner
+
+
+def _by_number(tar: tarfile.TarFile, truth: Sequence[int]) -> Iterator[_Member]:
+    for member in tar:
+        if found := re.fullmatch(r"(?:.*/)?ILSVRC2012_val_(\d+)\.JPEG", member.name):
+            if not 1 <= int(found[1]) <= len(truth):
+                raise InputError(f"{member.name} has no label: the devkit has {len(truth):,}; get both again")
+            yield truth[int(found[1]) - 1], member, tar
+
+
+def _truth(devkit: Path, classes: Sequence[str]) -> list[int]:
+    """The labels of the held-out images by their numbers."""
+    wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
+    with tarfile.open(devkit) as tar:
+        for member in tar:
+            if (name := PurePosixPath(member.name).name) in wanted and member.isfile():
+                wanted[name] = content(tar, member)
+    meta, numbers = wanted.values()
+    try:
+        synsets = _optional("scipy.io", "scipy").loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        leaves = synsets[synsets["num_children"] == 0]
+        synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
+        return [classes.index(synset_of[int(number)]) for number in numbers.split()]
+    except InputError:
+        raise
+    except Exception as error:  # scipy raises types of its own for damaged input
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{devkit} does not say the labels of the classes in the archives ({reason}); get all three again"
+        ) from error
+
+
+# Parquet files and WebDataset shards
+
+
+def _files_of_parts(request: _Request, suffix: str) -> dict[str, list[Path]] | None:
+    """The files with this suffix in the folder, or in folders there, whose path says train or val."""
+    folder = request.path if request.path.is_dir() else request.path.parent
+    if not request.path.is_dir() and request.path.suffix != suffix:
+        return None
+    files: dict[str, list[Path]] = {part: [] for part in PARTS}
+    for path in sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}"), *folder.glob(f"*/*/*{suffix}")}):
+        if found := re.findall(r"(?<![a-z])(train|val)", path.relative_to(folder).as_posix().lower()):
+            files[TRAIN if found[-1] == "train" else HELD_OUT].append(path)
+    return files if any(files.values()) else None
+
+
+def _check_both(request: _Request, files: Mapping[str, Sequence[Path]], what: str) -> None:
+    for part, word in zip(PARTS, ("train", "val"), strict=True):
+        if not files[part]:
+            raise InputError(f"{request.path} has no {what} with {word} in its name; get it again, whole")
+
+
+def _parquet(request: _Request) -> Source | None:
+    files = _files_of_parts(request, ".parquet")
+    if not files:
+        return None
+    _check_both(request, files, "parquet file")
+    names = _class_names(files[TRAIN][0])
+    if names and len(names) != request.size.classes:
+        request.check_classes(names)
+    # Numbers follow the order in which the file names its classes; where it names synset ids, ours is known to be it.
+    ours = sorted(names) if all(map(_SYNSET.fullmatch, names)) else names
+    place = [ours.index(name) for name in names]
+
+    def images(part: str) -> Iterator[Found]:
+        wanted = request.wanted(part)
+        for written, name, data in (row for path in files[part] for row in _rows(path)):
+            label = request.checked_label(written, name)
+            label = place[label] if place else label
+            if wanted.takes(label):
+                yield Found(label, name, data)
+            if wanted.nothing:
+                return
+
+    return Source(request.path, ours or list(map(str, range(request.size.classes))), images)
+
+
+def _class_names(path: Path) -> list[str]:
+    """The names of the classes as `datasets` writes them into its files, if it has written this one."""
+    metadata = _opened_parquet(path).schema_arrow.metadata or {}
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    return list(features.get("label", {}).get("names", ()))
+
+
+def _opened_parquet(path: Path) -> Any:
+    try:
+        return _optional("pyarrow.parquet", "pyarrow").ParquetFile(path)
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow raises a dozen types for damaged input
+        raise InputError(f"cannot read {path}: {error}; get it again") from error
+
+
+def _rows(path: Path) -> Iterator[tuple[object, str, bytes]]:
+    with _opened_parquet(path) as file:
+        number = 0
+        try:
+            for batch in file.iter_batches(64, columns=["image.bytes", "image.path", "label"]):
+                for row in batch.to_pylist():
+                    name = row["image"].get("path") or f"row {number} of {path.name}"
+                    yield row["label"], name, row["image"]["bytes"] or b""
+                    number += 1
+        except InputError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(
+                f"{path} has no readable columns `image` (with bytes) and `label` ({reason}); get it again"
+            ) from error
+
+
+def _webdataset(request: _Request) -> Source | None:
+    files = _files_of_parts(request, ".tar")
+    if not files or not any(".cls" in name for name in _first_names((files[TRAIN] or files[HELD_OUT])[0])):
+        return None
+    _check_both(request, files, "tar archive")
+
+    def images(part: str) -> Iterator[Found]:
+        wanted = request.wanted(part)
+        for path in files[part]:
+            with _reading(path):
+                for key, written, data in _samples(path):
+                    name = f"{key} in {path.name}"
+                    label = request.checked_label(written, name)
+                    if wanted.takes(label):
+                        yield Found(label, name, data)
+                    if wanted.nothing:
+                        return
+
+    return Source(request.path, list(map(str, range(request.size.classes))), images)
+
+
+def _first_names(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return [member.name for member, _ in zip(tar, range(6), strict=False)]
+
+
+def _samples(path: Path) -> Iterator[tuple[str, object, bytes]]:
+    """Files that follow one another and have the same name up to its first point are a sample."""
+    with tarfile.open(path) as tar:
+        names = ((*_divided(member.name), member) for member in tar if member.isfile())
+        for key, members in groupby(names, key=lambda each: each[0]):
+            sample = {ending: content(tar, member) for _, ending, member in members if ending in _ENDINGS}
+            data = next((sample[ending] for ending in _ENDINGS[:-1] if ending in sample), None)
+            if data is None or "cls" not in sample:
+                raise InputError(f"{key} in {path} has no jpg or no cls; get it again")
+            label = sample["cls"].decode("utf-8", "replace").strip()
+            yield key, int(label) if label.isdecimal() else label, data
+
+
+_ENDINGS = ("jpg", "jpeg", "png", "cls")
+
+
+def _divided(path: str) -> tuple[str, str]:
+    folder, _, name = path.rpartition("/")
+    key, _, ending = name.partition(".")
+    return f"{folder}/{key}" if folder else key, ending.lower()

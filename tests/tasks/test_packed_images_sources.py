@@ -1,0 +1,308 @@
+"""Every kind of copy gives the same pack; a copy that is not whole, or of another kind, is one sentence.
+
+The real data sets are prepared with REWOUND_IMAGENETTE and REWOUND_TINYIMAGENET, each a folder or an archive.
+"""
+
+import io
+import json
+import os
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.io
+
+from rewound.foundations.errors import InputError
+from rewound.tasks.datasets import packed_images, packing_images
+from rewound.tasks.datasets.packed_images import PackedImages, load
+from small_copies import CLASSES, Files, folders, images_by_class, small_sizes, written
+
+IMAGES = images_by_class()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_images, "SIZES", small_sizes())
+
+
+pytestmark = pytest.mark.usefixtures("small")
+
+
+def tar_of(files: Files, mode: str = "w") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zip_of(files: Files) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return file.getvalue()
+
+
+def tiny() -> Files:
+    """As Tiny-ImageNet is published, with what else is in it."""
+    train = {
+        f"train/{c}/images/{c}_{i}.JPEG": j for (p, c), js in IMAGES.items() if p == "train" for i, j in enumerate(js)
+    }
+    val = [(name, jpeg) for (part, name), jpegs in IMAGES.items() if part == "val" for jpeg in jpegs]
+    lines = "".join(f"val_{i}.JPEG\t{name}\t0\t32\t44\t62\n" for i, (name, _) in enumerate(val))
+    other = {"wnids.txt": b"", "train/n00000001/n00000001_boxes.txt": b"", "test/images/test_0.JPEG": b"no label"}
+    files = train | {f"val/images/val_{i}.JPEG": jpeg for i, (_, jpeg) in enumerate(val)} | other
+    return {f"tiny-imagenet-200/{path}": content for path, content in files.items()} | {
+        "tiny-imagenet-200/val/val_annotations.txt": lines.encode(),
+        "__MACOSX/train/n00000001/images/._x.JPEG": b"",
+    }
+
+
+def official() -> Files:
+    """The three archives; the devkit numbers the synsets in an order of its own, and has one that is no class."""
+    numbered = [CLASSES[1], "n00000009", CLASSES[0], CLASSES[2]]
+    fields = [
+        ("ILSVRC2012_ID", object),
+        ("WNID", object),
+        ("words", object),
+        ("gloss", object),
+        ("num_children", object),
+    ]
+    rows = [(i, name, "words", "gloss", 2 * (name not in CLASSES)) for i, name in enumerate(numbered, 1)]
+    meta = io.BytesIO()
+    scipy.io.savemat(meta, {"synsets": np.array(rows, fields)})
+    val = [(name, jpeg) for i in range(2) for name in CLASSES for jpeg in [IMAGES["val", name][i]]]
+    truth = "".join(f"{numbered.index(name) + 1}\n" for name, _ in val)
+    inner = {name: {f"{name}_{i}.JPEG": jpeg for i, jpeg in enumerate(IMAGES["train", name])} for name in CLASSES}
+    devkit = {
+        "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": truth.encode(),
+        "ILSVRC2012_devkit_t12/readme.txt": b"",
+    }
+    return {
+        "ILSVRC2012_img_train.tar": tar_of({f"{name}.tar": tar_of(inner[name]) for name in reversed(CLASSES)}),
+        "ILSVRC2012_img_val.tar": tar_of({f"ILSVRC2012_val_{i:08}.JPEG": jpeg for i, (_, jpeg) in enumerate(val, 1)}),
+        "ILSVRC2012_devkit_t12.tar.gz": tar_of(devkit, "w:gz"),
+    }
+
+
+def parquet(names: tuple[str, ...] | None = None, shift: int = 0) -> Files:
+    """As `datasets` writes them; `names` are those of the classes, in the order of their numbers."""
+    files = {}
+    order = names if names and set(names) == set(CLASSES) else CLASSES
+    for part, split in (("train", "train"), ("val", "validation")):
+        rows = [
+            {"image": {"bytes": jpeg, "path": f"{i}.JPEG"}, "label": order.index(name) + shift}
+            for i in range(4)
+            for name in CLASSES
+            for jpeg in IMAGES[part, name][i : i + 1]
+        ]
+        table = pa.Table.from_pylist(rows)
+        if names:
+            features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        half = len(rows) // 2
+        for number, piece in enumerate((table[:half], table[half:])):
+            file = io.BytesIO()
+            pq.write_table(piece, file, row_group_size=2)
+            files[f"data/{split}-0000{number}-of-00002.parquet"] = file.getvalue()
+    return files
+
+
+def webdataset(ending: str = "jpg") -> Files:
+    files: Files = {}
+    for part, split in (("train", "train"), ("val", "validation")):
+        samples = [(label, jpeg) for label, name in enumerate(CLASSES) for jpeg in IMAGES[part, name]]
+        for number in range(2):
+            shard = {}
+            for i, (label, jpeg) in list(enumerate(samples))[number::2]:
+                shard |= {f"{i:06}.cls": str(label).encode(), f"{i:06}.{ending}": jpeg, f"{i:06}.json": b"{}"}
+            files[f"imagenet1k-{split}-000{number}.tar"] = tar_of(shard)
+    return files
+
+
+COPIES: dict[str, Callable[[], Files]] = {
+    "folders": folders,
+    "folders in a folder": lambda: {f"imagenette2-320/{path}": content for path, content in folders().items()},
+    "a gzipped tar": lambda: {"x.tgz": tar_of({f"imagenette2/{p}": c for p, c in folders().items()}, "w:gz")},
+    "the folder of a gzipped tar": lambda: {"imagenette2-320.tgz": tar_of(folders(), "w:gz"), "notes.txt": b""},
+    "as Tiny-ImageNet": tiny,
+    "a zip as Tiny-ImageNet": lambda: {"tiny-imagenet-200.zip": zip_of(tiny())},
+    "the official archives": official,
+    "parquet": parquet,
+    "parquet that names classes": lambda: parquet(CLASSES),
+    "parquet that numbers classes otherwise": lambda: parquet((CLASSES[2], CLASSES[0], CLASSES[1])),
+    "parquet that names classes in words": lambda: parquet(("tench", "church", "French horn")),
+    "WebDataset": webdataset,
+    "WebDataset with other endings": lambda: webdataset("jpeg"),
+}
+
+
+def packed(files: Files, tmp_path: Path, per_class: int | None = None, name: str = "imagenette") -> PackedImages:
+    folder = written(tmp_path / "copy", files)
+    source = next(folder.iterdir()) if len(files) == 1 else folder
+    packing_images.prepare(name, source, tmp_path / "cache", per_class)
+    return load(name, tmp_path / "cache", per_class)
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_every_kind_of_copy_gives_the_same_pack(kind: str, tmp_path: Path) -> None:
+    images = packed(COPIES[kind](), tmp_path)
+    expected = packed(folders(), tmp_path / "folders")
+    assert images.digest == expected.digest
+    assert images.train.labels.tolist() == expected.train.labels.tolist()
+    assert [bytes(images.train.jpeg(i)) for i in range(12)] == [bytes(expected.train.jpeg(i)) for i in range(12)]
+    assert [bytes(images.held_out.jpeg(i)) for i in range(6)] == [bytes(expected.held_out.jpeg(i)) for i in range(6)]
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_every_kind_of_copy_gives_a_subset(kind: str, tmp_path: Path) -> None:
+    images = packed(COPIES[kind](), tmp_path, per_class=1)
+    assert sorted(images.train.labels.tolist()) == sorted(images.held_out.labels.tolist()) == [0, 1, 2]
+
+
+def test_a_subset_does_not_read_what_it_does_not_take(tmp_path: Path) -> None:
+    damaged = {path: b"" if path.endswith(("_2.JPEG", "_3.JPEG")) else jpeg for path, jpeg in folders().items()}
+    assert len(packed(damaged, tmp_path, per_class=2).train) == 6
+
+
+def test_classes_have_the_names_that_the_copy_gives_them(tmp_path: Path) -> None:
+    assert packed(official(), tmp_path / "a").classes == CLASSES
+    assert packed(parquet((CLASSES[2], CLASSES[0], CLASSES[1])), tmp_path / "b").classes == CLASSES
+    assert packed(parquet(words := ("tench", "church", "French horn")), tmp_path / "c").classes == words
+    assert packed(webdataset(), tmp_path / "d").classes == ("0", "1", "2")
+
+
+# Copies that are not whole
+
+
+def without(files: Files, *beginnings: str) -> Files:
+    return {path: content for path, content in files.items() if not path.startswith(beginnings)}
+
+
+TREE = folders()
+FIRST = TREE["val/n00000001/val_0.JPEG"]
+WRONG: dict[str, tuple[Callable[[], Files], str]] = {
+    "a class is missing": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005"),
+        r"has 2 classes, and imagenette has 3: give a copy that is whole, and the right one of imagenet, ",
+    ),
+    "a class is missing in train": (
+        lambda: without(TREE, "train/n00000005"),
+        r"has no image in train of the class n00000005; get it again, whole",
+    ),
+    "a class is missing in val": (
+        lambda: without(TREE, "val/n00000001", "val/n00000020"),
+        r"has no image in val of the class n00000001, n00000020; get it again, whole",
+    ),
+    "an empty class folder": (
+        lambda: without(TREE, "train/n00000005/train_", "val/n00000005") | {"train/n00000005/.DS_Store": b""},
+        r"has no image in train of the class n00000005",
+    ),
+    "val without folders": (
+        lambda: without(TREE, "val/") | {"val/ILSVRC2012_val_1.JPEG": b""},
+        r"has no image in val of the class n00000001, n00000005, n00000020",
+    ),
+    "an image is missing": (
+        lambda: without(TREE, "train/n00000005/train_1"),
+        r"has 11 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole",
+    ),
+    "an image is missing in the official archives": (
+        lambda: (
+            official()
+            | {"ILSVRC2012_img_val.tar": tar_of({"ILSVRC2012_val_00000001.JPEG": TREE["val/n00000001/val_0.JPEG"]})}
+        ),
+        r"has no held-out image of the class n00000005, n00000020",
+    ),
+    "words as folders": (
+        lambda: {path.replace("n00000005", "tench"): jpeg for path, jpeg in TREE.items()},
+        r"has the class tench, which is not a synset id such as n01440764: labels follow the order of these",
+    ),
+    "annotations are missing": (
+        lambda: tiny() | {"tiny-imagenet-200/val/val_annotations.txt": b"val_0.JPEG\tn00000001\n"},
+        r"val_annotations.txt has no line for tiny-imagenet-200/val/images/val_1.JPEG, .*get this copy again",
+    ),
+    "a part of the official archives": (
+        lambda: without(official(), "ILSVRC2012_devkit"),
+        r"has no ILSVRC2012_devkit_t12.tar.gz: put all of ILSVRC2012_img_train.tar, ",
+    ),
+    "a devkit of other classes": (
+        lambda: official() | {"ILSVRC2012_devkit_t12.tar.gz": tar_of({"data/meta.mat": b"no"}, "w:gz")},
+        r"does not say the labels of the classes in the archives",
+    ),
+    "no validation files": (
+        lambda: without(parquet(), "data/val"),
+        r"has no parquet file with val in its name; get it again, whole",
+    ),
+    "a label outside the range": (
+        lambda: parquet(shift=1),
+        r"has the label 3, and the labels of imagenette are 0 to 2",
+    ),
+    "parquet of other classes": (
+        lambda: parquet((*CLASSES, "n00000030")),
+        r"has 4 classes, and imagenette has 3",
+    ),
+    "parquet with other columns": (
+        lambda: {path: _parquet_of_numbers() for path in parquet()},
+        r"has no readable columns `image` \(with bytes\) and `label`",
+    ),
+    "parquet that is none": (lambda: dict.fromkeys(parquet(), b"none"), r"cannot read .*; get it again"),
+    "a shard without labels": (
+        lambda: webdataset() | {"imagenet1k-validation-0001.tar": tar_of({"a.jpg": b""})},
+        r"a in .*validation-0001.tar has no jpg or no cls",
+    ),
+    "a label that is no number": (
+        lambda: webdataset() | {"imagenet1k-validation-0001.tar": tar_of({"a.jpg": b"", "a.cls": b"tench"})},
+        r"a in imagenet1k-validation-0001.tar has the label 'tench', and the labels of imagenette are 0 to 2",
+    ),
+    "a truncated archive": (
+        lambda: {"x.tgz": tar_of(TREE, "w:gz")[:2000]},
+        r"cannot read .*x.tgz: .*; get it again",
+    ),
+    "another archive": (lambda: {"x.zip": zip_of({"readme.txt": b""})}, r"x.zip holds no copy of imagenette: give a"),
+    "another file": (lambda: {"x.txt": b"text"}, r"x.txt holds no copy of imagenette: give a folder"),
+    "another folder": (lambda: {"a/b.txt": b"", "c.txt": b""}, r"copy holds no copy of imagenette: give a folder"),
+}
+
+
+def _parquet_of_numbers() -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"pixels": [1, 2]}), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_copy_that_is_not_whole_is_one_sentence(case: str, tmp_path: Path) -> None:
+    files, sentence = WRONG[case]
+    with pytest.raises(InputError, match=sentence):
+        packed(files(), tmp_path)
+    assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
+
+
+def test_a_copy_that_needs_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InputError, match="this copy needs pyarrow to be read: `pip install pyarrow`"):
+        packed(parquet(), tmp_path)
+
+
+REAL = {name: os.environ.get(f"REWOUND_{name.upper()}") for name in ("imagenet", "tinyimagenet", "imagenette")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, path in REAL.items() if path])
+def test_the_real_data_set(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    packing_images.prepare(name, Path(str(REAL[name])), tmp_path)
+    images = load(name, tmp_path)
+    assert (len(images.train), len(images.held_out)) == packed_images.SIZES[name][:2]
+    counts = [np.bincount(part.labels).min() for part in (images.train, images.held_out)]
+    assert tuple(counts) == packed_images.SIZES[name].smallest
