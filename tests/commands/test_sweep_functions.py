@@ -1,10 +1,11 @@
 """`rewound.plan`, `run`, `results` and `report`: the same as on the command line, and shown well by a notebook."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +19,7 @@ from command_line import SWEEP, Rewound, environment
 from rewound import InputError, Row, Sweep, SweepResults, load_sweep
 from rewound.commands.sweeps import as_sweep
 from rewound.conclusions.tables import Tables, read_rows, write_rows
+from rewound.experiments.plans.planning import plan
 from rewound.states.storage.artifacts import Result
 from rewound.states.storage.store import Store
 from tiny import POISON, Tiny, Watched
@@ -109,6 +111,25 @@ def test_run_gives_what_the_command_computes(done: Path, folder: Path) -> None:
     assert rewound.run(TABLE, jobs=1, say=said.append).rows == found.rows
     assert said == [], "there was nothing left to do, and so no line of progress"
     assert not Path("rewound-report").exists(), "a report is asked for by itself"
+
+
+def test_a_run_reads_curves_and_layers_only_if_its_rows_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, results = [0], Store.results
+
+    def counting(store: Store, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+        reads[0] += 1
+        return results(store, keys)
+
+    monkeypatch.setattr(Store, "results", counting)
+    found = rewound.run(TABLE, jobs=1, say=lambda line: None)
+    assert reads == [0]
+    assert len(found) == len(found.rows) == 5
+    assert reads == [1]
+    unused = rewound.run(TABLE, jobs=1, say=lambda line: None)
+    shutil.rmtree("rewound-store")
+    with pytest.raises(InputError, match="nothing of sweep has run yet in rewound-store"):
+        _ = unused.rows
+    assert found.failed == [], "what was read stays"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +326,9 @@ HARMLESS = {"table", "caption", "thead", "tbody", "tr", "th", "td", "p", "div", 
 
 
 def shown_results(*rows: Row, missing: int = 0) -> SweepResults:
-    return SweepResults(Sweep(NAME, (Tiny(),), (1,), ()), Path("store"), Tables(list(rows), missing=missing), "again")
+    found = SweepResults(Sweep(NAME, (Tiny(),), (1,), ()), Path("store"), "again", plan([]))
+    vars(found)["tables"] = Tables(list(rows), missing=missing)  # as if they had been read
+    return found
 
 
 def test_a_notebook_shows_a_plan(folder: Path) -> None:

@@ -6,9 +6,8 @@ a file, or a `Sweep`.
 
 import os
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,9 +18,10 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Engine, Executor, executor_named, local, working
+from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.collection import Results, collected, is_measured
+from rewound.experiments.plans.collection import collected, is_measured
 from rewound.experiments.plans.execution import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
@@ -54,10 +54,20 @@ class SweepResults:
 
     sweep: Sweep
     store: Place
-    tables: Tables
-    """The rows, with what is known of layers and curves, as `report` writes them."""
     again: str
     """The command, or the call, that runs what is missing."""
+    plan: planning.Plan = field(compare=False)
+    """The work that makes the rows."""
+    say: Say = field(default=print, compare=False)
+    """Takes a line where a file in the store is damaged."""
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The rows, with what is known of layers and curves, as `report` writes them.
+
+        They are read from the store when somebody first looks at them: a hundred thousand rows take a while.
+        """
+        return collected(self.sweep.targets, store_to_read(self.sweep, self.store, self.again, self.say), self.plan)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -175,7 +185,7 @@ def run(
     say: Say = print,
     progress: Progress | None = None,
 ) -> SweepResults:
-    """Run whatever of a sweep is not done yet, and give its rows.
+    """Run whatever of a sweep is not done yet, and give its rows, which are read from the store when they are used.
 
     `jobs` is the number of worker processes on this machine; 0 means one per core, and one on a GPU. `on` says where to
     run: the name of an executor, or one with its options. `keep`, the tensors to keep, is "needed" or "all". With
@@ -214,14 +224,22 @@ def run(
     for counts in parts_pruned(planned):
         counts.warn_of_small_part()
     show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+    ended = 0
+
+    def tick(headway: Headway) -> None:
+        nonlocal ended
+        ended = headway.nodes
+        show(headway.steps, steps)
+
     try:
-        executor(planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps))
+        executor(planned, opened, options, say=say, tick=tick)
     except KeyboardInterrupt as stop:
         stop.add_note("nothing finished is lost; the same call continues")
         raise
-    if (left := todo(planned, opened)) and (engine is None or engine.wait):  # else others have just begun
+    is_waited_for = engine is None or engine.wait  # else others have just begun
+    if ended < len(planned.nodes) and is_waited_for and (left := todo(planned, opened)):
         say(f"{len(left)} of {len(planned.nodes)} nodes are still to do; run it again to continue")
-    return SweepResults(found, root, collected(found.targets, opened, planned), again)
+    return SweepResults(found, root, again, planned, say)
 
 
 def work(
@@ -313,7 +331,7 @@ def report_results(
             f"note: the levels of {', '.join(sweep.joined)} are more than one ladder of densities, joined into one "
             "curve here; declare a sweep for each to see them apart"
         )
-    origin = origin_of(sweep, tables, gathered.store, gathered.again, Store(gathered.store, say))
+    origin = origin_of(sweep, tables, gathered.store, gathered.again)
     size, *others = {recipe.test_size for recipe in sweep.recipes}
     return write_report(evidence_of(sweep, tables, theirs), folder, origin, drawing, say, None if others else size)
 
@@ -324,10 +342,10 @@ def evidence_of(sweep: Sweep, tables: Tables, theirs: Sequence[Row] = ()) -> Evi
     return Evidence(tables, theirs, {task: recipe.training_epochs for task, recipe in recipes.items()}, TEST_SHARES)
 
 
-def origin_of(sweep: Sweep, tables: Tables, root: Place, again: str, results: Results) -> Origin:
+def origin_of(sweep: Sweep, tables: Tables, root: Place, again: str) -> Origin:
     """What a page says about where the tables of a sweep come from."""
     missing = f", {tables.missing:,} to come" if tables.missing else ""
-    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables.rows, results))
+    facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables))
     return Origin(sweep.name, facts, again, shlex.join(["rewound", "show", *store_option(root)]))
 
 
@@ -342,10 +360,10 @@ def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
 
 
 def _collected(sweep: Sweep, again: str, root: Place, say: Say) -> SweepResults:
-    tables = collected(sweep.targets, store_to_read(sweep, root, again, say))
-    if not tables.rows:
+    found = SweepResults(sweep, root, again, planning.plan(sweep.targets), say)
+    if not found.tables.rows:
         raise _not_run(sweep, root, again)
-    return SweepResults(sweep, root, tables, again)
+    return found
 
 
 def as_sweep(given: AnySweep, root: Place) -> tuple[Sweep, str]:
@@ -386,18 +404,13 @@ def as_workers(jobs: int, device: str) -> int:
     return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
 
 
-def _computed_with(rows: list[Row], results: Results) -> list[tuple[str, str]]:
+def _computed_with(tables: Tables) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
-    seen: dict[str, Counter[str]] = {}
-    made = {key: result["made"] for key, result in results.summaries({row.key for row in rows})}
-    for key in dict.fromkeys(row.key for row in rows):
-        for name, value in made.get(key, {}).items():
-            seen.setdefault(name, Counter())[value] += 1
     names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}
     return [
         (
             names.get(name, name),
             ", ".join(f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.items()),
         )
-        for name, counts in seen.items()
+        for name, counts in tables.made.items()
     ]

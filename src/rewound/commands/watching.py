@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
@@ -28,7 +29,7 @@ from rewound.reports.charts import Json
 from rewound.reports.live import HOST, PORT, Lookout, Server
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.page import content
-from rewound.states.storage.artifacts import Result, Summary, failure_in_words
+from rewound.states.storage.artifacts import Result, failure_in_words
 from rewound.states.storage.backend import OnlyRead, Place
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
@@ -90,10 +91,6 @@ class WatchedSweep:
         """What was read of the store, of these keys."""
         return ((key, self._results[key]) for key in keys if key in self._results)
 
-    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
-        """The same; a result has its summary in it."""
-        return self.results(keys)
-
     def look(self) -> Json:
         """How far the sweep is, who works on it, and what failed; it costs what has changed."""
         if self._backend.read("version", 1) is None:
@@ -131,14 +128,14 @@ class WatchedSweep:
         self._drawn = drawn
         dense = {row.recipe for row in tables.rows if row.dense and row.test is not None}
         comparable = [row for row in tables.rows if row.recipe in dense]  # deltas are measured from dense networks
-        return self._content(Tables(comparable, tables.layers, tables.curves, tables.missing))
+        return self._content(replace(tables, rows=comparable))
 
     def empty(self) -> Json:
         """The data before the first result."""
         return self._content(Tables([], missing=len(self._sweep.targets)))
 
     def _content(self, tables: Tables) -> Json:
-        origin = origin_of(self._sweep, tables, self._root, self._again, self)
+        origin = origin_of(self._sweep, tables, self._root, self._again)
         return content(evidence_of(self._sweep, tables), origin)
 
     def _said(self, headway: Headway) -> Json:

@@ -33,6 +33,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
 from typing import IO, Any, Final, NamedTuple, TypeVar
@@ -185,30 +187,32 @@ def write_rows(rows: Iterable[Row], path: str | Path) -> None:
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
     """The rows in the order of `results.csv`: dense rows of a recipe first, then by experiment."""
-    return sorted(rows, key=_place)
+    found = list[Row]()
+    for _, group in groupby(sorted(rows, key=_place), _place):
+        same = list(group)
+        # Rows that differ in nothing but their results must not keep the order they arrived in.
+        found += sorted(same, key=_texts) if len(same) > 1 else same
+    return found
 
 
 def write_layers(rows: Iterable[LayerRow], path: str | Path) -> None:
     """Write `layers.csv`, by key; the layers of one network stay in the order given, which is that of the network."""
-    ordered = sorted(rows, key=lambda row: row.key)
-    write_table(_columns(LayerRow), ordered, path)
+    write_table(_columns(LayerRow), sorted(rows, key=attrgetter("key")), path)
 
 
 def write_curves(rows: Iterable[CurveRow], path: str | Path) -> None:
     """Write `curves.csv`, by key and step."""
-    ordered = sorted(rows, key=lambda row: (row.key, row.step))
-    write_table(_columns(CurveRow), ordered, path)
+    write_table(_columns(CurveRow), sorted(rows, key=attrgetter("key", "step")), path)
 
 
-def _values(row: Row) -> tuple[object, ...]:
-    return tuple(vars(row).values())  # dataclasses.astuple copies deeply, which takes seconds for the authors' rows
-
-
-def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int, str], list[str]]:
+def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, float, int, str]]:
     line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
     density = row.density if row.asked_density is None else row.asked_density
-    # The texts come last: rows that differ in nothing but their results must not keep the order they arrived in.
-    return line, (-density, row.retrain_epochs or 0, row.trial, row.key), [text_of(value) for value in _values(row)]
+    return line, (-density, row.retrain_epochs or 0, row.trial, row.key)
+
+
+def _texts(row: Row) -> list[str]:
+    return [text_of(value) for value in vars(row).values()]
 
 
 def with_common_densities(rows: Iterable[Row]) -> list[Row]:
@@ -298,6 +302,8 @@ class Tables:
     layers: list[LayerRow] = field(default_factory=list)
     curves: list[CurveRow] = field(default_factory=list)
     missing: int = 0
+    made: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    """What the runs were computed with, where that is known: for each name ("torch") how many have which value."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write them as CSV; only results.csv where nothing is known of layers and curves."""
@@ -326,8 +332,12 @@ def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
+    texts = _Texts()
     # The writer itself knows what to do with nothing and with whole numbers.
-    writer.writerows([v if v is None or type(v) is int else text_of(v) for v in line] for line in lines)
+    writer.writerows(
+        [v if v is None or type(v) is int else texts[v] if type(v) is str else text_of(v) for v in line]
+        for line in lines
+    )
     data = text.getvalue().encode()
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, durable=False)
 
@@ -353,6 +363,14 @@ def _lines(file: IO[str]) -> Iterator[str]:
         if len(line) == _LONGEST_LINE:
             raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
         yield line
+
+
+class _Texts(dict[str, str]):
+    """What stands in the field of a text: in a table of millions of lines, most texts come again and again."""
+
+    def __missing__(self, text: str) -> str:
+        found = self[text] = text_of(text)
+        return found
 
 
 def text_of(value: object) -> str:

@@ -351,23 +351,22 @@ def details(
     """What is inside the runs, in the order of their keys until the room is used up; `left_out` counts the others."""
     names = list(dict.fromkeys(row.layer for own in layers.values() for row in own))
     number = {name: place for place, name in enumerate(names)}
+    known = [key for key in keys if key in layers or key in curves]
     runs: dict[str, Json] = {}
-    used = left_out = 0
-    for key in keys:
-        if key in layers or key in curves:
-            own = layers.get(key, ())
-            detail: Json = {
-                "layer": [number[row.layer] for row in own],
-                "kept": [row.kept for row in own],
-                "total": [row.total for row in own],
-                "curve": _thinned(curves.get(key, ())),
-            }
-            used += len(json.dumps({key: detail}, separators=(",", ":")))
-            if used <= DETAIL_BYTES:
-                runs[key] = detail
-            else:
-                left_out += 1
-    return {"layers": names, "runs": runs, "left_out": left_out}
+    used = 0
+    for key in known:
+        own = layers.get(key, ())
+        detail: Json = {
+            "layer": [number[row.layer] for row in own],
+            "kept": [row.kept for row in own],
+            "total": [row.total for row in own],
+            "curve": _thinned(curves.get(key, ())),
+        }
+        used += len(json.dumps({key: detail}, separators=(",", ":")))
+        if used > DETAIL_BYTES:
+            break
+        runs[key] = detail
+    return {"layers": names, "runs": runs, "left_out": len(known) - len(runs)}
 
 
 def _thinned(points: Sequence[CurveRow]) -> list[list[float | None]]:

@@ -1,6 +1,7 @@
 """From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -22,29 +23,30 @@ class Results(Protocol):
     def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
         """What was measured at these keys, in any order."""
 
-    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
-        """The same without curves and layers."""
-
 
 @collector_paused()
 def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan | None = None) -> Tables:
     """The tables of these targets, as far as the store knows them; `plan` is theirs, if it has been made."""
     reader = _Reader(store)
-    rows, layers, curves = list[Row](), list[LayerRow](), list[CurveRow]()
+    rows, layers, curves, made = list[Row](), list[LayerRow](), list[CurveRow](), dict[str, Counter[str]]()
     missing, seen, lost = 0, set[str](), _lost(plan or planning.plan(targets), reader)
     for target in targets:
-        result = reader.result(target.state.key)
-        failed = target.state.key in lost or not is_measured(result)
+        end = target.state
+        result = reader.result(end.key)
+        failed = end.key in lost or not is_measured(result)
         if not failed and (result is None or "val" not in result):
             missing += 1
             continue
         rows.append(_row(target, None if failed else result, reader))
-        if result is not None and not failed and target.state.key not in seen:
-            seen.add(target.state.key)
-            layers.extend(_layers(target.state.key, result))
-            end = target.state
+        if result is None or end.key in seen:
+            continue
+        seen.add(end.key)
+        for name, value in result["made"].items():
+            made.setdefault(name, Counter())[value] += 1
+        if not failed:
+            layers.extend(_layers(end.key, result))
             curves.extend(reader.way(target, end.key).curve(end.key, end.steps, result["val"]))
-    return Tables(rows, layers, curves, missing)
+    return Tables(rows, layers, curves, missing, made)
 
 
 def is_measured(result: Summary | None) -> bool:

@@ -434,7 +434,7 @@ def made_by(node: Node, options: Options) -> dict[str, str]:
     return {
         **sources_of(node),
         **node.recipe.made_with(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # itself it would be compared as a version, which takes long
         "python": platform.python_version(),
         "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
         **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
