@@ -13,6 +13,7 @@ from rewound import Batch, InputError, Position, State, begin, train
 from rewound.method.schedule import Segment
 from rewound.tasks.feed import Feed, nearly_in_sequence, stays_on, streamed
 from rewound.tasks.fleets.captured import Program, capturable
+from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipes.resident import Share
 from sameness import assert_same
@@ -121,6 +122,7 @@ def in_place(place: Place, run: Run) -> list[State]:
         _, outcome, ended = stopped(place)
         assert isinstance(outcome, State)
         states.append(outcome.clone())
+        place.resume()
     return states
 
 
@@ -145,6 +147,28 @@ def test_a_damaged_example_is_one_error_that_names_it(
         list(train(Ragged(), begin(Ragged(), 1), lr=RATES))
 
 
+def test_an_interruption_ends_the_threads(streaming: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    streaming()
+    monkeypatch.setattr(Ragged, "slow", Slow(seconds=0.001))
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(train(Ragged(), begin(Ragged(), 1), lr=RATES, due=interrupted))
+
+
+@pytest.mark.parametrize("kind", ["feed", "place", "batches"])
+def test_who_lets_go_of_a_feed_ends_its_threads(kind: str, streaming: Callable[[], None]) -> None:
+    streaming()
+    if kind == "feed":
+        next(Feed(Slow(), iter(lambda: torch.arange(10), None), CPU))
+    elif kind == "place":
+        Place(Program(Ragged(), CPU, None)).start(Run(begin(Ragged(), 1), None, RATES))
+    else:
+        next(Ragged().batches(1, Position(0, 0), CPU))
+
+
 def test_batches_that_nobody_asks_for_are_not_decoded_without_end() -> None:
     source = Slow()
     stream = streamed(source, (torch.arange(10) for _ in range(1_000_000)), CPU)
@@ -161,6 +185,27 @@ def test_seconds_of_waiting_are_told(streaming: Callable[[], None], monkeypatch:
     outcomes = [*train(Ragged(), state, lr=RATES)]
     outcomes += in_place(Place(Program(Ragged(), CPU, None)), Run(state, None, RATES))
     assert all(outcome.waited > 0.01 for outcome in outcomes)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/tasks/test_feed.py`")
+@pytest.mark.filterwarnings("ignore")  # compilation warns of what is not ours
+@pytest.mark.parametrize("seconds", [0.0, 0.002])  # the GPU is slower, and the threads are
+def test_on_a_gpu_streamed_data_gives_the_results_of_resident_data(
+    seconds: float, streaming: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, rates = torch.device("cuda"), [Segment(0.05, 300)]
+    run = Run(begin(Ragged(), 3), None, rates, stops=[5, 150])
+    theirs = list(islice(Ragged().batches(1, Position(0, 3), gpu), 60))
+    resident = in_place(Place(Program(Ragged(), gpu, "inductor")), run)
+    streaming()
+    monkeypatch.setattr(Ragged, "slow", Slow(seconds=seconds))
+    for mine, other in zip(islice(Ragged().batches(1, Position(0, 3), gpu), 60), theirs, strict=True):
+        assert all(map(torch.equal, mine, other))
+    place = Place(Program(Ragged(), gpu, "inductor"))
+    for _ in range(2):
+        assert_same(in_place(place, run), resident)
+    assert Fleet(Ragged(), gpu).capacity == 1
 
 
 def test_what_stays_on_a_device_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

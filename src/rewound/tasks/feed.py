@@ -31,7 +31,7 @@ LIMIT = "REWOUND_RESIDENT_GB"
 """The environment variable that says how many GB of data may stay on a device; 0 streams everything."""
 _SHARE = 1 / 4  # of the device's memory for data that stays there
 _AT_ONCE = 8  # examples that a thread decodes before it looks for more
-_AHEAD, _ROOM = (4, 16), 1 << 30  # batches that are decoded ahead: from 4 to 16, as many as have these bytes
+_AHEAD, _ROOM = (4, 16), 1 << 28  # batches that are decoded ahead: from 4 to 16, as many as have these bytes
 _CHUNK, _WINDOW = 64, 16_384  # examples read one after another; the authors' shuffle buffer
 _waited = threading.local()
 
@@ -68,6 +68,11 @@ def _limit(device: torch.device) -> float:
     if device.type == "cuda":
         return _SHARE * torch.cuda.get_device_properties(device).total_memory
     return _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cores() -> int:
+    """How many cores this process may use: as many threads decode."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def nearly_in_sequence(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
@@ -132,7 +137,7 @@ class Feed:
         self._leaving: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # buffers on their way to a GPU
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._slots = deque([_Slot(), _Slot()])
-        self._threads = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)), "rewound-decode")
+        self._threads = ThreadPoolExecutor(threads or cores(), "rewound-decode")
 
     def __iter__(self) -> Iterator[Sequence[Tensor]]:
         return self
