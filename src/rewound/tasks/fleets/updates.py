@@ -58,11 +58,13 @@ def captures(optimizer: Optimizer) -> bool:
 def is_flat(optimizer: Optimizer, model: nn.Module) -> bool:
     """Whether the optimizer is what `FlatMomentum` does, for a model whose weights may be moved."""
     parameters = list(model.parameters())
-    (group, *others) = optimizer.param_groups
+    (group, *others) = groups = optimizer.param_groups
+    own = {"params", "weight_decay"}
     return (
         type(optimizer) is SGD
-        and not others
-        and {id(parameter) for parameter in group["params"]} == {id(parameter) for parameter in parameters}
+        and not any(other[option] != group[option] for other in others for option in group.keys() - own)
+        and sum(len(each["params"]) for each in groups) == len(parameters)
+        and {id(parameter) for each in groups for parameter in each["params"]} == {id(each) for each in parameters}
         and not group["dampening"]
         and not group["maximize"]
         and {parameter.dtype for parameter in parameters} in ({torch.float32}, {torch.float64})
@@ -93,14 +95,15 @@ class Momentum:
     """SGD as a function of flat tensors, compiled once for all runs of a recipe.
 
     g = clipped(m (.) dL/dW) + decay W;  v = momentum v + g;  W -= lr v
+
+    Weights may have different decays, which are then a flat tensor, too.
     """
 
     def __init__(
         self, sgd: Optimizer, model: nn.Module, clip_norm: float, compiled: Callable[..., Callable[..., None]]
     ) -> None:
-        (group,) = sgd.param_groups
-        self.momentum, self.decay = float(group["momentum"]), float(group["weight_decay"])
-        self.nesterov, self.clip_norm = bool(group["nesterov"]), clip_norm
+        group = sgd.param_groups[0]
+        self.momentum, self.nesterov, self.clip_norm = float(group["momentum"]), bool(group["nesterov"]), clip_norm
         self.spans: list[Span] = []
         self.size = 0
         for name, parameter in model.named_parameters():
@@ -109,7 +112,19 @@ class Momentum:
             self.size += -(-parameter.numel() // _ALIGN) * _ALIGN
         first = next(model.parameters())
         self.padding = torch.zeros(_ALIGN, dtype=first.dtype, device=first.device)
+        self.decay = self._decays(sgd, model)
         self.update = compiled(self._update)
+
+    def _decays(self, sgd: Optimizer, model: nn.Module) -> float | Tensor:
+        decays = {
+            parameter: float(group["weight_decay"]) for group in sgd.param_groups for parameter in group["params"]
+        }
+        if len(set(decays.values())) == 1:
+            return next(iter(decays.values()))
+        parameters, flat = dict(model.named_parameters()), self.padding.new_zeros(self.size)
+        for span in self.spans:
+            span.of(flat).fill_(decays[parameters[span.name]])
+        return flat
 
     def pieces(self, gradients: Gradients) -> list[Tensor]:
         """The gradients as pieces of a flat buffer, in the order of the weights in memory, whatever their own is."""

@@ -13,7 +13,11 @@ RECIPES: Mapping[str, str] = {
     "cifar10-resnet110": "rewound.tasks.recipes.cifar10:ResNet110",
     "digits": "rewound.tasks.recipes.digits:Digits",
     "ende-gnmt": "rewound.tasks.recipes.translation:EnDe",
+    "imagenet-resnet34": "rewound.tasks.recipes.imagenet:ImageNetResNet34",
+    "imagenet-resnet50": "rewound.tasks.recipes.imagenet:ImageNetResNet50",
+    "imagenette-resnet50": "rewound.tasks.recipes.imagenet:ImagenetteResNet50",
     "multi30k-gnmt": "rewound.tasks.recipes.translation:Multi30k",
+    "tinyimagenet-resnet50": "rewound.tasks.recipes.imagenet:TinyImageNetResNet50",
     "translate-toy": "rewound.tasks.recipes.translation:Toy",
     "wmt16-gnmt": "rewound.tasks.recipes.translation:WMT16",
 }

@@ -27,7 +27,7 @@ from rewound.method.costs import PAPER
 from rewound.method.schedule import Schedule
 from rewound.tasks.datasets import cifar10
 from rewound.tasks.recipe import Batch
-from rewound.tasks.recipes.images import ImageClassification, Images, shifted, split
+from rewound.tasks.recipes.images import ImageClassification, Images, check_precision, logits, shifted, split
 from rewound.tasks.recipes.resnet import ResNet
 
 
@@ -51,8 +51,7 @@ class CIFAR10(ImageClassification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.precision not in ("float32", "bfloat16"):
-            raise InputError(f"precision is float32 or bfloat16, not {self.precision!r}")
+        check_precision(self.precision)
 
     @property
     def train_size(self) -> int:
@@ -97,9 +96,7 @@ class CIFAR10(ImageClassification):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits = model(images)
-        return F.cross_entropy(logits.float(), labels)
+        return F.cross_entropy(logits(model, images, self.precision), labels)
 
     def example(self) -> Batch:
         return (torch.zeros(1, 3, 32, 32),)

@@ -1,4 +1,4 @@
-"""What the image classification recipes share: resident data, random shifts, momentum SGD, accuracy.
+"""What the image classification recipes share: momentum SGD, cross-entropy, accuracy; for small images, random shifts.
 
 The data lives on the training device as bytes (`resident`). The order of an epoch and every shift are counter-based
 draws (`randomness`), so a batch is a function of (seed, prunings, step) and the stream can be entered anywhere.
@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +39,21 @@ class Images(NamedTuple):
         return Images(*(part.to(device) for part in self))
 
 
-def split(held: Tensor, labels: Tensor, split_seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_order(size: int, split_seed: int) -> tuple[Tensor, Tensor]:
     """20% of the held-out images for validation, the rest for testing, as in the paper; one split per recipe."""
-    order = permutation(fold("split", split_seed), len(held))
-    val, test = order.tensor_split([len(held) // 5])
+    val, test = permutation(fold("split", split_seed), size).tensor_split([size // 5])
+    return val, test
+
+
+def split(held: Tensor, labels: Tensor, split_seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Held-out images and their labels, for validation and for testing."""
+    val, test = split_order(len(held), split_seed)
     return held[val], labels[val], held[test], labels[test]
 
 
 @dataclass(frozen=True)
-class ImageClassification(ResidentRecipe):
-    """A classifier trained by momentum SGD along a step schedule on shifted images."""
+class Classifier(ResidentRecipe):
+    """A classifier trained by momentum SGD."""
 
     divisible: ClassVar[bool] = True
 
@@ -58,17 +63,10 @@ class ImageClassification(ResidentRecipe):
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
-    shift: int = 0
-    split_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
-        for name in ("momentum", "weight_decay", "shift"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"{name.replace('_', '-')} must be at least 0, not {getattr(self, name):g}")
+        self._check(above_0=("epochs", "batch_size", "learning_rate"), at_least_0=("momentum", "weight_decay"))
         if self.learning_rate > (largest := torch.finfo(torch.float32).max):
             raise InputError(f"learning-rate must be at most {largest:.4g}, not {self.learning_rate:g}")
         if self.nesterov and not self.momentum:
@@ -76,33 +74,26 @@ class ImageClassification(ResidentRecipe):
         if not math.isfinite(self.epochs * self.steps_per_epoch):
             raise InputError(f"epochs = {self.epochs:g} is more than can be counted in steps; give fewer")
 
-    @abstractmethod
-    def images(self, device: torch.device) -> Images:
-        """The data, on the device it is used on."""
+    def _check(self, above_0: Sequence[str] = (), at_least_0: Sequence[str] = ()) -> None:
+        for name in above_0:
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
+        for name in at_least_0:
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name.replace('_', '-')} must be at least 0, not {getattr(self, name):g}")
 
     @property
     @abstractmethod
     def train_size(self) -> int:
         """The number of training images, known without the data."""
 
-    @abstractmethod
-    def standardised(self, images: Tensor) -> Tensor:
-        """Bytes to what the network takes."""
-
-    def augmented(self, images: Tensor, key: int | Tensor, counters: Tensor) -> Tensor:
-        """Training images from bytes: shifted by up to `shift` pixels each way, zeros moving in."""
-        return self.standardised(shifted(images, self.shift, key, counters))
-
     @property
     def training_epochs(self) -> float:
         return self.epochs
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The paper's shape: the rate drops tenfold at 1/2 and at 3/4 of training."""
-        steps = round(self.epochs * self.steps_per_epoch)
-        rates = [self.learning_rate * scale for scale in (1, 0.1, 0.01)]
-        return Schedule.piecewise(steps, rates, drops=[round(steps / 2), round(steps * 3 / 4)])
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(self.train_size, self.batch_size),)
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(
@@ -113,9 +104,56 @@ class ImageClassification(ResidentRecipe):
             weight_decay=self.weight_decay,
         )
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return (Part(self.train_size, self.batch_size),)
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(model(images), labels)
+
+
+PRECISIONS: Final = ("float32", "bfloat16")
+
+
+def check_precision(precision: str) -> None:
+    """An error for what is no precision of activations; weights and logits have float32 in any case."""
+    if precision not in PRECISIONS:
+        raise InputError(f"precision is {' or '.join(PRECISIONS)}, not {precision!r}")
+
+
+def logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """What the model puts out, with activations of a precision."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        put_out: Tensor = model(images)
+    return put_out.float()
+
+
+@dataclass(frozen=True)
+class ImageClassification(Classifier):
+    """A classifier of images of one size, which are shifted, along a step schedule."""
+
+    shift: int = 0
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(at_least_0=("shift",))
+
+    @abstractmethod
+    def images(self, device: torch.device) -> Images:
+        """The data, on the device it is used on."""
+
+    @abstractmethod
+    def standardised(self, images: Tensor) -> Tensor:
+        """Bytes to what the network takes."""
+
+    def augmented(self, images: Tensor, key: int | Tensor, counters: Tensor) -> Tensor:
+        """Training images from bytes: shifted by up to `shift` pixels each way, zeros moving in."""
+        return self.standardised(shifted(images, self.shift, key, counters))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The paper's shape: the rate drops tenfold at 1/2 and at 3/4 of training."""
+        steps = round(self.epochs * self.steps_per_epoch)
+        rates = [self.learning_rate * scale for scale in (1, 0.1, 0.01)]
+        return Schedule.piecewise(steps, rates, drops=[round(steps / 2), round(steps * 3 / 4)])
 
     def resident(self, device: torch.device) -> Images:
         return self.images(device)
@@ -125,10 +163,6 @@ class ImageClassification(ResidentRecipe):
     ) -> Batch:
         images, labels = data[:2]
         return self.augmented(images[chosen], key, counters), labels[chosen]
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> Scores:
         images = self.images(next(model.parameters()).device)

@@ -8,7 +8,7 @@ halve the resolution. `blocks=(n, n, n)` with widths 16, 32 and 64 is ResNet-(6n
 Convolutions start from a truncated normal of variance 1/fan-in, not He's 2/fan-in.
 
 For ImageNet the stem is 7x7 with stride 2 and a 3x3 max pool behind it, the last normalisation of every block starts
-at 0, and ResNet-50 has bottlenecks with the stride on their 3x3:
+at 0, batches may be normalised in groups (`grouped_norm`), and ResNet-50 has bottlenecks with the stride on their 3x3:
     block: conv 1x1 - BN - ReLU - conv 3x3 - BN - ReLU - conv 1x1 to four times the width - BN - add - ReLU
 """
 
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
 from rewound.method.costs import Add
+from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
 
 EXPANSION = 4
 """A bottleneck's block puts out so many times its width."""
@@ -106,10 +107,13 @@ class ResNet(nn.Sequential):
         generator: torch.Generator,
         channels: int = 3,
         classes: int = 10,
+        stem_size: int = 3,
         stem_stride: int = 1,
-        batch_norm_momentum: float = 0.003,
-        for_imagenet: bool = False,
+        pool: bool = False,
         bottleneck: bool = False,
+        zero_last: bool = False,
+        batch_norm_momentum: float = 0.003,
+        batch_norm_group: int | None = None,
     ) -> None:
         if len(blocks) != len(widths) or min((*blocks, *widths), default=0) < 1:
             raise InputError(
@@ -117,41 +121,72 @@ class ResNet(nn.Sequential):
                 f"one, all positive; give the number of blocks and the width of each stage"
             )
         with torch.device("meta"):  # PyTorch's own initialisation would draw from the global generator
-            stem = ConvNorm(channels, widths[0], *((7, 2) if for_imagenet else (3, stem_stride)))
-            pool = {"pool": SamePool()} if for_imagenet else {}
+            stem = ConvNorm(channels, widths[0], stem_size, stem_stride)
+            pooled = {"pool": SamePool()} if pool else {}
             block = Bottleneck if bottleneck else Block
-            layers = {"stem": stem, "relu": nn.ReLU(), **pool, **_layers(blocks, widths, classes, block)}
+            layers = {"stem": stem, "relu": nn.ReLU(), **pooled, **_layers(blocks, widths, classes, block)}
             super().__init__(OrderedDict(layers))
+            for module in list(self.modules()):
+                if batch_norm_group is not None and isinstance(module, ConvNorm):
+                    module.bn = GroupedBatchNorm2d(module.out_channels, batch_norm_group)
         self.to_empty(device=generator.device)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = batch_norm_momentum
             _initialise(module, generator)
         for module in self.modules():
-            if for_imagenet and isinstance(module, Block | Bottleneck):
+            if zero_last and isinstance(module, Block | Bottleneck):
                 nn.init.zeros_((module.conv3 if isinstance(module, Bottleneck) else module.conv2).bn.weight)
 
 
-def resnet34(generator: torch.Generator, *, channels: int = 3, classes: int = 1000) -> ResNet:
-    """ResNet-34 as the authors trained it on ImageNet: 21,783,744 prunable weights."""
-    return _imagenet(generator, channels, classes, bottleneck=False)
+def resnet34(
+    generator: torch.Generator,
+    *,
+    channels: int = 3,
+    classes: int = 1000,
+    small_images: bool = False,
+    batch_norm_group: int | None = None,
+) -> ResNet:
+    """ResNet-34 as the authors trained it on ImageNet: 21,783,744 prunable weights.
+
+    Small images, of 64 pixels, have a 3x3 stem with stride 2 and no pool, which leaves 32x32 to the first stage.
+    """
+    return _imagenet(False, generator, channels, classes, small_images, batch_norm_group)
 
 
-def resnet50(generator: torch.Generator, *, channels: int = 3, classes: int = 1000) -> ResNet:
-    """ResNet-50 as the authors trained it on ImageNet: 25,502,912 prunable weights."""
-    return _imagenet(generator, channels, classes, bottleneck=True)
+def resnet50(
+    generator: torch.Generator,
+    *,
+    channels: int = 3,
+    classes: int = 1000,
+    small_images: bool = False,
+    batch_norm_group: int | None = None,
+) -> ResNet:
+    """ResNet-50 as the authors trained it on ImageNet: 25,502,912 prunable weights; `small_images` as above."""
+    return _imagenet(True, generator, channels, classes, small_images, batch_norm_group)
 
 
-def _imagenet(generator: torch.Generator, channels: int, classes: int, *, bottleneck: bool) -> ResNet:
+def _imagenet(
+    bottleneck: bool,
+    generator: torch.Generator,
+    channels: int,
+    classes: int,
+    small_images: bool,
+    batch_norm_group: int | None,
+) -> ResNet:
     return ResNet(
         (3, 4, 6, 3),
         (64, 128, 256, 512),
         generator=generator,
         channels=channels,
         classes=classes,
-        batch_norm_momentum=0.1,
-        for_imagenet=True,
+        stem_size=3 if small_images else 7,
+        stem_stride=2,
+        pool=not small_images,
         bottleneck=bottleneck,
+        zero_last=True,
+        batch_norm_momentum=0.1,
+        batch_norm_group=batch_norm_group,
     )
 
 
