@@ -48,6 +48,7 @@ StorePlace = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
+GpusPerRun = Annotated[int, typer.Option(help="GPUs, each with a process, that train one network together")]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
 
@@ -80,6 +81,7 @@ def run_command(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="run failed nodes again")] = False,
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
+    gpus_per_run: GpusPerRun = 1,
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
@@ -108,6 +110,7 @@ def run_command(
             retry_failed=retry_failed,
             minutes=minutes,
             plain=plain,
+            gpus_per_run=gpus_per_run,
             say=say,
             progress=progress,
         )
@@ -123,6 +126,7 @@ def work_command(
     keep: Keep = "needed",
     minutes: Annotated[float | None, typer.Option(help="stop after this time, with drafts")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
+    gpus_per_run: GpusPerRun = 1,
     plan: Annotated[
         str | None,
         typer.Option(help="digest that the plan must have; drivers pass it to their workers", show_default="any plan"),
@@ -137,7 +141,17 @@ def work_command(
     from rewound.commands.sweeps import work
     from rewound.experiments.executors.working import STOPPED
 
-    if not work(sweep, store=store, device=device, keep=keep, minutes=minutes, plain=plain, plan=plan, say=say):
+    if not work(
+        sweep,
+        store=store,
+        device=device,
+        keep=keep,
+        minutes=minutes,
+        plain=plain,
+        gpus_per_run=gpus_per_run,
+        plan=plan,
+        say=say,
+    ):
         say(f"stopped before the end, with drafts of what was under way (exit code {STOPPED}); start it again to go on")
         raise typer.Exit(STOPPED)
 

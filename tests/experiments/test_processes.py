@@ -91,10 +91,10 @@ def test_the_error_of_a_worker_is_raised_here(error: Exception) -> None:
 HELD = """
 import signal
 from multiprocessing import get_context
-from rewound.experiments.executors.local import _interrupts_held
+from rewound.foundations.owners import interrupts_held
 
 if __name__ == "__main__":
-    with _interrupts_held():
+    with interrupts_held():
         process = get_context("spawn").Process(target=print, args=("started",))
         process.start()
         held = signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -21,6 +21,7 @@ from rewound.foundations.errors import Diverged, InputError
 from rewound.method.schedule import Schedule, Segment
 from rewound.tasks.parallel import Abandoned
 from rewound.tasks.recipe import Batch, Recipe, Scores
+from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
 from rewound.tasks.recipes.images import Images
 from rewound.tasks.recipes.resident import Part, ResidentRecipe
 from rewound.tasks.training import State, begin, train
@@ -79,6 +80,18 @@ class Lengths(ResidentRecipe):
 
     def example(self) -> Batch:
         return (torch.zeros(1, 3, 5),)
+
+
+@dataclass(frozen=True)
+class Grouped(Digits64):
+    """A network that normalises groups of images."""
+
+    group: int = 6
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        layers = (nn.Conv2d(1, 4, 3, bias=False), GroupedBatchNorm2d(4, self.group), nn.Tanh(), nn.AvgPool2d(6))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 10))
 
 
 @dataclass(frozen=True)
@@ -172,9 +185,13 @@ CASES: dict[str, Case] = {
     "each batch clipped": (trained, Digits64(**SMALL, accumulation=2, clip_norm=0.5, clip_each=True)),
     "a parameter that is not used": (trained, Strangers64(**SMALL, what="unused")),
     "parts of two shapes": (trained, Lengths()),
+    "groups within a process": (trained, Grouped(batch_size=24, group=3)),
+    "a group for each process": (trained, Grouped(batch_size=24, group=12)),
+    "a group of all processes": (trained, Grouped(batch_size=24, group=48)),
     "abandoned": (abandoned, Digits64(**SMALL)),
     "dropout": (trained, Strangers64(**SMALL, what="dropout")),
     "dropout in halves": (halves, Strangers64(**SMALL, what="dropout")),
+    "groups across processes": (refused, Grouped(batch_size=24, group=8)),
     "odd batch": (refused, Digits64(**{**SMALL, "batch_size": 25})),
     "indivisible": (refused, Indivisible()),
     "other data": (refused, OtherData(**SMALL)),
@@ -198,7 +215,8 @@ def main(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    torch.save({case: outcome(case, dist.group.WORLD) for case in CASES}, folder / f"{rank}.pt")
+    cases = CASES if world == 2 else ["a group for each process"]  # of which the slices are smaller
+    torch.save({case: outcome(case, dist.group.WORLD) for case in cases}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

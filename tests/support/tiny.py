@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import ClassVar
 import torch
 from torch.nn.utils import parametrizations
 
+from rewound.foundations.errors import InputError
 from rewound.foundations.metric import Metric
 from rewound.method.schedule import Schedule
 from rewound.tasks.recipe import Batch, Position, Scores
 from rewound.tasks.recipes.digits import Digits
+from rewound.tasks.recipes.resident import WHOLE, Share
 
 
 @dataclass(frozen=True)
@@ -198,3 +201,33 @@ class Mixed(Tiny):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return _Mixed(self.orthogonal)
+
+
+@dataclass(frozen=True)
+class Shared(Tiny):
+    """In float64, for several processes, of which the second dies or fails where a file in the current folder says so.
+
+    Two ways to compute it differ by rounding alone, and its accuracies not at all.
+    """
+
+    learning_rate: float = 0.02
+
+    def model(self, seed: int) -> torch.nn.Module:
+        return super().model(seed).double()
+
+    def standardised(self, images: torch.Tensor) -> torch.Tensor:
+        return images.double() / 16 - 1
+
+    def example(self) -> Batch:
+        return (torch.zeros(1, 1, 8, 8, dtype=torch.float64),)
+
+    def batches(self, seed: int, position: Position, device: torch.device, share: Share = WHOLE) -> Iterator[Batch]:
+        for step, batch in enumerate(super().batches(seed, position, device, share), start=position.steps):
+            if share.number and step == 14:
+                for name in ("dies", "fails"):
+                    if (file := Path(name)).exists():
+                        file.unlink()
+                        if name == "fails":
+                            raise InputError("process 1 has no such data; copy it there")
+                        os.kill(os.getpid(), signal.SIGKILL)
+            yield batch

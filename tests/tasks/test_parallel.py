@@ -26,16 +26,19 @@ Outcomes = dict[str, dict[str, Tensor] | str]
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Outcomes]:
     """What each of two processes gets, by case."""
-    folder = tmp_path_factory.mktemp("two")
+    return by_processes(2, tmp_path_factory.mktemp("two"))
+
+
+def by_processes(count: int, folder: Path) -> list[Outcomes]:
     environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, str(SUPPORT / "parallel_training.py"), str(rank), "2", str(folder)], env=environment
+            [sys.executable, str(SUPPORT / "parallel_training.py"), str(rank), str(count), str(folder)], env=environment
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
-    assert [process.wait(timeout=240) for process in started] == [0, 0]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert [process.wait(timeout=240) for process in started] == [0] * count
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 
 def tensors(outcome: dict[str, Tensor] | str) -> dict[str, Tensor]:
@@ -45,15 +48,34 @@ def tensors(outcome: dict[str, Tensor] | str) -> dict[str, Tensor]:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(
-    "case", ["nesterov", "accumulation", "each batch clipped", "a parameter that is not used", "parts of two shapes"]
+    "case",
+    [
+        "nesterov",
+        "accumulation",
+        "each batch clipped",
+        "a parameter that is not used",
+        "parts of two shapes",
+        "groups within a process",
+        "a group for each process",
+        "a group of all processes",
+    ],
 )
 def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_two: list[Outcomes]) -> None:
+    check_same(case, by_two)
+
+
+@pytest.mark.numeric
+@pytest.mark.slow
+def test_a_group_of_images_spans_two_of_four_processes(tmp_path: Path) -> None:
+    check_same("a group for each process", by_processes(4, tmp_path))  # of two; here each has half of one
+
+
+def check_same(case: str, found: list[Outcomes]) -> None:
     expected = tensors(outcome(case))
-    for found in by_two:
-        assert tensors(found[case]).keys() == expected.keys()
-        for name, tensor in tensors(found[case]).items():
-            assert float((tensor - expected[name]).abs().max()) < ROUNDING, name
-    assert all(torch.equal(a, b) for a, b in zip(*(tensors(found[case]).values() for found in by_two), strict=True))
+    for name, tensor in tensors(found[0][case]).items():
+        assert float((tensor - expected[name]).abs().max()) < ROUNDING, name
+        assert all(torch.equal(tensor, tensors(other[case])[name]) for other in found), name
+    assert tensors(found[0][case]).keys() == expected.keys()
 
 
 def test_a_run_that_rank_0_leaves_ends_in_all_processes_and_the_next_begins(by_two: list[Outcomes]) -> None:
@@ -72,6 +94,7 @@ def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("groups across processes", "groups of 8 images do not fit 2 processes with 12 images of a batch each"),
         ("odd batch", "2 processes cannot share batches of 25 equally"),
         ("indivisible", "declare divisible = True if it is"),
         ("other data", "process 1 holds another tensor 1 of the first batch than process 0"),

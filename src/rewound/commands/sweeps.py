@@ -18,6 +18,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Engine, Executor, executor_named, local, working
+from rewound.experiments.executors.leading import follow_launched, launched
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
@@ -182,6 +183,7 @@ def run(
     retry_failed: bool = False,
     minutes: float | None = None,
     plain: bool = False,
+    gpus_per_run: int = 1,
     say: Say = print,
     progress: Progress | None = None,
 ) -> SweepResults:
@@ -190,7 +192,8 @@ def run(
     `jobs` is the number of worker processes on this machine; 0 means one per core, and one on a GPU. `on` says where to
     run: the name of an executor, or one with its options. `keep`, the tensors to keep, is "needed" or "all". With
     `minutes` it stops after that time. The same call continues what was stopped so, or by Ctrl-C, which raises
-    `KeyboardInterrupt` here; nothing that was finished is lost.
+    `KeyboardInterrupt` here; nothing that was finished is lost. With `gpus_per_run`, so many processes train each
+    network together, every one on a GPU of its own.
 
     `say` takes lines for a person. `progress` takes how many steps are done, and of how many; without it, `say` gets a
     line at the beginning and one every 30 seconds. Other processes import the recipe, so that one defined in a
@@ -203,18 +206,24 @@ def run(
     root, all_kept = as_place("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
     options = Options(
-        jobs=as_workers(jobs, device),
+        jobs=as_workers(jobs, device, gpus_per_run),
         device=device,
         keep_all=all_kept,
         minutes=minutes,
         plain=plain,
+        gpus_per_run=gpus_per_run,
         declaration=as_declared(found.name, found.table),
     )
+    if gpus_per_run > 1 and launched() is not None:
+        raise InputError(
+            f"{gpus_per_run} GPUs per run: `rewound run` starts its processes itself, so leave out torchrun, or let it "
+            "start `rewound work`"
+        )
     here = executor is local.run  # another executor looks for device and data where it works
     planned = planning.plan(found.targets)
     if engine is not None and not is_store(root):
         engine.check(options)
-    opened = local.opened(root, found.recipes, device, say) if here else Store(root, say)
+    opened = local.opened(root, found.recipes, options, say) if here else Store(root, say)
     if retry_failed:
         results = opened.summaries(planned.by_key.keys())
         for key in [key for key, result in results if "failed" in result or not is_measured(result)]:
@@ -250,6 +259,7 @@ def work(
     keep: str = "needed",
     minutes: float | None = None,
     plain: bool = False,
+    gpus_per_run: int = 1,
     plan: str | None = None,
     say: Say = print,
     progress: Progress | None = None,
@@ -261,14 +271,21 @@ def work(
     the plan that the worker is meant to have; it refuses another. The other options are those of `run`.
     """
     root, all_kept = as_place("store", store), keeps_all(keep)
-    options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain)
+    options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run)
     stop = Stop(minutes)
     with stopped_by_signals(stop):
+        if (share := launched()) is not None and gpus_per_run > 1 and share.number:
+            return follow_launched(options)
+        if share is not None and gpus_per_run == 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+            raise InputError(
+                f"torchrun has started {share.of} processes, and each would be a worker of its own on the same device; "
+                f"give --gpus-per-run {share.of}, or leave out torchrun"
+            )
         found, _ = as_sweep(sweep, root)
         planned = planning.plan(found.targets)
         if plan is not None:
             check_plan(planned, plan)
-        opened = local.opened(root, found.recipes, device, say)
+        opened = local.opened(root, found.recipes, options, say)
         for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options)):
             say(line)
         show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
@@ -397,16 +414,17 @@ def store_option(root: Place) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 
-def as_workers(jobs: int, device: str) -> int:
-    """How many there are to be: on a GPU, one has a fleet of networks."""
+def as_workers(jobs: int, device: str, gpus_per_run: int = 1) -> int:
+    """How many there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
     if as_whole("jobs", jobs) < 0:
         raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
-    return jobs or (1 if device_kind(device) == "cuda" else os.cpu_count() or 1)
+    return jobs or (1 if device_kind(device) == "cuda" or gpus_per_run > 1 else os.cpu_count() or 1)
 
 
 def _computed_with(tables: Tables) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
     names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}
+    names["processes"] = "Processes per network"
     return [
         (
             names.get(name, name),

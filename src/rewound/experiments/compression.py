@@ -219,8 +219,9 @@ def prune(
     ).targets(seed)
     targets = [dense(task, seed), *levels_asked]
     selected_counts(task, pruner).warn_of_small_part()
-    search = _Search(task, targets, opened(as_place("store", store), [task], device, say), device, say, progress)
-    for line in outdated(search.plan, search.store, Options(device=device)):
+    options = Options(device=device)
+    search = _Search(task, targets, opened(as_place("store", store), [task], options, say), device, say, progress)
+    for line in outdated(search.plan, search.store, options):
         say(line)
     present = search.present()
     levels: list[LevelReport] = []

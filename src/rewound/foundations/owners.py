@@ -1,17 +1,20 @@
 """Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written.
 
-`script_hidden` lets a process start others that do not run the user's script again.
+`script_hidden` and `interrupts_held` let a process start others that do not run the user's script again, and that
+Ctrl-C does not reach.
 """
 
 import hashlib
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -113,6 +116,17 @@ def _is_there(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
+    resource_tracker.ensure_running()  # not later: multiprocessing lets Ctrl-C through when it has started its own
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

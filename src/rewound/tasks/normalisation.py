@@ -3,9 +3,12 @@
 `nn.BatchNorm` normalises over the batch that it is given. With N processes that is a slice, so that the network would
 be another one. `synchronised` makes the layers of a model use the statistics of all slices, in the forward and in the
 backward pass, and move their running statistics by those: N processes then compute what one does with the whole batch.
+
+Layers that normalise groups of consecutive images (`GroupedBatchNorm2d`) need the statistics of other processes only
+where a group spans several of them. Their running statistics move by the mean over all groups.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,16 +18,15 @@ from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewound.foundations.errors import InputError
-
-_ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d, move_statistics
 
 
 def synchronised(model: nn.Module, processes: ProcessGroup) -> None:
     """Let the model's batch normalisation see the whole batch, of which each process holds an equal slice."""
     for name, module in model.named_modules():
-        if type(module) in _ORDINARY:
+        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupedBatchNorm2d):
             module.forward = partial(_forward, module, processes)
-        elif isinstance(module, _BatchNorm | nn.modules.lazy.LazyModuleMixin):
+        elif isinstance(module, _BatchNorm):
             raise InputError(
                 f"layer {name} is a {type(module).__name__}, whose statistics cannot be shared by several processes; "
                 "use nn.BatchNorm2d, or give 1 GPU per run"
@@ -35,20 +37,38 @@ def _forward(layer: _BatchNorm, processes: ProcessGroup, images: Tensor) -> Tens
     if not layer.training:
         return type(layer).forward(layer, images)  # by running statistics, which all processes have
     layer._check_input_dim(images)  # type: ignore[no-untyped-call]
-    normal, mean, variance = normalised(images, layer.eps, processes)
-    if layer.track_running_stats and layer.running_mean is not None:
-        assert layer.running_var is not None  # they come together
-        assert layer.num_batches_tracked is not None
-        layer.num_batches_tracked.add_(1)
-        count = images.numel() // images.shape[1] * dist.get_world_size(processes)
-        factor = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-        with torch.no_grad():
-            layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
-            layer.running_var.lerp_((variance * count / max(count - 1, 1)).to(layer.running_var.dtype), factor)
-    if layer.affine:
-        shape = (1, -1, *[1] * (images.ndim - 2))
-        normal = normal * layer.weight.view(shape) + layer.bias.view(shape)
-    return normal.to(images.dtype)
+    own, count = len(images), dist.get_world_size(processes)
+    group = min(layer.group, own * count) if isinstance(layer, GroupedBatchNorm2d) else own * count
+    if own * count % group or (own % group and group % own):
+        raise InputError(
+            f"groups of {group} images do not fit {count} processes with {own} images of a batch each; "
+            "give a batch size or a number of GPUs such that a process has whole groups, or a group whole processes"
+        )
+    if isinstance(layer, GroupedBatchNorm2d) and own % group == 0:
+        result, means, variances = layer.grouped(images)
+        mean, variance = means.mean(0), variances.mean(0)
+    else:
+        result, mean, variance = normalised(images, layer.eps, _block(processes, group // own))
+        if layer.affine:
+            shape = (1, -1, *[1] * (images.ndim - 2))
+            result = result * layer.weight.view(shape) + layer.bias.view(shape)
+        result = result.to(images.dtype)
+    if group < own * count:
+        both = torch.stack([mean, variance])
+        dist.all_reduce(both, group=processes)
+        mean, variance = both / count
+    move_statistics(layer, mean, variance, group * (images.numel() // images.shape[1] // own))
+    return result
+
+
+@lru_cache(maxsize=8)
+def _block(processes: ProcessGroup, size: int) -> ProcessGroup:
+    """Of the blocks of so many consecutive processes, the one with this process; all of them ask at the same time."""
+    if size == dist.get_world_size(processes):
+        return processes
+    block: ProcessGroup
+    block, _ = dist.new_subgroups(size, group=processes)  # type: ignore[no-untyped-call]
+    return block
 
 
 def normalised(values: Tensor, epsilon: float, processes: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:

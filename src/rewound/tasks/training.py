@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,22 @@ def never() -> bool:
     return False
 
 
+class Training(Protocol):
+    """What trains as `train` does."""
+
+    def __call__(
+        self,
+        recipe: Recipe,
+        state: State,
+        mask: Mask | None = None,
+        *,
+        lr: Sequence[Segment],
+        stops: Collection[int] = (),
+        due: Callable[[], bool] = never,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[State]: ...
+
+
 def begin(recipe: Recipe, seed: int, *, fresh: bool = False) -> State:
     """W_0, the initial weights of a trial; `fresh` draws other ones, as reinitialization does (law 6)."""
     check_recipe(recipe)
@@ -110,8 +127,10 @@ def train(
     together.check(recipe, _named(state, mask), seed, state.position, device)
     model, optimizer = restored(recipe, state, device)
     model.train()
-    together.wrap(recipe, model)
-    batches = together.batches(recipe, seed, Position(prunings, start * recipe.accumulation), device)
+    first_batch = Position(prunings, start * recipe.accumulation)
+    stepped = {name.split("/", 1)[1] for name in state.slots}
+    together.wrap(recipe, model, stepped, lambda: together.batches(recipe, seed, first_batch, device))
+    batches = together.batches(recipe, seed, first_batch, device)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
     done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)

@@ -6,23 +6,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
+from rewound.experiments.executors.leading import check_processes
 from rewound.experiments.executors.walking import POLL, Headway
 from rewound.experiments.executors.working import check, first_of_each, looked_at, telling, walked, work
 from rewound.experiments.plans.execution import Options, Stop, Worker
-from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import tidy, todo
-from rewound.foundations.errors import Failed, InputError, error_from, error_words
-from rewound.foundations.names import path_of
-from rewound.foundations.owners import script_hidden
-from rewound.states.history import own_functions
+from rewound.foundations.errors import Failed, error_from, error_words
+from rewound.foundations.owners import interrupts_held, script_hidden
 from rewound.states.storage.artifacts import Outcome
 from rewound.states.storage.backend import Backend, Place
 from rewound.states.storage.store import Say, Store, is_store
@@ -40,7 +37,6 @@ def run(
         work(plan, store, options, say=say, tick=tick)
         return
     watch = looked_at(plan, store, options, say)
-    _check_importable(watch.open, options.jobs)
     be_worker = partial(_be_worker, plan, store.backend, options, store.known)
     try:
         if watch.open:  # a process takes seconds to start
@@ -53,25 +49,14 @@ def run(
     tidy(plan, store, keep_all=options.keep_all)
 
 
-def opened(root: Place, recipes: Iterable[Recipe], device: str, say: Say) -> Store:
+def opened(root: Place, recipes: Iterable[Recipe], options: Options, say: Say) -> Store:
     """The store to run in; none is made for what cannot begin here."""
-    device_named(device)
+    device_named(options.device)
+    check_processes(options)
     if not is_store(root):
         for recipe in recipes:
-            check(recipe)
+            check(recipe, options)
     return Store(root, say)
-
-
-def _check_importable(nodes: Iterable[Node], jobs: int) -> None:
-    """Refuse what other processes cannot import: it was defined in a notebook, a console or the script itself."""
-    for node in nodes:
-        for path in (path_of(type(node.recipe)), *own_functions(node.state)):
-            if path.startswith("__main__:"):
-                name = path.removeprefix("__main__:")
-                raise InputError(
-                    f"{name} is defined in the notebook or script itself, and {jobs} worker processes cannot import it "
-                    "from there; move it into a module, or give jobs=1"
-                )
 
 
 def _be_worker(
@@ -123,7 +108,7 @@ def run_processes(jobs: int, work: Work, say: Say, warn: Say, tick: Callable[[],
                     errors.append(error_from([kind, *what]))
 
     try:
-        with _interrupts_held(), script_hidden():
+        with interrupts_held(), script_hidden():
             for _ in range(jobs):
                 reading, writing = context.Pipe(duplex=False)
                 pipes[reading] = b""
@@ -177,14 +162,3 @@ def _process(work: Work, pipe: Connection, parent: int) -> None:
 
 def _stop() -> None:
     raise SystemExit(0)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; a process started in it never sees one, not even while it imports."""
-    resource_tracker.ensure_running()  # not later: multiprocessing lets Ctrl-C through when it has started its own
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -119,15 +119,22 @@ class Ray:
             raise InputError(f"device must be cpu or cuda on Ray, not {options.device}; Ray chooses the GPU")
         if self.per_gpu > 1 and device_kind(options.device) == "cpu":
             raise InputError(f"per-gpu {self.per_gpu} goes with device cuda, not with cpu; leave it out")
+        if self.per_gpu > 1 and options.gpus_per_run > 1:
+            raise InputError(
+                f"per-gpu {self.per_gpu} contradicts {options.gpus_per_run} GPUs per run; give one of the two"
+            )
 
     @contextmanager
     def _started(self, given: Assignment, left: int, say: Say) -> Iterator["_Tasks"]:
         """Workers on the cluster, at most as many as nodes are left; a cluster that is started for them ends here."""
-        with connected(self.address, self.workers if given.device == "cpu" else None, say) as ray:
-            room = slots(ray.cluster_resources(), given.device, self.per_gpu)
+        with connected(
+            self.address, self.workers and self.workers * given.gpus_per_run if given.device == "cpu" else None, say
+        ) as ray:
+            room = slots(ray.cluster_resources(), given.device, self.per_gpu, given.gpus_per_run)
             if not (count := self.workers or room):
+                few = "no GPU" if given.gpus_per_run == 1 else f"fewer than {given.gpus_per_run} of what a worker needs"
                 raise InputError(
-                    "the Ray cluster has no GPU now; give --device cpu, or --workers for a cluster that adds machines "
+                    f"the Ray cluster has {few} now; give --device cpu, or --workers for a cluster that adds machines "
                     "when they are asked for"
                 )
             count = min(count, left)
@@ -141,8 +148,8 @@ class Ray:
                 name="rewound worker",
                 max_retries=-1,
                 scheduling_strategy="SPREAD",
-                num_cpus=1 if given.device == "cpu" else 0,
-                num_gpus=0 if given.device == "cpu" else 1 / self.per_gpu,
+                num_cpus=given.gpus_per_run if given.device == "cpu" else 0,
+                num_gpus=0 if given.device == "cpu" else given.gpus_per_run / self.per_gpu,
             )
             tasks = [task.remote(given.as_json(), number, messages, _folders()) for number in range(1, count + 1)]
             yield _Tasks(ray, tasks, messages, say, Stop(given.minutes))
@@ -159,9 +166,9 @@ def forget_earlier_deaths(plan: Plan, store: Store) -> None:
             store.release(node.key)
 
 
-def slots(resources: dict[str, float], device: str, per_gpu: int) -> int:
-    """How many workers a cluster with these resources has room for."""
-    return int(resources.get("CPU", 0)) if device == "cpu" else int(resources.get("GPU", 0)) * per_gpu
+def slots(resources: dict[str, float], device: str, per_gpu: int, per_run: int = 1) -> int:
+    """How many workers a cluster with these resources has room for, if each machine has its share of them."""
+    return int(resources.get("CPU" if device == "cpu" else "GPU", 0)) * per_gpu // per_run
 
 
 class _Tasks:

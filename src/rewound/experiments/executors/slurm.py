@@ -38,6 +38,7 @@ _ENDING = 30.0  # seconds that workers have to end by themselves when all is don
 _LOOKS = (1.0, 30.0)  # seconds between questions to Slurm: the first, and as they grow; its controller serves everybody
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 _GPUS = re.compile(r"-G|--(gres|gpus|gpus-per-(node|task|socket)|tres-per-(node|task|job|socket))\b")
+_CPUS = re.compile(r"-c|--cpus-per-task\b")
 _LIVING = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "STAGE_OUT", "SIGNALING"} | {
     "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESIZING", "RESV_DEL_HOLD"
 }  # fmt: skip
@@ -126,7 +127,9 @@ class Slurm:
             f"--signal=B:USR1@{_SHORT_WARNING if short else _WARNING}",
         ]
         if given.device.startswith("cuda") and not any(map(_GPUS.match, self.words())):
-            options.append("--gres=gpu:1")
+            options.append(f"--gres=gpu:{given.gpus_per_run}")
+        if given.device == "cpu" and given.gpus_per_run > 1 and not any(map(_CPUS.match, self.words())):
+            options.append(f"--cpus-per-task={given.gpus_per_run}")
         is_bucket = "://" in given.store
         return _SCRIPT.format(
             name=name,

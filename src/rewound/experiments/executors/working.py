@@ -14,25 +14,29 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from rewound import __version__
+from rewound.experiments.executors.leading import check_processes, leading
 from rewound.experiments.executors.walking import Headway, Watch, walk
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import Options, Paused, Stop, Worker, sources_of
-from rewound.experiments.plans.planning import Plan
+from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.foundations.errors import InputError
+from rewound.foundations.names import path_of
 from rewound.foundations.owners import host_name, this_host
+from rewound.states.history import own_functions
 from rewound.states.storage.backend import as_place, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
+from rewound.tasks.parallel import check_divisible
 from rewound.tasks.recipe import Recipe
 
 STOPPED = 75
@@ -70,21 +74,39 @@ def work(
 def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
     """What of the plan is done, once it is known that the rest can be done here."""
     device_named(options.device)
+    check_processes(options)
     with where_writable():
         store.sweep_up()  # what killed workers left may be what fills the disk
     store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
     watch = Watch(plan, store)
     for recipe in {node.recipe for node in watch.open}:
-        check(recipe)
+        check(recipe, options)
+    _check_importable(watch.open, options)
     for key in sorted(watch.again):
         say(recomputing(key))
     return watch
 
 
-def check(recipe: Recipe) -> None:
-    """An error unless the recipe's data is here, and its model takes its example."""
+def check(recipe: Recipe, options: Options) -> None:
+    """An error unless the recipe's data is here, its model takes its example, and processes can share its batches."""
     recipe.check_data()
     _ = recipe.profile
+    check_divisible(recipe, options.gpus_per_run)
+
+
+def _check_importable(nodes: Iterable[Node], options: Options) -> None:
+    """Refuse what other processes cannot import: it was defined in a notebook, a console or the script itself."""
+    if (processes := options.jobs * options.gpus_per_run) == 1:
+        return
+    for node in nodes:
+        for path in (path_of(type(node.recipe)), *own_functions(node.state)):
+            if path.startswith("__main__:"):
+                name = path.removeprefix("__main__:")
+                remedy = "give jobs=1" if options.jobs > 1 else "give gpus_per_run=1"
+                raise InputError(
+                    f"{name} is defined in the notebook or script itself, and {processes} worker processes cannot "
+                    f"import it from there; move it into a module, or {remedy}"
+                )
 
 
 def telling(watch: Watch, tick: Callable[[Headway], None]) -> Callable[[], None]:
@@ -105,7 +127,8 @@ def walked(plan: Plan, worker: Worker, warn: Say) -> bool:
     """Do nodes until all have ended; False: the worker had to stop before."""
     with one_thread(), _warnings_said(warn), worker.store.alive():
         try:
-            walk(plan, worker)
+            with leading(worker.options) as train:
+                walk(plan, replace(worker, train=train))
         except Paused:
             return False
     return True
@@ -177,6 +200,7 @@ class Assignment:
     keep_all: bool
     minutes: float | None
     plain: bool
+    gpus_per_run: int = 1
 
     def as_json(self) -> str:
         """What `assignment_in` reads."""
@@ -187,13 +211,20 @@ class Assignment:
         words = ["work", sweep, "--store", self.store, "--device", self.device, "--plan", self.plan]
         words += ["--keep", "all"] if self.keep_all else []
         words += ["--minutes", f"{self.minutes:g}"] if self.minutes is not None else []
+        words += ["--gpus-per-run", str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
         return [*words, *(["--plain"] if self.plain else [])]
 
     def work(self, say: Say, stop: Stop | None = None, most_deaths: int | None = None) -> bool:
         """Be one of the workers that it is for; see `work`."""
         plan = planning.plan(parse_sweep(self.table, self.name).targets)
         check_plan(plan, self.plan)
-        options = Options(device=self.device, keep_all=self.keep_all, minutes=self.minutes, plain=self.plain)
+        options = Options(
+            device=self.device,
+            keep_all=self.keep_all,
+            minutes=self.minutes,
+            plain=self.plain,
+            gpus_per_run=self.gpus_per_run,
+        )
         if not is_store(place := as_place("store", self.store)):  # to make one here would hide its results
             raise InputError(
                 f"the driver's store {self.store} is not there on {host_name(this_host())}; give a folder that all "
@@ -217,7 +248,15 @@ def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
     name, table = declaration_of(options)
     place = store.name if "://" in store.name else str(Path(store.name).absolute())
     return Assignment(
-        name, dict(table), place, digest_of(plan), options.device, options.keep_all, options.minutes, options.plain
+        name,
+        dict(table),
+        place,
+        digest_of(plan),
+        options.device,
+        options.keep_all,
+        options.minutes,
+        options.plain,
+        options.gpus_per_run,
     )
 
 

@@ -25,7 +25,7 @@ from rewound.experiments.plans.realisation import (
 )
 from rewound.experiments.plans.remaining import is_sufficient, release, sufficient_outcome
 from rewound.experiments.sweeps.declaration import Declaration
-from rewound.foundations.errors import Diverged, Failed, InputError, few
+from rewound.foundations.errors import Diverged, Failed, InputError, as_whole, few
 from rewound.foundations.names import source_digest
 from rewound.foundations.owners import host_name, this_host
 from rewound.foundations.quantities import spoken
@@ -42,7 +42,7 @@ from rewound.tasks.fleets.captured import capturable
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Run
 from rewound.tasks.recipe import Recipe, Scores
-from rewound.tasks.training import State, untrained_weights
+from rewound.tasks.training import State, Training, train, untrained_weights
 
 SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
@@ -64,12 +64,21 @@ class Options:
     """Stop after this time, with a draft of everything under way; None: run to the end."""
     plain: bool = False
     """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
+    gpus_per_run: int = 1
+    """How many processes train one network together, each on a GPU of its own; on the CPU they share the cores."""
     declaration: Declaration | None = None
     """The sweep as it was declared, for workers on other machines; None where it is known as an object alone."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise InputError(f"jobs must be at least 1, not {self.jobs}")
+        if as_whole("gpus-per-run", self.gpus_per_run) < 1:
+            raise InputError(f"gpus-per-run must be at least 1, not {self.gpus_per_run}")
+        if self.gpus_per_run > 1 and self.jobs > 1:
+            raise InputError(
+                f"jobs must be 1 with {self.gpus_per_run} GPUs per run, not {self.jobs}; for more workers start "
+                "`rewound work` with other GPUs each (CUDA_VISIBLE_DEVICES)"
+            )
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
 
@@ -105,6 +114,8 @@ class Worker:
     alive: Callable[[], None]
     """Called now and then; raises when the work should stop."""
     stop: Stop
+    train: Training = train
+    """What trains a network: this process, or several together."""
     most_deaths: int | None = None
     """How many workers in a row may die at a node before it counts as failed; None: any number."""
 
@@ -438,6 +449,7 @@ def made_by(node: Node, options: Options) -> dict[str, str]:
         "python": platform.python_version(),
         "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
         **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
+        **({"processes": str(options.gpus_per_run)} if options.gpus_per_run > 1 else {}),
     }
 
 
@@ -451,4 +463,5 @@ def sources_of(node: Node) -> dict[str, str]:
 
 def _kind_of_step(recipe: Recipe, device: torch.device, options: Options) -> str:
     """Captured and compiled steps round otherwise than plain ones, and draw other dropout."""
-    return "captured" if not options.plain and capturable(recipe, device) else "plain"
+    is_plain = options.plain or options.gpus_per_run > 1
+    return "plain" if is_plain or not capturable(recipe, device) else "captured"

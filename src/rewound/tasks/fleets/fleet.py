@@ -21,7 +21,7 @@ from rewound.tasks.fleets.captured import Program, capturable, program
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipe import Recipe, Scores
 from rewound.tasks.recipes.resident import ResidentRecipe
-from rewound.tasks.training import State, evaluate, train
+from rewound.tasks.training import State, Training, evaluate, train
 
 CAPACITY = 12
 """How many captured runs share a GPU with the memory: eight are 2% slower, sixteen no faster (docs/performance.md)."""
@@ -64,9 +64,16 @@ class Fleet:
     """
 
     def __init__(
-        self, recipe: Recipe, device: torch.device | str, capacity: int | None = None, *, plain: bool = False
+        self,
+        recipe: Recipe,
+        device: torch.device | str,
+        capacity: int | None = None,
+        *,
+        plain: bool = False,
+        by: Training = train,
     ) -> None:
-        self.recipe, self.device = recipe, torch.device(device)
+        self.recipe, self.device, self._train = recipe, torch.device(device), by
+        plain = plain or by is not train  # several processes, for example
         self.captures = self.device.type == "cuda" and not plain and capturable(recipe, self.device)
         if self.captures and self.device.index is not None:
             torch.cuda.set_device(self.device)  # streams and graphs belong to the current device
@@ -163,7 +170,7 @@ class Fleet:
             return None
         if not self.captures:
             self._made += 1
-            return _Plain(self.recipe, self.device)
+            return _Plain(self.recipe, self.device, self._train)
         before = self._memory()
         while self._made and before < self._footprint + _RESERVE and self._give_up_idle():
             before = self._memory()
@@ -209,10 +216,10 @@ class Fleet:
 
 
 class _Plain:
-    """A run by `train` itself."""
+    """A run by `train` itself, or by what is given instead of it."""
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._default, self.recipe, self.device = recipe, recipe, device
+    def __init__(self, recipe: Recipe, device: torch.device, by: Training) -> None:
+        self._default, self.recipe, self.device, self._train = recipe, recipe, device, by
         self._state: State | None = None
 
     def takes(self, recipe: Recipe) -> bool:
@@ -221,7 +228,7 @@ class _Plain:
     def start(self, run: Run) -> None:
         self.recipe = run.recipe or self._default
         self._end = run.state.position.steps + total(run.lr)
-        self._states = train(
+        self._states = self._train(
             self.recipe, run.state, run.mask, lr=run.lr, stops=run.stops, due=run.due, device=self.device
         )
 

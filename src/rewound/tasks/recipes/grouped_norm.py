@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewound.foundations.errors import InputError
 
@@ -37,23 +38,29 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
                 f"a batch of {len(x)} images is not a whole number of groups of {self.group}; "
                 "give a batch size that is a multiple of the group"
             )
-        normalised: Tensor
-        normalised, mean, variance = _Normalised.apply(x, self.weight, self.bias, self.group, self.eps)  # type: ignore[no-untyped-call]
-        self._follow(mean, variance, len(x) // len(mean) * x.shape[2] * x.shape[3])
+        normalised, mean, variance = self.grouped(x)
+        move_statistics(self, mean.mean(0), variance.mean(0), len(x) // len(mean) * x.shape[2] * x.shape[3])
         return normalised
 
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Move the running statistics, by those of each group (groups, channels) over `count` values."""
-        if self.running_mean is None or self.running_var is None:
-            return
-        factor = self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            factor = 1.0 / float(self.num_batches_tracked) if factor is None else factor
-        assert factor is not None  # only a module that counts its batches may have no momentum
-        self.running_mean.lerp_(mean.mean(0).to(self.running_mean.dtype), factor)
-        self.running_var.lerp_((variance.mean(0) * (count / (count - 1))).to(self.running_var.dtype), factor)
+    def grouped(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What training makes of whole groups of images, and the mean and variance of each group in each channel."""
+        normalised: Tensor
+        normalised, mean, variance = _Normalised.apply(x, self.weight, self.bias, self.group, self.eps)  # type: ignore[no-untyped-call]
+        return normalised, mean, variance
+
+
+@torch.no_grad()
+def move_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Move the running statistics of a layer by a mean and a biased variance of `count` values in each channel."""
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    factor = layer.momentum
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        factor = 1.0 / float(layer.num_batches_tracked) if factor is None else factor
+    assert factor is not None  # only a module that counts its batches may have no momentum
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
+    layer.running_var.lerp_((variance * (count / (count - 1))).to(layer.running_var.dtype), factor)
 
 
 class _Normalised(torch.autograd.Function):
