@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--per-class", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=6.0, help="for each rate of a decoder or the feed")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each rate of a decoder or the feed")
     parser.add_argument("--steps", type=int, default=100, help="of each of three rounds of training")
     parser.add_argument("--tiny", action="store_true", help="small batches of small images")
     parser.add_argument("--out", type=Path)

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -117,7 +118,8 @@ class Fleet:
         room = self._held[1]
         self._held = None
         self._idle.remove(room)
-        room.start(run)
+        with self._explained():
+            room.start(run)
         self._busy[member] = room
 
     def events(self) -> Iterator[Event]:
@@ -158,7 +160,8 @@ class Fleet:
             member, run = self._waiting.popleft()
             if self._held is not None and self._held[1] is room:
                 self._held = None
-            room.start(run)
+            with self._explained():  # a place that is fed captures its step when a run begins
+                room.start(run)
             self._busy[member] = room
 
     def _room(self, recipe: Recipe) -> _Room | None:
@@ -178,23 +181,33 @@ class Fleet:
             self.capacity = self._made
             return None
         try:
-            place = Place(self._program(recipe))
-        except torch.OutOfMemoryError as error:
+            with self._explained(before):
+                place = Place(self._program(recipe))
+        except Failed:
             if not self._made:
-                raise Failed(
-                    f"a single network of {self.recipe.label()} does not fit into the memory of {self.device} "
-                    f"({before / 2**30:.1f} GiB are free): end what else runs there, or give a smaller batch-size"
-                ) from error
+                raise
             self.capacity = self._made
             return None
+        self._made += 1
+        self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
+        return place
+
+    @contextmanager
+    def _explained(self, free: int | None = None) -> Iterator[None]:
+        """Inside, a step that cannot be made is one sentence; so many bytes were free before."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free = self._memory() if free is None else free
+            raise Failed(
+                f"a single network of {self.recipe.label()} does not fit into the memory of {self.device} "
+                f"({free / 2**30:.1f} GiB are free): end what else runs there, or give a smaller batch-size"
+            ) from error
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
             raise InputError(
                 f"the training step does not compile here ({reason}); `rewound run --plain` trains without compiling"
             ) from error
-        self._made += 1
-        self._footprint = before - self._memory()  # the first one's holds what all share, too: an upper bound
-        return place
 
     def _program(self, recipe: Recipe) -> Program:
         assert isinstance(recipe, ResidentRecipe)  # as capturable ones are, and their slim networks
