@@ -21,9 +21,9 @@ def picture(number: int, mode: str = "RGB") -> Image.Image:
     return small.resize((20 + number % 7, 16 + number % 5)).convert(mode)
 
 
-def encoded(image: Image.Image, format: str = "JPEG") -> bytes:
+def encoded(image: Image.Image, format: str = "JPEG", quality: int = 75) -> bytes:
     file = io.BytesIO()
-    image.save(file, format)
+    image.save(file, format, quality=quality)
     return file.getvalue()
 
 

@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import rewound
@@ -140,6 +143,19 @@ def test_an_absent_decoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         jpegs.check_decoder("simplejpeg")
 
 
+def test_torchvision_decodes_if_it_is_there(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode_jpeg(file: torch.Tensor, mode: str) -> torch.Tensor:  # as torchvision's, which gives channels first
+        with Image.open(BytesIO(file.numpy().tobytes())) as image:
+            return torch.from_numpy(np.asarray(image.convert(mode)).transpose(2, 0, 1).copy())
+
+    stand_in = SimpleNamespace(decode_jpeg=decode_jpeg, ImageReadMode=SimpleNamespace(RGB="RGB"))
+    monkeypatch.setitem(sys.modules, "torchvision.io", stand_in)
+    monkeypatch.setattr(jpegs, "decoder", jpegs.decoder.__wrapped__)
+    part = load("imagenette", packed).train
+    pixels = [decoded(part, torch.arange(12), name).pixels for name in ("torchvision", "pillow")]
+    assert torch.equal(*pixels)
+
+
 # Subsets
 
 
@@ -251,10 +267,37 @@ def test_a_killed_preparation_leaves_nothing_that_is_taken_for_a_pack(copy: Path
     assert len(load("imagenette", tmp_path).train) == 12
 
 
-def test_a_full_disk_is_one_sentence(copy: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = r"cannot write .*; free about 12 MB there, or set REWOUND_CACHE elsewhere"
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=r"cannot write .*; free about 12 MB there, or set REWOUND_CACHE elsewhere"):
+    with pytest.raises(InputError, match=sentence):
         packing_images.prepare("imagenette", copy, tmp_path / "file")
+
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(packing_images, "save_file", full)
+    with pytest.raises(InputError, match=sentence):
+        packing_images.prepare("imagenette", copy, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_memory_does_not_grow_with_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (12 + 6, 700, 700, 3), np.uint8)
+    jpegs_of_noise = [encoded(Image.fromarray(pixels), quality=100) for pixels in noise]
+    large = dict(zip(folders(), jpegs_of_noise, strict=True))
+    source, total = written(tmp_path / "large", large), sum(map(len, jpegs_of_noise))
+    del noise, jpegs_of_noise, large
+    monkeypatch.setattr(packing_images, "_LARGE", 12 * 115_000 // 10)  # ten large files of about one image each
+    monkeypatch.setattr(packing_images, "_AT_ONCE", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    tracemalloc.start()
+    packing_images.prepare("imagenette", source, tmp_path / "cache")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < total / 2
 
 
 # Images as they come

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple, Protocol
 from rewound.foundations.errors import InputError, few
 
 PICTURE: Final = re.compile(r"[^.].*\.(?:jpe?g|png)", re.IGNORECASE)
-LARGEST: Final = 2**28
-"""Bytes of an image that are read; none has nearly as many."""
+_LARGEST = 2**28  # bytes of an image; none has nearly as many
 _PLACE = re.compile(r"(?:.*/)?(?P<part>train|val|valid|validation)/(?P<class>[^/]+)/(?:images/)?(?P<file>[^/]+)?")
 
 
@@ -70,8 +69,14 @@ def _annotated(val: list[tuple[str, str]], path: str, annotations: bytes) -> lis
 
 def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     """The bytes of an image in an archive."""
+    _check_length(member.name, member.size)
     file = tar.extractfile(member)
-    return file.read(LARGEST) if file else b""
+    return file.read() if file else b""
+
+
+def _check_length(path: str, length: int) -> None:
+    if length > _LARGEST:
+        raise InputError(f"{path} has {length:,} bytes, more than an image has; get this copy again")
 
 
 class _Files(Protocol):
@@ -98,8 +103,8 @@ class _Folder:
                 yield from self._below(f"{folder}{name}/")
 
     def read(self, path: str) -> bytes:
-        with (self._root / path).open("rb") as file:
-            return file.read(LARGEST)
+        _check_length(path, (self._root / path).stat().st_size)
+        return (self._root / path).read_bytes()
 
 
 class _Zip:
@@ -110,8 +115,8 @@ class _Zip:
         yield from self._zip.namelist()
 
     def read(self, path: str) -> bytes:
-        with self._zip.open(path) as file:
-            return file.read(LARGEST)
+        _check_length(path, self._zip.getinfo(path).file_size)
+        return self._zip.read(path)
 
 
 class _Tar:

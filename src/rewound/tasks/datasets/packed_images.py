@@ -92,9 +92,14 @@ class Part:
         return data
 
     @cached_property
+    def lengths(self) -> Tensor:
+        """The bytes of each picture when it is decoded."""
+        return 3 * self.sizes[:, 0].long() * self.sizes[:, 1].long()
+
+    @property
     def pixels(self) -> int:
         """The bytes that all of it has when decoded."""
-        return int(_pixels(self.sizes).sum())
+        return int(self.lengths.sum())
 
 
 class PackedFile(NamedTuple):
@@ -179,10 +184,10 @@ class Encoded:
     def __post_init__(self) -> None:
         decoder_of(self.decoder)  # an error if it is not there
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """The bytes of each picture when it is decoded."""
-        return _pixels(self.part.sizes)
+        return self.part.lengths
 
     def beside(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `Pictures` has of these beside their pixels, which lie one after another."""
@@ -257,10 +262,6 @@ def _known(name: str) -> Size:
     if name not in SIZES:
         raise InputError(unknown("data set of images", name, SIZES))
     return SIZES[name]
-
-
-def _pixels(sizes: Tensor) -> Tensor:
-    return 3 * sizes[:, 0].long() * sizes[:, 1].long()
 
 
 def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> PackedImages:

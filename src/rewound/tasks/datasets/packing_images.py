@@ -16,13 +16,14 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rewound.foundations.errors import InputError, few
@@ -48,6 +49,7 @@ Say = Callable[[str], object]
 _BYTES = {"imagenet": 115_000, "tinyimagenet": 2_500, "imagenette": 115_000}  # of a JPEG file, on average, at most
 _LARGE = 800_000_000  # bytes of a large file, about
 _MOST_UNREADABLE = 20
+_AT_ONCE = 8  # images in memory for each thread
 Records = npt.NDArray[np.void]  # an array of `_Record`
 
 
@@ -98,7 +100,7 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
         with _unfinished(cache, target.name) as made:
             _write(name, copy, made, per_class, expected, say)
             _publish(made, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         needed = sum(_BYTES[name] * images for images in expected[:2]) // 10**6 + 10
         raise InputError(
             f"cannot write {target}: {error}; free about {needed:,} MB there, or set REWOUND_CACHE elsewhere"
@@ -118,9 +120,11 @@ def _unfinished(cache: Path, name: str) -> Iterator[Path]:
     """A new folder in the cache, removed if it is still there in the end; with it, those of killed processes."""
     for left in cache.glob(f".{name}.*.part"):
         owner = owner_from(left.name.split(".")[-2])
-        written = max((path.stat().st_mtime for path in (left, *left.iterdir())), default=0.0)
-        if (owner and owner.lives() is False) or (not (owner and owner.lives()) and time.time() - written > FORGOTTEN):
-            shutil.rmtree(left, ignore_errors=True)
+        lives = owner.lives() if owner else None
+        with suppress(FileNotFoundError):  # another process may remove it, too
+            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if lives is False or (lives is None and time.time() - written > FORGOTTEN):
+                shutil.rmtree(left, ignore_errors=True)
     made = cache / f".{name}.{this_process().as_word()}.part"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
@@ -237,7 +241,7 @@ def _inspected(copy: Source, part: str, many: int, notes: Counter[str], say: Say
         waiting: deque[tuple[Found, Future[tuple[Checked, int] | Unreadable]]] = deque()
         found = copy.images(part)
         while True:
-            while len(waiting) < 8 * threads and (each := next(found, None)):
+            while len(waiting) < _AT_ONCE * threads and (each := next(found, None)):
                 waiting.append((each, pool.submit(_inspect, each.data)))
             if not waiting:
                 break
