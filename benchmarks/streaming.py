@@ -32,7 +32,7 @@ from torch import Tensor
 from rewound.method.schedule import Segment
 from rewound.tasks.datasets import jpegs, packed_images
 from rewound.tasks.datasets.packed_images import Encoded, Part, decoded
-from rewound.tasks.feed import LIMIT, Feed, cores, nearly_in_sequence
+from rewound.tasks.feed import LIMIT, Feed, nearly_in_sequence, threads_to_decode
 from rewound.tasks.fleets.captured import Program
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipes.imagenet import ImagenetteResNet50
@@ -151,7 +151,7 @@ def training(recipe: ImagenetteResNet50, device: torch.device, steps: int, first
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--threads", type=int, default=threads_to_decode())
     parser.add_argument("--per-class", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each rate of a decoder or the feed")
     parser.add_argument("--steps", type=int, default=100, help="of each of three rounds of training")

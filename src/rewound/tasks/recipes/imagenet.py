@@ -21,7 +21,6 @@ The training pictures stay on the device as bytes where they fit, and are otherw
 (`feed`); which of the two it is changes no result.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,7 +40,7 @@ from rewound.method.costs import PAPER
 from rewound.method.schedule import Piece, Schedule
 from rewound.tasks.datasets import jpegs, packed_images
 from rewound.tasks.datasets.packed_images import Encoded, PackedImages, Pictures, decoded
-from rewound.tasks.feed import nearly_in_sequence, stays_on, streamed
+from rewound.tasks.feed import nearly_in_sequence, stays_on, streamed, threads_to_decode
 from rewound.tasks.recipe import Batch, Scores
 from rewound.tasks.recipes.crops import central_boxes, random_boxes, random_flips, resized
 from rewound.tasks.recipes.images import Classifier, check_precision, logits, split_order
@@ -296,7 +295,7 @@ def _on_device(name: str, per_class: int, part: str, device: torch.device) -> Pi
     pictures, decoder = _part(name, per_class, part), jpegs.check_decoder(None)
     every = torch.arange(len(pictures))
     pixels, done = torch.empty(pictures.pixels, dtype=torch.uint8, device=device), 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(threads_to_decode()) as threads:
         for some in torch.split(every, _DECODED):
             found = decoded(pictures, some, decoder, threads=threads).pixels
             pixels[done : done + len(found)] = found.to(device)
