@@ -141,7 +141,9 @@ def test_gradients_are_clipped_by_the_norm_of_what_is_left(device: str) -> None:
             for name, kept in (run.mask or {}).items():
                 assert not gradients[name][~kept.to(device)].any(), name
             clipped = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-            assert clipped == pytest.approx(min(CLIP, norm.item()), rel=1e-3), "so none of the norm was pruned weights'"
+            assert clipped.item() == pytest.approx(min(CLIP, norm.item()), rel=1e-3), (
+                "so none of the norm was pruned weights'"
+            )
 
 
 def test_an_epoch_with_a_step_more_than_in_the_dense_run_repeats_its_last_rate() -> None:
@@ -224,3 +226,34 @@ def test_a_layer_that_became_small_has_its_weights_in_one_piece_again(
     assert isinstance(lstm, nn.LSTM)
     assert lstm.hidden_size < 8
     assert (lstm, lstm.hidden_size) in flattened
+
+
+def test_no_copy_that_is_run_has_its_weights_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    flatten_parameters, forward = nn.LSTM.flatten_parameters, nn.LSTM.forward
+    pieces: dict[nn.Module, list[int]] = {}
+    runs = []
+
+    def weights(layer: nn.LSTM) -> list[int] | None:
+        every = list(layer.parameters())
+        return None if any(type(weight) is not nn.Parameter for weight in every) else [w.data_ptr() for w in every]
+
+    def noted(layer: nn.LSTM) -> None:
+        flatten_parameters(layer)
+        if (found := weights(layer)) is not None:  # none while the network is traced
+            pieces[layer] = found
+
+    def run(layer: nn.LSTM, *given: Tensor) -> object:
+        if (found := weights(layer)) is not None:
+            runs.append(pieces.get(layer) == found)
+        return forward(layer, *given)
+
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", noted)
+    monkeypatch.setattr(nn.LSTM, "forward", run)
+    model = nn.Sequential(nn.Embedding(WORDS, 6), nn.LSTM(6, 8, batch_first=True), First(), nn.Linear(8, 2))
+    example = (next(batches(0, "cpu"))[0],)
+    groups = rewound.units(model, example)
+    small = rewound.slim(model, groups.mask_without(groups.groups[1].units[:3]), example, groups=groups)
+    for network in (small.model, small.for_inference()):
+        network(*example)
+    assert len(runs) > 2
+    assert all(runs)

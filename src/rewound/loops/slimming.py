@@ -17,11 +17,11 @@ from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
+from rewound.method.structure.fitting import flatten_recurrent
 from rewound.method.structure.slimming import (
     Slim,
     contracted,
     expanded,
-    flatten_recurrent,
     replace_data,
     shapes_of,
     slot_dimensions,

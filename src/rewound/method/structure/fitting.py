@@ -71,6 +71,23 @@ class _Trial:
         return one.shape == other.shape and torch.allclose(one, other, **close, equal_nan=True)
 
 
+def runnable_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network, to be run."""
+    made = copy.deepcopy(model)
+    flatten_recurrent(made)
+    return made
+
+
+def flatten_recurrent(model: nn.Module) -> None:
+    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call.
+
+    They are in several pieces after a change of their shapes, and in every copy.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
 def _trial(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Trial:
     """In float64 or, where the network's own code makes tensors of another type, in the type that it has."""
     examples = [(args, keywords)]
@@ -81,7 +98,7 @@ def _trial(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords:
     try:
         return _Trial(pair[1], doubled, _outputs(pair[0], doubled), 1e-9)
     except RuntimeError:
-        pair = [copy.deepcopy(each).eval() for each in (masked, small)]
+        pair = [runnable_copy(each).eval() for each in (masked, small)]
         return _Trial(pair[1], examples, _outputs(pair[0], examples), 1e-4)
 
 
@@ -109,11 +126,11 @@ def _check_training(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], 
     device = next((parameter.device for parameter in masked.parameters()), torch.device("cpu"))
     with own_draws(device):
         try:
-            copy.deepcopy(masked).train()(*args, **keywords)
+            runnable_copy(masked).train()(*args, **keywords)
         except Exception:  # it does not train on such an example; BatchNorm needs more than one value
             return
         try:
-            copy.deepcopy(small).train()(*args, **keywords)
+            runnable_copy(small).train()(*args, **keywords)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(

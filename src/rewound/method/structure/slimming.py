@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
-from rewound.method.structure.fitting import correct_counts, tensors_in
+from rewound.method.structure.fitting import correct_counts, flatten_recurrent, runnable_copy, tensors_in
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
@@ -76,7 +76,7 @@ class Slim:
         Where a branch of a residual network is gone, its convolutions and linear layers give zeros (and their biases)
         without a look at their inputs. The names and shapes of its tensors are those of `model`.
         """
-        model = copy.deepcopy(self.model).eval()
+        model = runnable_copy(self.model).eval()
         for name, module in model.named_modules():
             kept = self.mask.get(f"{name}.weight")
             if kept is None or kept.any():
@@ -309,8 +309,7 @@ def check_path(
 @torch.no_grad()
 def _cuts_off(model: nn.Module, mask: Mask, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs."""
-    dense = copy.deepcopy(model).eval()
-    masked = copy.deepcopy(dense)
+    dense, masked = (runnable_copy(model).eval() for _ in range(2))
     mask.apply(masked)
     before = [tensors_in(each(*args, **keywords)) for each in (dense, masked)]
     for changed_args, changed_keywords in _changed(args, keywords):
@@ -373,13 +372,6 @@ def replace_data(tensor: Tensor, smaller: Tensor) -> None:
         # Autograd makes a new one only where the type of the data changes.
         tensor.data = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.float64 else torch.float64)
     tensor.data = smaller.detach().clone()
-
-
-def flatten_recurrent(model: nn.Module) -> None:
-    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call."""
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
 
 
 def slot_dimensions(
