@@ -344,7 +344,7 @@ class Multi30k(Translation):
     layers: int = 2
     width: int = 256
     vocabulary: int = 8_000
-    dropout: float = 0.3
+    dropout: float = 0.15
     epochs: float = 20.0
     steps_per_epoch: float = 224.0
     batch_size: int = 128
