@@ -53,7 +53,7 @@ def test_two_processes_make_the_same_table_and_one_that_dies_or_fails_loses_only
     ]
     result = together.result(rows(sweep, together)[0].key)
     assert result is not None
-    assert result["made"]["processes"] == "2"
+    assert result["made"]["process count"] == "2"
 
     for name in ("LOOK", "SNAPSHOT"):
         monkeypatch.setattr(execution, name, 0.0)
@@ -124,7 +124,7 @@ def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     store = Store(tmp_path / "rewound-store")
     assert len(store.finished()) == 2
-    assert {result["made"]["processes"] for _, result in store.summaries(store.finished())} == {"2"}
+    assert {result["made"]["process count"] for _, result in store.summaries(store.finished())} == {"2"}
 
 
 def test_what_a_machine_or_torchrun_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

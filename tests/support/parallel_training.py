@@ -1,6 +1,6 @@
 """Cases of one network trained by several processes, run by `test_parallel.py` in two of them:
 
-python parallel_training.py RANK WORLD FOLDER
+python parallel_training.py RANK WORLD FOLDER {cpu,cuda}
 
 Ranks meet over a file in FOLDER. What each case gives on a rank is saved as RANK.pt: tensors by name, or an error.
 """
@@ -29,7 +29,7 @@ from small_fleets import Digits64, Strangers64, sparse
 
 RATES = (Segment(0.05, 4), Segment(0.005, 3))
 SMALL = {"blocks": (1,), "widths": (8,), "batch_size": 24}
-RANK = 0
+RANK, DEVICE = 0, "cpu"
 
 
 @dataclass(frozen=True)
@@ -133,21 +133,24 @@ class Exploding64(Digits64):
 
 
 def trained(recipe: Recipe, processes: ProcessGroup | None, stops: Sequence[int] = (2,)) -> dict[str, Tensor]:
-    states = train(recipe, begin(recipe, 1), sparse(recipe), lr=RATES, stops=stops, processes=processes)
+    mask = sparse(recipe)
+    states = train(recipe, begin(recipe, 1), mask, lr=RATES, stops=stops, device=DEVICE, processes=processes)
     return tensors(list(_clones(states)))
 
 
 def halves(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
     """The same steps by two calls of `train`."""
     mask = sparse(recipe)
-    (middle,) = _clones(train(recipe, begin(recipe, 1), mask, lr=RATES[:1], processes=processes))
-    return tensors(list(_clones(train(recipe, middle, mask, lr=RATES[1:], processes=processes))))
+    (middle,) = _clones(train(recipe, begin(recipe, 1), mask, lr=RATES[:1], device=DEVICE, processes=processes))
+    return tensors(list(_clones(train(recipe, middle, mask, lr=RATES[1:], device=DEVICE, processes=processes))))
 
 
 def abandoned(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
     """A run that rank 0 leaves in its middle, where it alone wants to look; then another."""
     looks = iter([False, True] if not RANK else [])
-    states = train(recipe, begin(recipe, 2), lr=RATES, due=lambda: next(looks, False), processes=processes)
+    states = train(
+        recipe, begin(recipe, 2), lr=RATES, due=lambda: next(looks, False), device=DEVICE, processes=processes
+    )
     seen = next(states).position.steps
     if not RANK:
         states.close()  # type: ignore[attr-defined]
@@ -169,7 +172,7 @@ def tensors(states: Sequence[State]) -> dict[str, Tensor]:
 
 
 def other_state(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
-    return tensors(list(train(recipe, begin(recipe, 1 + RANK), lr=RATES, processes=processes)))
+    return tensors(list(train(recipe, begin(recipe, 1 + RANK), lr=RATES, device=DEVICE, processes=processes)))
 
 
 def refused(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
@@ -201,24 +204,31 @@ CASES: dict[str, Case] = {
 }
 
 
+SAME = [*CASES][: [*CASES].index("abandoned")]
+"""The cases that are the same with any number of processes."""
+
+
 def outcome(case: str, processes: ProcessGroup | None = None) -> dict[str, Tensor] | str:
     do, recipe = CASES[case]
     try:
-        return {name: tensor.clone() for name, tensor in do(recipe, processes).items()}
+        return {name: tensor.cpu() for name, tensor in do(recipe, processes).items()}
     except (InputError, Diverged) as error:
         return str(error)
 
 
-def main(rank: int, world: int, folder: Path) -> None:
-    global RANK
-    RANK = rank
+def main(rank: int, world: int, folder: Path, device: str) -> None:
+    global RANK, DEVICE
+    RANK, DEVICE = rank, f"cuda:{rank}" if device == "cuda" else device
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    cases = CASES if world == 2 else ["a group for each process"]  # of which the slices are smaller
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    cases = {2: CASES, 4: ["a group for each process"]}.get(world, SAME)
     torch.save({case: outcome(case, dist.group.WORLD) for case in cases}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

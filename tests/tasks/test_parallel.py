@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rewound
-from parallel_training import outcome
+from parallel_training import SAME, outcome
 from small_fleets import ROUNDING
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -29,12 +29,11 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Outcomes]:
     return by_processes(2, tmp_path_factory.mktemp("two"))
 
 
-def by_processes(count: int, folder: Path) -> list[Outcomes]:
+def by_processes(count: int, folder: Path, device: str = "cpu") -> list[Outcomes]:
+    program = [sys.executable, str(SUPPORT / "parallel_training.py")]
     environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     started = [
-        subprocess.Popen(
-            [sys.executable, str(SUPPORT / "parallel_training.py"), str(rank), str(count), str(folder)], env=environment
-        )
+        subprocess.Popen([*program, str(rank), str(count), str(folder), device], env=environment)
         for rank in range(count)
     ]
     assert [process.wait(timeout=240) for process in started] == [0] * count
@@ -47,19 +46,7 @@ def tensors(outcome: dict[str, Tensor] | str) -> dict[str, Tensor]:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(
-    "case",
-    [
-        "nesterov",
-        "accumulation",
-        "each batch clipped",
-        "a parameter that is not used",
-        "parts of two shapes",
-        "groups within a process",
-        "a group for each process",
-        "a group of all processes",
-    ],
-)
+@pytest.mark.parametrize("case", SAME)
 def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_two: list[Outcomes]) -> None:
     check_same(case, by_two)
 
@@ -68,6 +55,16 @@ def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_tw
 @pytest.mark.slow
 def test_a_group_of_images_spans_two_of_four_processes(tmp_path: Path) -> None:
     check_same("a group for each process", by_processes(4, tmp_path))  # of two; here each has half of one
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/tasks/test_parallel.py` there"
+)
+def test_gpus_train_what_a_cpu_does(tmp_path: Path) -> None:
+    found = by_processes(min(2, torch.cuda.device_count()), tmp_path, "cuda")  # by NCCL, also where there is one GPU
+    for case in SAME:
+        check_same(case, found)
 
 
 def check_same(case: str, found: list[Outcomes]) -> None:
@@ -94,7 +91,10 @@ def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("groups across processes", "groups of 8 images do not fit 2 processes with 12 images of a batch each"),
+        (
+            "groups across processes",
+            "2 processes with 12 images of a batch each do not fit groups of 8, by which layer 1 norm",
+        ),
         ("odd batch", "2 processes cannot share batches of 25 equally"),
         ("indivisible", "declare divisible = True if it is"),
         ("other data", "process 1 holds another tensor 1 of the first batch than process 0"),

@@ -268,7 +268,8 @@ def work(
 
     Any number of workers on any number of machines share the sweep by its store. SIGTERM, SIGUSR1 and Ctrl-C let a
     worker keep a draft of everything under way and return False; so does the end of `minutes`. `plan` is the digest of
-    the plan that the worker is meant to have; it refuses another. The other options are those of `run`.
+    the plan that the worker is meant to have; it refuses another. The other options are those of `run`. Where torchrun
+    has started `gpus_per_run` processes, the first is the worker, and the others take part in its training.
     """
     root, all_kept = as_place("store", store), keeps_all(keep)
     options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run)
@@ -424,7 +425,7 @@ def as_workers(jobs: int, device: str, gpus_per_run: int = 1) -> int:
 def _computed_with(tables: Tables) -> list[tuple[str, str]]:
     """What the runs were computed with, as their results say; more than one value is counted."""
     names = {"source": "Source of the recipe", "torch": "PyTorch", "python": "Python", "device": "Device", "cpu": "CPU"}
-    names["processes"] = "Processes per network"
+    names["process count"] = "Processes per network"
     return [
         (
             names.get(name, name),

@@ -20,17 +20,37 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rewound.foundations.errors import InputError
 from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d, move_statistics
 
+_KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupedBatchNorm2d)
+
 
 def synchronised(model: nn.Module, processes: ProcessGroup) -> None:
     """Let the model's batch normalisation see the whole batch, of which each process holds an equal slice."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.forward = partial(_forward, module, processes)  # type: ignore[method-assign]
+
+
+def check_normalisation(model: nn.Module, batch_size: int, count: int) -> None:
+    """An error unless so many processes with equal slices of a batch can do the model's batch normalisation."""
+    own = batch_size // count
     for name, module in model.named_modules():
-        if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, GroupedBatchNorm2d):
-            module.forward = partial(_forward, module, processes)
-        elif isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and type(module) not in _KNOWN:
             raise InputError(
-                f"layer {name} is a {type(module).__name__}, whose statistics cannot be shared by several processes; "
+                f"layer {name} is a {type(module).__name__}, whose statistics cannot be shared by {count} processes; "
                 "use nn.BatchNorm2d, or give 1 GPU per run"
             )
+        group = _group(module, batch_size)
+        if batch_size % group or (own % group and group % own):
+            raise InputError(
+                f"{count} processes with {own} images of a batch each do not fit groups of {group}, by which layer "
+                f"{name} normalises; give a number of GPUs per run with which a process has whole groups, or a group "
+                "whole processes"
+            )
+
+
+def _group(layer: nn.Module, batch_size: int) -> int:
+    """How many images are normalised together."""
+    return min(layer.group, batch_size) if isinstance(layer, GroupedBatchNorm2d) else batch_size
 
 
 def _forward(layer: _BatchNorm, processes: ProcessGroup, images: Tensor) -> Tensor:
@@ -38,12 +58,7 @@ def _forward(layer: _BatchNorm, processes: ProcessGroup, images: Tensor) -> Tens
         return type(layer).forward(layer, images)  # by running statistics, which all processes have
     layer._check_input_dim(images)  # type: ignore[no-untyped-call]
     own, count = len(images), dist.get_world_size(processes)
-    group = min(layer.group, own * count) if isinstance(layer, GroupedBatchNorm2d) else own * count
-    if own * count % group or (own % group and group % own):
-        raise InputError(
-            f"groups of {group} images do not fit {count} processes with {own} images of a batch each; "
-            "give a batch size or a number of GPUs such that a process has whole groups, or a group whole processes"
-        )
+    group = _group(layer, own * count)
     if isinstance(layer, GroupedBatchNorm2d) and own % group == 0:
         result, means, variances = layer.grouped(images)
         mean, variance = means.mean(0), variances.mean(0)

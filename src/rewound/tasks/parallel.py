@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import own_draws
 from rewound.tasks import ranks
-from rewound.tasks.normalisation import synchronised
+from rewound.tasks.normalisation import check_normalisation, synchronised
 from rewound.tasks.recipe import Batch, Position, Recipe
 from rewound.tasks.recipes.resident import WHOLE, ResidentRecipe, Share
 
@@ -56,6 +56,7 @@ def check_divisible(recipe: Recipe, count: int) -> None:
                 f"{count} processes cannot share batches of {part.batch_size} equally, as {recipe.label()} has them; "
                 f"give a batch size that is a multiple of {count}, or another number of GPUs per run"
             )
+        check_normalisation(recipe.skeleton, part.batch_size, count)
 
 
 class Together:

@@ -183,28 +183,28 @@ class Leader:
 
     def _reason(self, error: Exception | None) -> Exception:
         """What a follower has said when it failed, or how it died, as soon as that is known."""
-        end = time.monotonic() + _GRACE
-        while True:
-            for rank, follower in enumerate(self._followers, 1):
-                if (follower.exitcode or 0) < 0:
-                    return Failed(f"{self._one(rank)} died (signal {-(follower.exitcode or 0)}); {_REMEDY}")
+        end, others = time.monotonic() + _GRACE, f"the {self._count} that train a network together"
+        while time.monotonic() < end:
+            codes = {rank: each.exitcode for rank, each in enumerate(self._followers, 1) if each.exitcode}
+            for rank, code in codes.items():
+                if code < 0:
+                    return Failed(f"process {rank} of {others} died (signal {-code}); {_REMEDY}")
             for rank in range(1, self._count):
                 with suppress(RuntimeError):  # where the store is gone, too
                     if self._store.check([f"failed {rank}"]):
                         return error_from(json.loads(self._store.get(f"failed {rank}")))
-            if time.monotonic() > end:
-                why = f" ({' '.join(str(error).split())[:200]})" if error else ""
-                return Failed(f"another of the {self._count} processes of this worker does not answer{why}; {_REMEDY}")
+            for rank, code in codes.items():  # it has said nothing before
+                return Failed(f"process {rank} of {others} ended (exit code {code}); {_REMEDY}")
             time.sleep(_LOOK)
-
-    def _one(self, rank: int) -> str:
-        return f"process {rank} of the {self._count} that train a network together"
+        why = f" ({' '.join(str(error).split())[:200]})" if error else ""
+        return Failed(f"one of {others} does not answer{why}; {_REMEDY}")
 
     def _watch(self) -> None:
         """Free the leader from waiting on its GPU for a follower that has died."""
         wait([follower.sentinel for follower in self._followers])
         if not self._is_closing:
-            dist.distributed_c10d._abort_process_group()
+            with suppress(Exception):  # the leader's own error tells the rest
+                dist.distributed_c10d._abort_process_group()
 
     def close(self, end: str) -> None:
         """Let the followers end, and leave the group; `end` says how the leader has ended."""

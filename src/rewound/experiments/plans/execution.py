@@ -449,7 +449,7 @@ def made_by(node: Node, options: Options) -> dict[str, str]:
         "python": platform.python_version(),
         "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
         **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
-        **({"processes": str(options.gpus_per_run)} if options.gpus_per_run > 1 else {}),
+        **({"process count": str(options.gpus_per_run)} if options.gpus_per_run > 1 else {}),
     }
 
 
