@@ -64,7 +64,7 @@ def test_seconds_of_waiting_are_said_and_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     streaming()
-    monkeypatch.setattr(Ragged, "slow", Slow(seconds=0.02))
+    monkeypatch.setattr(Ragged, "slow", Slow(seconds=0.005))
     monkeypatch.setattr("rewound.experiments.plans.execution._FIRST_LINE", 0.0)
     said = said_by_run(plan(sweep.targets), store)
     assert any("waited for data in" in line for line in said)
