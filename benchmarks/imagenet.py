@@ -1,0 +1,314 @@
+"""How many images a second ResNet-50 trains on, everything included: crops, resizing, step, update.
+
+    PYTHONPATH=src python benchmarks/imagenet.py --budget 190            all of it, as far as 190 s go
+    PYTHONPATH=src python benchmarks/imagenet.py --only tiny-256 eager   some of it
+    PYTHONPATH=src python benchmarks/imagenet.py --smoke                 whether it runs, in small, on a CPU
+
+Pictures are drawn, in sizes like those of ImageNet (about 500 x 375) or of Tiny-ImageNet (64 x 64). With
+`--packed imagenette`, the streamed and the eager run take the prepared pictures of that data set instead. Each line of
+results is written as soon as it is known. `eager` is the usual loop beside it: a DataLoader whose workers decode and
+crop with Pillow, and an eager step with autocast. `waited` is the share of the time in which training waited for
+pictures to be decoded.
+"""
+
+import time
+
+STARTED = time.perf_counter()
+
+import argparse  # noqa: E402
+import io  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import dataclass, replace  # noqa: E402
+from functools import lru_cache, partial  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, ClassVar  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from rewound.method.schedule import Segment  # noqa: E402
+from rewound.tasks.datasets import packed_images  # noqa: E402
+from rewound.tasks.datasets.jpegs import check_decoder, decoder_version  # noqa: E402
+from rewound.tasks.datasets.packed_images import Encoded, PackedFile, Part, Pictures  # noqa: E402
+from rewound.tasks.fleets.captured import program  # noqa: E402
+from rewound.tasks.fleets.place import Place, Run  # noqa: E402
+from rewound.tasks.recipes.imagenet import ImageNetResNet50, PackedClassifier, TinyImageNetResNet50  # noqa: E402
+from rewound.tasks.training import State, begin  # noqa: E402
+
+
+@lru_cache
+def drawn(n: int, height: int, width: int, classes: int, device: torch.device) -> Pictures:
+    """Noise, in sizes that differ by a quarter each way."""
+    draw = torch.Generator().manual_seed(0)
+    spread = 0.5 + torch.rand(2, n, generator=draw) if height > 64 else torch.ones(2, n)
+    heights, widths = (spread * torch.tensor([[height], [width]])).int()
+    lengths = 3 * heights.long() * widths.long()
+    labels = torch.randint(0, classes, (n,), generator=draw)
+    pixels = torch.randint(0, 256, (int(lengths.sum()),), dtype=torch.uint8, device=device)
+    rest = [each.to(device) for each in (lengths.cumsum(0) - lengths, heights, widths, labels)]
+    return Pictures(pixels, *rest)
+
+
+@lru_cache
+def jpegs_in_memory(n: int, height: int, width: int, classes: int) -> Part:
+    """Pictures with the detail of photographs: about 100 kB each at 500 x 375."""
+    from PIL import Image
+
+    draws, files, sizes = np.random.default_rng(0), [], []
+    for _ in range(n):
+        coarse = Image.fromarray(draws.integers(0, 256, (height // 8, width // 8, 3), np.uint8))
+        fine = draws.normal(0, 12, (height, width, 1))
+        picture = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) + fine
+        file = io.BytesIO()
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+        files.append(file.getvalue())
+        sizes.append((height, width))
+    import zlib
+
+    ends = np.cumsum([len(file) for file in files])
+    checks = [zlib.crc32(file) for file in files]
+    places = np.stack([np.zeros(n), [0, *ends[:-1]], ends, checks], 1).astype(np.int64)
+    labels = torch.from_numpy(draws.integers(0, classes, n))
+    content = PackedFile(Path("memory"), memoryview(b"".join(files)))
+    return Part(labels, torch.tensor(sizes, dtype=torch.int32), (content,), places)
+
+
+class Drawn:
+    """A recipe whose pictures are drawn."""
+
+    pictures: ClassVar[int] = 4096
+    shape: ClassVar[tuple[int, int]] = (375, 500)
+    part: ClassVar[Part | None] = None
+    """Where pictures are decoded from; None: they are on the device."""
+
+    @property
+    def train_size(self) -> int:
+        return self.pictures if self.part is None else len(self.part)
+
+    def made_with(self) -> dict[str, str]:
+        return {}
+
+    def resident(self, device: torch.device) -> Pictures:
+        assert self.part is None
+        return drawn(self.pictures, *self.shape, 10, device)
+
+    def source(self, device: torch.device) -> Encoded | None:
+        return None if self.part is None else Encoded(self.part, check_decoder(None))
+
+
+@dataclass(frozen=True)
+class ImageNet(Drawn, ImageNetResNet50):
+    """ImageNet's recipe on noise."""
+
+
+@dataclass(frozen=True)
+class Streamed(Drawn, ImageNetResNet50):
+    """ImageNet's recipe on JPEG files that are decoded for each batch."""
+
+
+@dataclass(frozen=True)
+class Tiny(Drawn, TinyImageNetResNet50):
+    """Tiny-ImageNet's recipe on noise."""
+
+    pictures: ClassVar[int] = 20_000
+    shape: ClassVar[tuple[int, int]] = (64, 64)
+
+
+def captured(recipe: PackedClassifier, device: torch.device, seconds: float) -> dict[str, Any]:
+    """The step that runs train with."""
+    began = time.perf_counter()
+    place = Place(program(recipe, device))
+    built = time.perf_counter() - began
+    chunk = max(2, 4096 // recipe.batch_size) if device.type == "cuda" else 1
+    most = 100 * chunk
+    place.start(Run(begin(recipe, 1), None, [Segment(0.01, most)], range(chunk, most, chunk)))
+    rates, waited = [], []
+    end, ended = None, False
+    while not ended and (end is None or time.perf_counter() < end):
+        start = time.perf_counter()
+        while not place.arrived():
+            place.launch()
+        state, ended = place.report()
+        took = time.perf_counter() - start
+        if not isinstance(state, State):
+            raise SystemExit(f"it diverged: {state}")
+        place.resume()
+        if end is None:  # the first is warm-up
+            end = time.perf_counter() + seconds
+        else:
+            rates.append(chunk * recipe.batch_size / took)
+            waited.append(state.waited / took)
+    found = {
+        "images_per_second": statistics.median(rates),
+        "least": min(rates),
+        "largest": max(rates),
+        "waited": statistics.median(waited),
+        "build_seconds": built,
+    }
+    if device.type == "cuda":
+        found["gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if recipe.source(device) is None:
+            found |= {
+                "crop_ms": crop_milliseconds(place),
+                "step_ms": 1e3 * recipe.batch_size / statistics.median(rates),
+            }
+    return found
+
+
+def crop_milliseconds(place: Place) -> float:
+    """What choosing, cropping, resizing and flipping a batch takes of a step."""
+    batch = partial(place.program.batch, 0, place.data, place.orders[0], place.positions[0], place.keys[0])
+    batch()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(10):
+        batch()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 100
+
+
+class Files(Dataset[tuple[Tensor, int]]):
+    """A data set as scripts have it: decoded, cropped, flipped and standardised by Pillow and torch."""
+
+    def __init__(self, part: Part, size: int) -> None:
+        self.files = [bytes(part.jpeg(i)) for i in range(len(part))]
+        self.labels, self.size = part.labels.tolist(), size
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        which = index % len(self.files)
+        image = Image.open(io.BytesIO(self.files[which])).convert("RGB")
+        area = image.height * image.width * float(torch.empty(()).uniform_(0.08, 1))
+        aspect = float(torch.empty(()).uniform_(3 / 4, 4 / 3))
+        width = min(image.width, round((area * aspect) ** 0.5))
+        height = min(image.height, round((area / aspect) ** 0.5))
+        left = int(torch.randint(image.width - width + 1, ()))
+        top = int(torch.randint(image.height - height + 1, ()))
+        box = (left, top, left + width, top + height)
+        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
+        pixels = pixels.flip(2) if torch.rand(()) < 0.5 else pixels
+        mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        return (pixels - mean[:, None, None]) / deviation[:, None, None], self.labels[which]
+
+
+def eager(recipe: PackedClassifier, device: torch.device, seconds: float, part: Part) -> dict[str, Any]:
+    """The usual loop: a DataLoader, autocast, an eager step; and the two parts of it by themselves."""
+    model = replace(recipe, batch_norm_group=recipe.batch_size).model(0).to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    workers = len(os.sched_getaffinity(0)) if device.type == "cuda" else 0
+    files = Files(part, recipe.image_size)
+    loader = DataLoader(
+        files, recipe.batch_size, num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0
+    )
+    batches = iter(loader)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    held = [tensor.to(device) for tensor in next(batches)]
+
+    def per_second(work: Callable[[], object]) -> float:
+        for _ in range(2):
+            work()
+        done, began = 0, time.perf_counter()
+        while not done or time.perf_counter() - began < seconds:
+            work()
+            done += 1
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        return done * recipe.batch_size / (time.perf_counter() - began)
+
+    def both() -> None:
+        step(*(tensor.to(device, non_blocking=True) for tensor in next(batches)))
+
+    return {
+        "images_per_second": per_second(both),
+        "step_alone": per_second(lambda: step(*held)),
+        "loader_alone": per_second(lambda: next(batches)),
+        "workers": workers,
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="names of variants")
+    parser.add_argument("--budget", type=float, default=190, help="no variant begins after so many seconds")
+    parser.add_argument("--seconds", type=float, default=5, help="how long a variant is measured")
+    parser.add_argument("--packed", choices=packed_images.SIZES, help="a prepared data set for streamed and eager runs")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "imagenet.jsonl")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args(arguments)
+    device = torch.device("cpu" if options.smoke else "cuda")
+    fields: dict[str, Any] = {}
+    seconds = options.seconds
+    if options.smoke:
+        fields, seconds = {"batch_size": 4, "batch_norm_group": 2, "image_size": 32, "precision": "float32"}, 0.1
+        for kind in (ImageNet, Tiny):
+            kind.pictures = 16
+
+    def files() -> Part:
+        if options.packed:
+            return packed_images.load(options.packed).train
+        return jpegs_in_memory(8 if options.smoke else 512, 375, 500, 10)
+
+    def streamed() -> dict[str, Any]:
+        Streamed.part = files()
+        recipe = Streamed(**{"batch_size": 256, **fields})
+        return captured(recipe, device, seconds) | {"decoder": decoder_version(check_decoder(None))}
+
+    # A group as large as the batch is torch's own BatchNorm2d.
+    variants: dict[str, Callable[[], dict[str, Any]]] = {
+        "resident-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds),
+        "resident-1024": lambda: captured(ImageNet(**fields), device, seconds),
+        "tiny-256": lambda: captured(Tiny(**fields), device, seconds),
+        "eager": lambda: eager(ImageNet(**{"batch_size": 256, **fields}), device, seconds, files()),
+        "streamed-256": streamed,
+        "resident-256-one-group": lambda: captured(
+            ImageNet(**{"batch_size": 256, **fields, "batch_norm_group": 256}), device, seconds
+        ),
+        "tiny-1024": lambda: captured(Tiny(**{"batch_size": 1024, **fields}), device, seconds),
+        "resident-1024-one-group": lambda: captured(
+            ImageNet(**{"batch_size": 1024, **fields, "batch_norm_group": 1024}), device, seconds
+        ),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in options.only or variants:
+        if (past := time.perf_counter() - STARTED) > options.budget:
+            print(f"{name}: left out after {past:.0f} s", flush=True)
+            continue
+        try:
+            found = variants[name]()
+        except Exception as error:  # the others are still worth their time
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {error}"[:500]}
+        machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+        line = {"variant": name, **found, "machine": machine, "torch": torch.__version__}
+        line |= {"at": round(time.perf_counter() - STARTED, 1)}
+        shown = json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in line.items()})
+        print(shown, flush=True)
+        with options.out.open("a") as out:
+            out.write(shown + "\n")
+        if device.type == "cuda":
+            drawn.cache_clear()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
