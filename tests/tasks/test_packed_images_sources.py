@@ -67,6 +67,17 @@ def tiny() -> Files:
     }
 
 
+def kaggle() -> Files:
+    """As Kaggle has ImageNet: the images of val lie in one folder, and a table far from it has their classes."""
+    val = [(name, jpeg) for i in range(2) for name in CLASSES for jpeg in [IMAGES["val", name][i]]]
+    rows = "".join(f"ILSVRC2012_val_{i:08},{name} 85 1 499 272 \n" for i, (name, _) in enumerate(val))
+    files = {path: jpeg for path, jpeg in folders().items() if path.startswith("train")}
+    files |= {f"val/ILSVRC2012_val_{i:08}.JPEG": jpeg for i, (_, jpeg) in enumerate(val)}
+    other = {"ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG": b"", "LOC_train_solution.csv": b""}
+    table = {"LOC_val_solution.csv": f"ImageId,PredictionString\n{rows}".encode()}
+    return table | other | {f"ILSVRC/Data/CLS-LOC/{path}": content for path, content in files.items()}
+
+
 def official() -> Files:
     """The three archives; the devkit numbers the synsets in an order of its own, and has one that is no class."""
     numbered = [CLASSES[1], "n00000009", CLASSES[0], CLASSES[2]]
@@ -137,6 +148,7 @@ COPIES: dict[str, Callable[[], Files]] = {
     "the folder of a gzipped tar": lambda: {"imagenette2-320.tgz": tar_of(folders(), "w:gz"), "notes.txt": b""},
     "as Tiny-ImageNet": tiny,
     "a zip as Tiny-ImageNet": lambda: {"tiny-imagenet-200.zip": zip_of(tiny())},
+    "as Kaggle has it": kaggle,
     "the official archives": official,
     "parquet": parquet,
     "parquet that names classes": lambda: parquet(CLASSES),
@@ -210,7 +222,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "val without folders": (
         lambda: without(TREE, "val/") | {"val/ILSVRC2012_val_1.JPEG": b""},
-        r"has no image in val of the class n00000001, n00000005, n00000020",
+        r"nothing in .*copy says the class of val/ILSVRC2012_val_1.JPEG: give a copy that has folders of classes",
     ),
     "an image is missing": (
         lambda: without(TREE, "train/n00000005/train_1"),
@@ -229,7 +241,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "annotations are missing": (
         lambda: tiny() | {"tiny-imagenet-200/val/val_annotations.txt": b"val_0.JPEG\tn00000001\n"},
-        r"val_annotations.txt has no line for tiny-imagenet-200/val/images/val_1.JPEG, .*get this copy again",
+        r"nothing in .*copy says the class of tiny-imagenet-200/val/images/val_1.JPEG, .*val_annotations.txt and LOC",
     ),
     "a part of the official archives": (
         lambda: without(official(), "ILSVRC2012_devkit"),
@@ -286,6 +298,20 @@ def test_a_copy_that_is_not_whole_is_one_sentence(case: str, tmp_path: Path) -> 
     with pytest.raises(InputError, match=sentence):
         packed(files(), tmp_path)
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
+
+
+def test_an_archive_is_not_taken_for_a_shard_that_lies_beside_it(tmp_path: Path) -> None:
+    source = written(tmp_path / "copies", webdataset() | {"imagenette2.tar": tar_of(TREE)}) / "imagenette2.tar"
+    packing_images.prepare("imagenette", source, tmp_path)
+    assert load("imagenette", tmp_path).classes == CLASSES
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    source = written(tmp_path / "copy", TREE)
+    with (source / "train/n00000005/train_1.JPEG").open("r+b") as file:
+        file.truncate(2**28 + 1)  # takes no room on the disk
+    with pytest.raises(InputError, match=r"train_1.JPEG has 268,435,457 bytes, more than an image has"):
+        packing_images.prepare("imagenette", source, tmp_path / "cache")
 
 
 def test_a_copy_that_needs_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

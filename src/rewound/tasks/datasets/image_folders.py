@@ -1,11 +1,12 @@
 """Images in folders of classes: which there are, and how each is read; in a folder, or in a zip or tar archive of it.
 
-| part  | in most copies       | in Tiny-ImageNet                              |
-|-------|----------------------|-----------------------------------------------|
-| train | train/SYNSET/*.JPEG  | train/SYNSET/images/*.JPEG                    |
-| val   | val/SYNSET/*.JPEG    | val/images/*.JPEG and val/val_annotations.txt |
+| copy          | train                      | val                                                     |
+|---------------|----------------------------|---------------------------------------------------------|
+| most          | train/SYNSET/*.JPEG        | val/SYNSET/*.JPEG                                       |
+| Tiny-ImageNet | train/SYNSET/images/*.JPEG | val/images/*.JPEG, their classes in val_annotations.txt |
+| Kaggle's      | train/SYNSET/*.JPEG        | val/*.JPEG, their classes in LOC_val_solution.csv       |
 
-All of it may be in a folder of its own. Other files are left alone. Nothing is unpacked to disk.
+All of it may lie in other folders. Other files are left alone. Nothing is unpacked to disk.
 """
 
 import os
@@ -13,6 +14,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, Protocol
 
@@ -20,16 +22,25 @@ from rewound.foundations.errors import InputError, few
 
 PICTURE: Final = re.compile(r"[^.].*\.(?:jpe?g|png)", re.IGNORECASE)
 _LARGEST = 2**28  # bytes of an image; none has nearly as many
-_PLACE = re.compile(r"(?:.*/)?(?P<part>train|val|valid|validation)/(?P<class>[^/]+)/(?:images/)?(?P<file>[^/]+)?")
+_PLACE = re.compile(
+    r"(?:.*/)?(?P<part>train|val|valid|validation)/(?:(?P<class>(?!images/)[^/]+)/)?(?:images/)?(?P<file>[^/]+)?"
+)
+_LISTS = ("val_annotations.txt", "LOC_val_solution.csv")  # lines: file, tab, class; file without ending, comma, class
+
+
+Read = Callable[[str], bytes]
 
 
 class Listed(NamedTuple):
-    """The images to train on and those of val, as paths with their classes; the classes that have a folder there."""
+    """The images to train on and those of val, as paths with their classes; the classes that have a folder there.
+
+    `opened` is a context that gives a function from a path to its bytes.
+    """
 
     train: list[tuple[str, str]]
     val: list[tuple[str, str]]
     classes: set[str]
-    read: Callable[[str], bytes]
+    opened: Callable[[], AbstractContextManager[Read]]
 
 
 def listed(path: Path) -> Listed | None:
@@ -45,26 +56,27 @@ def listed(path: Path) -> Listed | None:
     train: list[tuple[str, str]] = []
     val: list[tuple[str, str]] = []
     classes: set[str] = set()
-    annotations = None
+    class_of: dict[str, str] = {}
+    lists: list[str] = []
     for each in files.paths():
-        if each.endswith("val/val_annotations.txt"):
-            annotations = each
+        if each.endswith(_LISTS):
+            lists.append(each)
         elif (place := _PLACE.fullmatch(each)) and "__MACOSX/" not in each:
-            if place["part"] == "train" or place["class"] != "images":
+            if place["class"]:
                 classes.add(place["class"])
             if place["file"] and PICTURE.fullmatch(place["file"]):
-                (train if place["part"] == "train" else val).append((each, place["class"]))
-    if annotations:
-        val = _annotated(val, annotations, files.read(annotations))
-    return Listed(train, val, classes.union(name for _, name in val), files.read) if classes else None
-
-
-def _annotated(val: list[tuple[str, str]], path: str, annotations: bytes) -> list[tuple[str, str]]:
-    rows = (line.split("\t") for line in annotations.decode("utf-8", "replace").splitlines())
-    class_of = {row[0]: row[1] for row in rows if len(row) > 1}
-    if without := [each for each, _ in val if PurePosixPath(each).name not in class_of]:
-        raise InputError(f"{path} has no line for {few(without)}; get this copy again, whole")
-    return [(each, class_of[PurePosixPath(each).name]) for each, _ in val]
+                (train if place["part"] == "train" else val).append((each, place["class"] or ""))
+    with files.opened() as read:
+        for each in lists:
+            rows = re.findall(r"^([^\t,]+)[\t,](n\d+)", read(each).decode("utf-8", "replace"), re.MULTILINE)
+            class_of |= {PurePosixPath(name).stem: synset for name, synset in rows}
+    val = [(each, name or class_of.get(PurePosixPath(each).stem, "")) for each, name in val]
+    if classless := [each for each, name in train + val if not name]:
+        raise InputError(
+            f"nothing in {path} says the class of {few(classless)}: give a copy that has folders of classes in train "
+            f"and val, or for val one of {' and '.join(_LISTS)}"
+        )
+    return Listed(train, val, classes.union(name for _, name in val), files.opened) if train or classes else None
 
 
 def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -84,7 +96,7 @@ class _Files(Protocol):
 
     def paths(self) -> Iterator[str]: ...
 
-    def read(self, path: str) -> bytes: ...
+    def opened(self) -> AbstractContextManager[Read]: ...
 
 
 class _Folder:
@@ -102,34 +114,48 @@ class _Folder:
             if is_folder:
                 yield from self._below(f"{folder}{name}/")
 
-    def read(self, path: str) -> bytes:
-        _check_length(path, (self._root / path).stat().st_size)
-        return (self._root / path).read_bytes()
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        def read(path: str) -> bytes:
+            _check_length(path, (self._root / path).stat().st_size)
+            return (self._root / path).read_bytes()
+
+        yield read
 
 
 class _Zip:
     def __init__(self, archive: Path) -> None:
-        self._zip = zipfile.ZipFile(archive)
+        self._archive = archive
 
     def paths(self) -> Iterator[str]:
-        yield from self._zip.namelist()
+        with zipfile.ZipFile(self._archive) as archive:
+            yield from archive.namelist()
 
-    def read(self, path: str) -> bytes:
-        _check_length(path, self._zip.getinfo(path).file_size)
-        return self._zip.read(path)
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        with zipfile.ZipFile(self._archive) as archive:
+
+            def read(path: str) -> bytes:
+                _check_length(path, archive.getinfo(path).file_size)
+                return archive.read(path)
+
+            yield read
 
 
 class _Tar:
     def __init__(self, archive: Path) -> None:
-        self._tar = tarfile.open(archive)  # noqa: SIM115 - read from until the process has done with it
+        self._archive = archive
         self._members: dict[str, tarfile.TarInfo] = {}
 
     def paths(self) -> Iterator[str]:
-        for member in self._tar:
-            path = member.name.removeprefix("./")
-            self._members[path] = member
-            if member.isdir() or member.isfile():
-                yield f"{path}/" if member.isdir() else path
+        with tarfile.open(self._archive) as tar:
+            for member in tar:
+                path = member.name.removeprefix("./")
+                self._members[path] = member
+                if member.isdir() or member.isfile():
+                    yield f"{path}/" if member.isdir() else path
 
-    def read(self, path: str) -> bytes:
-        return content(self._tar, self._members[path])
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        with tarfile.open(self._archive) as tar:
+            yield lambda path: content(tar, self._members[path])

@@ -2,8 +2,8 @@
 
 | kind                  | what it holds                                                                               |
 |-----------------------|---------------------------------------------------------------------------------------------|
-| folders of classes    | train/SYNSET/*.JPEG and val/SYNSET/*.JPEG; or as Tiny-ImageNet has them: .../SYNSET/images/  |
-|                       | in train, val/images/ and val/val_annotations.txt. In a folder, or in a tar or zip archive   |
+| folders of classes    | train/SYNSET/*.JPEG and val/SYNSET/*.JPEG, or as Tiny-ImageNet and Kaggle have them          |
+|                       | (`image_folders`); in a folder, or in a tar or zip archive                                   |
 | the official archives | ILSVRC2012_img_train.tar (a tar of each class), ILSVRC2012_img_val.tar (by number) and       |
 |                       | ILSVRC2012_devkit_t12.tar.gz (the labels of these, numbered as in its meta.mat)              |
 | parquet files         | train-*.parquet and val*-*.parquet, as on Hugging Face: an image with its bytes, a label     |
@@ -169,10 +169,10 @@ def _folders(request: _Request) -> Source | None:
 
     def images_of(part: str) -> Iterator[Found]:
         wanted = request.wanted(part)
-        with _reading(path):
+        with _reading(path), found.opened() as read:
             for file, name in found.train if part == TRAIN else found.val:
                 if wanted.takes(labels[name]):
-                    yield Found(labels[name], file, found.read(file))
+                    yield Found(labels[name], file, read(file))
 
     return Source(path, classes, images_of)
 
@@ -271,14 +271,17 @@ def _truth(devkit: Path, classes: Sequence[str]) -> list[int]:
 # Parquet files and WebDataset shards
 
 
+_PART = re.compile(r"(?<![a-z])(train|val)")
+
+
 def _files_of_parts(request: _Request, suffix: str) -> dict[str, list[Path]] | None:
     """The files with this suffix in the folder, or in folders there, whose path says train or val."""
     folder = request.path if request.path.is_dir() else request.path.parent
-    if not request.path.is_dir() and request.path.suffix != suffix:
+    if request.path.is_file() and not (request.path.suffix == suffix and _PART.search(request.path.name.lower())):
         return None
     files: dict[str, list[Path]] = {part: [] for part in PARTS}
     for path in sorted({*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}"), *folder.glob(f"*/*/*{suffix}")}):
-        if found := re.findall(r"(?<![a-z])(train|val)", path.relative_to(folder).as_posix().lower()):
+        if found := _PART.findall(path.relative_to(folder).as_posix().lower()):
             files[TRAIN if found[-1] == "train" else HELD_OUT].append(path)
     return files if any(files.values()) else None
 
