@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import pytest
@@ -15,7 +16,7 @@ from rewound.tasks.feed import Feed, nearly_in_sequence, stays_on, streamed
 from rewound.tasks.fleets.captured import Program, capturable
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Place, Run
-from rewound.tasks.recipes.resident import Share
+from rewound.tasks.recipes.resident import Part, Share
 from sameness import assert_same
 from small_fleets import CPU, stopped
 
@@ -137,6 +138,30 @@ def test_a_place_has_room_for_the_largest_step_of_each_run(streaming: Callable[[
         sums = [int(LENGTHS[chosen].sum()) for chosen in islice(recipe.chosen(seed, position), 30)]
         assert recipe.largest(source, seed, position, 30, CPU) >= max(sums)
         assert recipe.largest(source, seed, position, 1, CPU) == sums[0]
+
+
+def test_data_is_streamed_as_one_part_with_all_examples(streaming: Callable[[], None]) -> None:
+    streaming()
+    with pytest.raises(
+        InputError, match=r"Parts has 30 \+ 10 examples, and its source 40; data is streamed as one part"
+    ):
+        next(Parts().batches(1, Position(0, 0), CPU))
+    with pytest.raises(InputError, match=r"Fewer has 39 examples, and its source 40"):
+        capturable(Fewer(), CPU)
+
+
+@dataclass(frozen=True)
+class Parts(Ragged):
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return Part(30, 6), Part(10, 6)
+
+
+@dataclass(frozen=True)
+class Fewer(Ragged):
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(39, 6),)
 
 
 def test_a_damaged_example_is_one_error_that_names_it(

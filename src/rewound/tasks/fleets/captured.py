@@ -57,7 +57,7 @@ def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
     """One loss of two examples."""
     model = recipe.model(0).to(device).train()
     buffers, first = dict(model.named_buffers()), torch.arange(2, device=device)
-    source = recipe.source(device)
+    source = recipe.checked_source(device)
     data = recipe.resident(device) if source is None else next(streamed(source, [first.cpu()], device))
     batch = recipe.assembled(data, 0, first, 0, first)
     gpus = [device] if device.type == "cuda" else []

@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold, permutation
 from rewound.tasks.feed import Source, streamed
 from rewound.tasks.recipe import Batch, Position, Recipe
@@ -77,6 +78,18 @@ class ResidentRecipe(Recipe):
         """
         return None
 
+    def checked_source(self, device: torch.device) -> Source | None:
+        """The source, if it has the examples of the only part."""
+        if (source := self.source(device)) is not None:
+            found, expected = len(source.lengths), [part.examples for part in self.parts]
+            if [found] != expected:
+                counts = " + ".join(f"{count:,}" for count in expected)
+                raise InputError(
+                    f"recipe {self.label()} has {counts} examples, and its source {found:,}; "
+                    "data is streamed as one part, with all of its examples"
+                )
+        return source
+
     def assembled(
         self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
     ) -> Batch:
@@ -101,7 +114,7 @@ class ResidentRecipe(Recipe):
 
     def batches(self, seed: int, position: Position, device: torch.device, share: Share = WHOLE) -> Iterator[Batch]:
         offsets = [share.offsets(part.batch_size, device) for part in self.parts]
-        source = self.source(device)
+        source = self.checked_source(device)
         chosen = self.chosen(seed, position, device if source is None else "cpu")
         own = (batch[share.offsets(len(batch), batch.device)] for batch in chosen)
         if source is None:
