@@ -87,7 +87,8 @@ class Part:
         if zlib.crc32(data) != checksum:
             path = self.files[number].path
             raise Damaged(
-                f"{path} is damaged (the checksum of its bytes {start} to {end} does not hold): prepare it anew"
+                f"{path} is damaged (the checksum of its bytes {start} to {end} does not hold): "
+                "run `rewound data` with --from to make it anew"
             )
         return data
 
