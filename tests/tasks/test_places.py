@@ -18,7 +18,7 @@ from rewound.tasks.recipe import Position, Recipe, changed_fields
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.images import ImageClassification
 from rewound.tasks.recipes.resident import ResidentRecipe
-from rewound.tasks.training import State, begin, evaluate
+from rewound.tasks.training import State, begin, evaluate, train
 from sameness import assert_same
 from small_fleets import (
     CPU,
@@ -157,7 +157,7 @@ def test_a_run_stops_when_it_is_due_and_goes_on_to_the_same_end() -> None:
     due = [replace(run, due=lambda look=look: next(look) % 4 == 0) for look in looks]  # type: ignore[misc]
     place = Place(Program(DIGITS, CPU, None))
     outcomes: list[list[State]] = [[], []]
-    for room, each in zip((place, _Plain(DIGITS, CPU)), due, strict=True):
+    for room, each in zip((place, _Plain(DIGITS, CPU, train)), due, strict=True):
         room.start(each)
         ended = False
         while not ended:
