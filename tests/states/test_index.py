@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import math
 import shutil
 import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +20,7 @@ from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import outcomes_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import index
-from rewound.states.storage.artifacts import Failure, Result, summary_of
+from rewound.states.storage.artifacts import CurvePoint, Failure, Measurements, Result, measurements_of, summary_of
 from rewound.states.storage.backend import Listed, ReadOnly, contents_of
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
@@ -56,6 +58,11 @@ def result_of(key: str, **changed: object) -> Result:
     return {**RESULT, "history": [f"train -> {key[:12]}"], "val": number / 8, **changed}  # type: ignore[typeddict-item]
 
 
+def measured(key: str, **changed: object) -> Measurements:
+    """What tables need of a result."""
+    return measurements_of(result_of(key, **changed))
+
+
 def segments(root: Path) -> list[Path]:
     return sorted(root.joinpath("index").iterdir()) if root.joinpath("index").exists() else []
 
@@ -71,15 +78,15 @@ def root(tmp_path: Path) -> Path:
     store = opened(tmp_path / "store")
     for key in KEYS:
         store.publish(key, result_of(key))
-    assert dict(opened(store.root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(opened(store.root).results(KEYS)) == {key: measured(key) for key in KEYS}
     assert len(segments(store.root)) == 1
     return store.root
 
 
 def test_what_is_in_the_index_is_not_read_again(root: Path) -> None:
     store = opened(root)
-    assert dict(store.results(KEYS)) == {key: store.result(key) for key in KEYS}
-    assert reads(store) == len(KEYS), "by the line before, to compare"
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
+    assert reads(store) == 0
     fresh = opened(root)
     assert fresh.outcomes(KEYS) == dict.fromkeys(KEYS, "measured")
     assert fresh.known == dict.fromkeys(KEYS, "measured")
@@ -95,7 +102,7 @@ def test_few_results_are_read_without_an_index(tmp_path: Path) -> None:
 
 
 def test_only_what_is_asked_for_is_given(root: Path) -> None:
-    assert dict(opened(root).results(KEYS[:1])) == {KEYS[0]: result_of(KEYS[0])}
+    assert dict(opened(root).results(KEYS[:1])) == {KEYS[0]: measured(KEYS[0])}
     assert opened(root).outcomes([KEYS[1], 32 * "f"]) == {KEYS[1]: "measured"}
 
 
@@ -105,7 +112,7 @@ def test_a_result_that_was_replaced_is_read_from_its_file(root: Path) -> None:
     failed["failed"] = Failure(step=3, loss="nan")
     opened(root).publish(KEYS[0], failed, replace=True)
     assert opened(root).outcomes(KEYS) == {**dict.fromkeys(KEYS, "measured"), KEYS[0]: "failed"}
-    assert dict(opened(root).results(KEYS))[KEYS[0]] == failed
+    assert dict(opened(root).results(KEYS))[KEYS[0]] == measurements_of(failed)
 
 
 def test_a_result_that_was_forgotten_is_not_given(root: Path) -> None:
@@ -134,61 +141,129 @@ def test_a_segment_that_is_not_what_was_written_is_left_out(root: Path, harm: st
     else:
         segment.rename(segment.with_name("0" * 32))
     store = opened(root)
-    assert dict(store.results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
     assert reads(store) == len(KEYS)
     again = opened(root)
-    assert dict(again.results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(again.results(KEYS)) == {key: measured(key) for key in KEYS}
     assert reads(again) == 0, "it was written anew"
 
 
-def forged(root: Path, body: bytes, header: object = None) -> None:
-    """Put a segment into a store whose checksum is right, and whose content is not."""
+def unpacked(segment: Path) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+    """The two parts of a segment: summaries, and columns of curves and layers."""
+    unpacking = zlib.decompressobj()
+    header = json.loads(unpacking.decompress(segment.read_bytes()))
+    return header, json.loads(zlib.decompress(unpacking.unused_data))
+
+
+def forged(root: Path, header: object, body: bytes) -> None:
+    """Put a segment into a store whose checksum is right, and whose content may not be, in the place of its own."""
     (segment,) = segments(root)
-    (key, stamp, _, summary), *_ = json.loads(zlib.decompressobj().decompress(segment.read_bytes()))
-    rows = [[key, stamp, len(body), summary]]
-    content = zlib.compress(json.dumps(rows if header is None else header).encode()) + zlib.compress(body)
-    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
     segment.unlink()
+    content = zlib.compress(json.dumps(header).encode()) + zlib.compress(body)
+    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"3", b"\xff", b'{"checksum": "0", "history": 3}'])
-def test_what_is_no_result_in_a_segment_is_read_from_its_file(root: Path, body: bytes) -> None:
-    forged(root, body)
-    assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"3", b"\xff", b'{"points": 3}'])
+def test_a_segment_without_its_columns_is_left_out(root: Path, body: bytes) -> None:
+    forged(root, unpacked(segments(root)[0])[0], body)
+    store = opened(root)
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
+    assert reads(store) == len(KEYS)
+
+
+OTHERS: dict[str, list[object]] = {
+    "points": [-1, 3, "1"],
+    "step": [-1, 1.0, None],
+    "lr": ["0.1"],
+    "loss": [None, []],
+    "network": [1, -1, None, "0"],
+    "networks": ["conv", [3], ["\ud800"], ["conv", "fc"]],
+    "kept": [-1],
+    "total": [2**63],
+    "flops": [True],
+}
+
+
+@pytest.mark.parametrize(("column", "first"), [(name, value) for name, values in OTHERS.items() for value in values])
+def test_columns_with_something_else_in_them_are_left_out(root: Path, column: str, first: object) -> None:
+    header, columns = unpacked(segments(root)[0])
+    columns[column][0] = first
+    forged(root, header, json.dumps(columns).encode())
+    store = opened(root)
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
+    assert reads(store) == len(KEYS)
+
+
+@pytest.mark.parametrize("column", OTHERS)
+def test_a_column_that_is_too_short_is_noticed(root: Path, column: str) -> None:
+    header, columns = unpacked(segments(root)[0])
+    columns[column].pop()
+    forged(root, header, json.dumps(columns).encode())
+    assert dict(opened(root).results(KEYS)) == {key: measured(key) for key in KEYS}
 
 
 @pytest.mark.parametrize(
-    "header",
-    [3, {}, [3], [[KEYS[0]]], [["x", "s", 1, {}]], [[KEYS[0], "s", 1, "measured"]], [[KEYS[0], "s", -1, {}]]],
+    "header", [3, {}, [3], [[KEYS[0]]], [["x", "s", {}]], [[KEYS[0], "s", "measured"]], [[KEYS[0], 3, {}]]]
 )
 def test_a_segment_that_makes_no_sense_is_left_out(root: Path, header: object) -> None:
-    forged(root, b"x", header)
+    forged(root, header, b"x")
     assert dict(opened(root).summaries(KEYS)) == {key: summary_of(result_of(key)) for key in KEYS}
-    assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(opened(root).results(KEYS)) == {key: measured(key) for key in KEYS}
 
 
 def test_a_segment_of_an_earlier_version_is_replaced(root: Path) -> None:
+    """It had the files themselves in its second part, and their sizes in its first."""
     (segment,) = segments(root)
     body = json.dumps(result_of(KEYS[0])).encode()
-    content = zlib.compress(json.dumps([[KEYS[0], "1-1 1", "measured", len(body)]]).encode() + b"\n" + body)
-    segment.unlink()
-    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
-    assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    forged(root, [[key, stamp, len(body), summary] for key, stamp, summary in unpacked(segment)[0]], body)
+    assert dict(opened(root).summaries(KEYS)) == {key: summary_of(result_of(key)) for key in KEYS}
     assert segments(root) == [segment]
+    assert dict(opened(root).results(KEYS)) == {key: measured(key) for key in KEYS}
 
 
 @pytest.mark.parametrize("change", [{"made": 3}, {"seconds": "1"}, {"steps": -1}, {"recipe": "\ud800"}, {"failed": 1}])
 def test_what_is_no_summary_in_a_segment_is_read_from_its_file(root: Path, change: dict[str, object]) -> None:
-    (segment,) = segments(root)
-    unpacking = zlib.decompressobj()
-    (key, stamp, size, summary), *others = json.loads(unpacking.decompress(segment.read_bytes()))
-    header = json.dumps([(key, stamp, size, {**summary, **change}), *others])
-    content = zlib.compress(header.encode()) + unpacking.unused_data
-    segment.unlink()
-    segment.with_name(hashlib.blake2b(content, digest_size=16).hexdigest()).write_bytes(content)
+    ((key, stamp, summary), *others), columns = unpacked(segments(root)[0])
+    forged(root, [(key, stamp, {**summary, **change}), *others], json.dumps(columns).encode())
     store = opened(root)
     assert dict(store.summaries(KEYS)) == {key: summary_of(result_of(key)) for key in KEYS}
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
+    assert reads(store) == 2
+
+
+@pytest.mark.parametrize("lost", ["test", "flops"])
+def test_a_result_that_is_evaluated_in_part_is_read_from_its_file(root: Path, lost: str) -> None:
+    ((key, stamp, summary), *others), columns = unpacked(segments(root)[0])
+    forged(root, [(key, stamp, {**summary, lost: 1}), *others], json.dumps(columns).encode())
+    assert dict(opened(root).results(KEYS))[key][lost] == 1, "what is a result is taken from the index"  # type: ignore[literal-required]
+    del summary[lost]
+    forged(root, [(key, stamp, summary), *others], json.dumps(columns).encode())
+    store = opened(root)
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
     assert reads(store) == 1
+
+
+def test_whatever_a_result_may_say_is_the_same_in_the_index(tmp_path: Path) -> None:
+    """Curves of any length with numbers of any kind, results without layers, and networks of other layers."""
+    odd = [CurvePoint(1, 0, math.inf), CurvePoint(2**62, 1e-300, -0.0), CurvePoint(3, 0.1, 5)]
+    passed = {name: value for name, value in result_of(KEYS[2]).items() if name not in ("val", "test", "layers")}
+    layers = {"b": {"kept": 2**62, "total": 0, "flops": 7}, "a": {"kept": 1, "total": 2, "flops": 3}}
+    given = {
+        KEYS[0]: result_of(KEYS[0], curve=odd),
+        KEYS[1]: result_of(KEYS[1], curve=[], failed={"step": 3, "loss": "nan"}),
+        KEYS[2]: cast(Result, passed),
+        KEYS[3]: result_of(KEYS[3], layers=layers, others={"newstest": 1.5}, host="x"),
+        KEYS[4]: result_of(KEYS[4], layers={}),
+    }
+    store = opened(tmp_path / "store")
+    for key, result in given.items():
+        store.publish(key, result)
+    files, again = dict(store.results(given)), opened(store.root)
+    indexed = dict(again.results(given))
+    assert files == indexed == {key: measurements_of(result) for key, result in given.items()}
+    assert reads(again) == 0
+    assert repr({key: files[key]["curve"] for key in given}) == repr({key: indexed[key]["curve"] for key in given})
+    assert list(indexed[KEYS[3]]["layers"]) == ["b", "a"]
 
 
 def test_a_summary_says_what_a_result_says_but_curves_and_layers(root: Path) -> None:
@@ -196,21 +271,23 @@ def test_a_summary_says_what_a_result_says_but_curves_and_layers(root: Path) -> 
     shutil.rmtree(root / "index")
     assert dict(opened(root).summaries(KEYS)) == with_index
     for key, result in opened(root).results(KEYS):
-        rest = {name: value for name, value in result.items() if name not in ("history", "curve", "layers")}
+        rest = {name: value for name, value in result.items() if name not in ("curve", "layers")}
         assert with_index[key] == rest
 
 
 def test_a_segment_that_unpacks_to_any_amount_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_MOST_BYTES", 2000)
-    forged(root, 10_000 * b" ")
-    assert dict(opened(root).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    header, columns = unpacked(segments(root)[0])
+    most = len(json.dumps(header)) + len(json.dumps(columns))
+    monkeypatch.setattr(index, "_MOST_BYTES", most)
+    forged(root, header, json.dumps(columns).encode() + most * b" ")
+    assert dict(opened(root).results(KEYS)) == {key: measured(key) for key in KEYS}
 
 
 def test_the_index_of_a_copied_store_is_made_anew(root: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(root, copied)
     before, store = segments(copied), opened(copied)
-    assert dict(store.results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
     assert reads(store) == len(KEYS)
     assert len(segments(copied)) == 1
     assert segments(copied) != before
@@ -230,13 +307,13 @@ def test_readers_at_once_write_one_segment(root: Path) -> None:
     shutil.rmtree(root / "index")
     together = threading.Barrier(4)
 
-    def read(_: int) -> dict[str, Result]:
+    def read(_: int) -> dict[str, Measurements]:
         store = opened(root)
         together.wait()
         return dict(store.results(KEYS))
 
     with ThreadPoolExecutor(4) as threads:
-        assert all(found == {key: result_of(key) for key in KEYS} for found in threads.map(read, range(4)))
+        assert all(found == {key: measured(key) for key in KEYS} for found in threads.map(read, range(4)))
     assert len(segments(root)) == 1
 
 
@@ -262,7 +339,7 @@ def test_a_store_that_can_only_be_read_gets_no_index(root: Path) -> None:
     (segment,) = segments(root)
     segment.write_bytes(b"damaged")
     store = Store(Locked(root))
-    assert dict(store.results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(store.results(KEYS)) == {key: measured(key) for key in KEYS}
     assert segments(root) == [segment]
 
 
@@ -278,7 +355,7 @@ def test_a_cache_that_cannot_be_used_is_no_reason_to_fail(root: Path) -> None:
                 raise InputError("it is not readable")
             return super().read(path, most)
 
-    assert dict(Store(Full(root)).results(KEYS)) == {key: result_of(key) for key in KEYS}
+    assert dict(Store(Full(root)).results(KEYS)) == {key: measured(key) for key in KEYS}
 
 
 def test_verify_starts_from_the_files_alone(root: Path) -> None:

@@ -28,6 +28,7 @@ from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, par
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
+from rewound.foundations.collector import collector_paused
 from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.notebook import html_line, html_table, text_table
@@ -301,6 +302,7 @@ def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = pr
     return _collected(*as_sweep(sweep, root), root, say)
 
 
+@collector_paused()
 def report(
     sweep: AnySweep | None = None,
     *,
@@ -337,6 +339,7 @@ def report(
     return made
 
 
+@collector_paused()
 def report_results(
     gathered: SweepResults, folder: Path, theirs: Sequence[Row] = (), drawing: Drawing = DEFAULT, say: Say = print
 ) -> Report:

@@ -107,15 +107,16 @@ def uneven_units(tables: Tables) -> list[str]:
 
     A preset's density is that of the network without its filters, so that fewer weights are masked by design.
     """
-    kept: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    for layer in tables.layers:
-        kept[layer.key] += layer.kept
-        total[layer.key] += layer.total
+    rows = [row for row in tables.rows if is_structured(row.pruning) and row.asked_density is None and not row.dense]
+    rows = [row for row in rows if row.pruning.split(" ")[0] not in PRESETS]
+    keys, kept, total = {row.key for row in rows}, Counter[str](), Counter[str]()
+    for layer in tables.layers if keys else ():
+        if layer.key in keys:
+            kept[layer.key] += layer.kept
+            total[layer.key] += layer.total
     found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, the density, that of the weights
-    for row in tables.rows:
-        by_size = row.asked_density is not None or row.pruning.split(" ")[0] in PRESETS
-        if total[row.key] and is_structured(row.pruning) and not by_size and not row.dense:
+    for row in rows:
+        if total[row.key]:
             weights = kept[row.key] / total[row.key]
             place, off = (row.recipe, row.pruning), abs(weights / row.density - 1)
             found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.density, weights))

@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
@@ -329,16 +329,12 @@ def with_details(rows: list[Row], folder: Path) -> Tables:
 def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: str | Path) -> None:
     """Write a table: all of it or nothing."""
     path = Path(path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    texts = _Texts()
-    # The writer itself knows what to do with nothing and with whole numbers.
-    writer.writerows(
-        [v if v is None or type(v) is int else texts[v] if type(v) is str else text_of(v) for v in line]
-        for line in lines
+    fields = _Fields()
+    text = "".join(
+        ",".join([fields[v] if type(v) is str else str(v) if type(v) is int else text_of(v) for v in line]) + "\n"
+        for line in chain([header], lines)
     )
-    data = text.getvalue().encode()
+    data = text.encode()
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, durable=False)
 
 
@@ -365,12 +361,14 @@ def _lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-class _Texts(dict[str, str]):
-    """What stands in the field of a text: in a table of millions of lines, most texts come again and again."""
+class _Fields(dict[str, str]):
+    """The fields of texts, as csv.writer makes them, each once: it looks at every letter, and most come very often."""
 
     def __missing__(self, text: str) -> str:
-        found = self[text] = text_of(text)
-        return found
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerow([text_of(text), ""])
+        field = self[text] = written.getvalue()[: -len(",\n")]
+        return field
 
 
 def text_of(value: object) -> str:

@@ -10,17 +10,17 @@ from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
 from rewound.experiments.sweeps.targets import Target
 from rewound.foundations.collector import collector_paused
-from rewound.states.history import Pruned, lineage
-from rewound.states.storage.artifacts import CurvePoint, Result, Summary
+from rewound.states.history import Past, Pruned, Trained
+from rewound.states.storage.artifacts import CurvePoint, Measurements, Summary
 
 
 class Results(Protocol):
     """Where results are: a store, or what was read of one."""
 
-    def result(self, key: str) -> Result | None:
+    def result(self, key: str) -> Measurements | None:
         """What was measured at `key`, or None."""
 
-    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Measurements]]:
         """What was measured at these keys, in any order."""
 
 
@@ -65,15 +65,16 @@ class _Reader:
 
     def __init__(self, store: Results) -> None:
         self.store = store
-        self.known: dict[str, Result | None] = {}
+        self.known: dict[str, Measurements | None] = {}
         self.ways: dict[str, _Way] = {}
+        self.spent: dict[str, tuple[float, float]] = {}
 
-    def result(self, key: str) -> Result | None:
+    def result(self, key: str) -> Measurements | None:
         if key not in self.known:
             self.known[key] = self.store.result(key)
         return self.known[key]
 
-    def read(self, keys: Collection[str]) -> dict[str, Result]:
+    def read(self, keys: Collection[str]) -> dict[str, Measurements]:
         """Those of many keys, which are read together."""
         found = dict(self.store.results(keys))
         self.known |= dict.fromkeys(keys) | found
@@ -83,7 +84,7 @@ class _Reader:
         """What is known of the nodes under one mask that lead to `key`."""
         if key in self.ways:
             return self.ways[key]
-        missing, following, every = dict[str, Result](), key, epoch_steps(target.recipe)
+        missing, following, every = dict[str, Measurements](), key, epoch_steps(target.recipe)
         while following not in self.ways and following not in missing and (result := self.result(following)):
             missing[following] = result
             if (before := result["after"]) is None:
@@ -93,6 +94,25 @@ class _Reader:
         for node, result in reversed(missing.items()):  # each node once, however many runs go through it
             way = self.ways[node] = way.then(result, every)
         return way
+
+    def spent_on(self, target: Target) -> tuple[float, float]:
+        """The seconds of a target's levels, and how many of them training waited for data.
+
+        A dense run has its own; to what is pruned they are no cost.
+        """
+        past: Past = target.state
+        if not past.prunings:
+            return (way := self.way(target, past.key)).seconds, way.waited
+        levels = list[Trained]()
+        while isinstance(past, Trained) and isinstance(root := past.root, Pruned) and past.key not in self.spent:
+            levels.append(past)
+            past = root.source
+        seconds, waited = self.spent.get(past.key, (0.0, 0.0))
+        for level in reversed(levels):  # each level once, however many levels follow it
+            way = self.way(target, level.key)
+            seconds, waited = seconds + way.seconds, waited + way.waited
+            self.spent[level.key] = seconds, waited
+        return seconds, waited
 
 
 class _Way(NamedTuple):
@@ -110,7 +130,7 @@ class _Way(NamedTuple):
     lr: float = 0.0
     waited: float = 0.0
 
-    def then(self, result: Result, every: int) -> "_Way":
+    def then(self, result: Measurements, every: int) -> "_Way":
         """The way on through the node that has this result."""
         _, points, steps, losses, lr, waited = self
         noted = result["curve"]
@@ -136,11 +156,10 @@ def _words(scores: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.10g}" for name, value in scores.items())
 
 
-def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
+def _row(target: Target, result: Measurements | None, reader: _Reader) -> Row:
     metric, root = target.recipe.metric, target.state.root
     by_units = isinstance(root, Pruned) and root.pruner.by_units
-    levels = [level for level in lineage(target.state) if isinstance(level.root, Pruned)] or [target.state]
-    ways = [reader.way(target, level.key) for level in levels]
+    seconds, waited = reader.spent_on(target)
     return Row(
         recipe=target.task,
         pruning=target.pruning,
@@ -153,7 +172,7 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         test=result["test"] if result else None,
         flops=result["flops"] if result else None,
         search_epochs=target.search_epochs,
-        seconds=round(sum(way.seconds for way in ways), 3),
+        seconds=round(seconds, 3),
         key=target.state.key,
         metric=metric.name,
         unit=metric.unit,
@@ -161,18 +180,18 @@ def _row(target: Target, result: Result | None, reader: _Reader) -> Row:
         asked_density=target.density if by_units else None,
         parameters=parameters_left(result) if result else None,
         others=_words(result.get("others", {})) if result else "",
-        waited=round(sum(way.waited for way in ways), 3) or None,
+        waited=round(waited, 3) or None,
     )
 
 
-def parameters_left(result: Result) -> int | None:
+def parameters_left(result: Measurements) -> int | None:
     """How many parameters the network of a result has; None where an early version has not counted them."""
     if "parameters_left" in result or "parameters" not in result:
         return result.get("parameters_left")
     return result["parameters"] - sum(layer["total"] - layer["kept"] for layer in result["layers"].values())
 
 
-def measured_density(target: Target, result: Result) -> float:
+def measured_density(target: Target, result: Measurements) -> float:
     """The fraction of the prunable weights that is left; where it is exactly what was asked for, that.
 
     Units differ in size, so that removing whole ones meets a density only nearly. A preset's is the paper's own count.
@@ -185,5 +204,5 @@ def measured_density(target: Target, result: Result) -> float:
     return sum(layer["kept"] for layer in layers) / sum(layer["total"] for layer in layers)
 
 
-def _layers(key: str, result: Result) -> list[LayerRow]:
+def _layers(key: str, result: Measurements) -> list[LayerRow]:
     return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]

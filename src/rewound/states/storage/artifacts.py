@@ -156,12 +156,17 @@ class Summary(TypedDict, total=False):
     failed: Failure
 
 
-class Result(Summary, total=False):
-    """All that is known of a node; only what a target asks for is evaluated."""
+class Measurements(Summary, total=False):
+    """What tables are made of; only what a target asks for is evaluated."""
 
-    history: Required[list[str]]
     curve: Required[list[CurvePoint]]
     layers: dict[str, LayerCount]
+
+
+class Result(Measurements, total=False):
+    """All that is known of a node."""
+
+    history: Required[list[str]]
 
 
 class Notes(TypedDict):
@@ -187,9 +192,14 @@ def outcome_of(result: Summary) -> Outcome:
     return "measured" if "val" in result else "failed" if "failed" in result else "passed"
 
 
-def summary_of(result: Result) -> Summary:
+def summary_of(result: Measurements) -> Summary:
     """A result without its history, curve and layers, which are most of it."""
     return cast(Summary, {name: value for name, value in result.items() if name in Summary.__annotations__})
+
+
+def measurements_of(result: Result) -> Measurements:
+    """A result without its history."""
+    return cast(Measurements, {name: value for name, value in result.items() if name != "history"})
 
 
 # A result as a file
@@ -204,21 +214,21 @@ def digest(content: object) -> str:
 def encoded(key: str, result: Result) -> bytes:
     """The content of the file."""
     content = {"key": key, **result}
-    if wrong := _wrong(content, _RESULT):
+    if wrong := _wrong(content, _RESULT) or _lacking(content):
         raise ValueError(f"no result of {key}: {wrong}")
     return json.dumps({**content, "checksum": digest(content)}).encode()
 
 
-def decoded(content: bytes, key: str, *, is_intact: bool = False) -> Result:
-    """The result in a file that lies where the one of `key` belongs; `is_intact`: another checksum was right."""
+def decoded(content: bytes, key: str) -> Result:
+    """The result in a file that lies where the one of `key` belongs."""
     try:
         found = json.loads(content)
         checksum = found.pop("checksum")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # not even an object
         raise Damaged from None
-    if not is_intact and checksum != digest(found):
+    if checksum != digest(found):
         raise Damaged
-    if wrong := _wrong(found, _RESULT):
+    if wrong := _wrong(found, _RESULT) or _lacking(found):
         raise Damaged(f"is no result: {wrong}")
     named, last = found.pop("key", None), found["history"][-1]
     if named != key if named is not None else not last.endswith(f"-> {key[:12]}"):
@@ -232,6 +242,13 @@ def checked_summary(content: object) -> Summary:
     if wrong := _wrong(content, _SUMMARY):
         raise Damaged(f"is no summary: {wrong}")
     return cast(Summary, content)
+
+
+def checked_measurements(content: Measurements) -> Measurements:
+    """A result as it was written but for its history; its curve and its layers have been checked."""
+    if wrong := _wrong(content, _SUMMARY) or _lacking(content):
+        raise Damaged(f"is no result: {wrong}")
+    return content
 
 
 def checked_notes(notes: object) -> Notes:
@@ -251,9 +268,14 @@ def _wrong(content: object, kinds: Mapping[str, Callable[[Any], bool]]) -> str |
         return f"it has no {missing[0]}"
     if wrong := [name for name, is_right in kinds.items() if name in content and not is_right(content[name])]:
         return f"{wrong[0]} is {shown(content[wrong[0]])}"
-    if kinds is _RESULT and "val" in content and not content.keys() >= {"test", "flops", "layers"}:
+    return None
+
+
+def _lacking(content: Mapping[str, Any]) -> str | None:
+    """What a result lacks whose fields are all of the right kind."""
+    if "val" in content and not content.keys() >= {"test", "flops", "layers"}:
         return "it is evaluated only in part"
-    if kinds is _RESULT and not content["curve"] and "failed" not in content:
+    if not content["curve"] and "failed" not in content:
         return "its curve has no point"
     return None
 
@@ -266,7 +288,8 @@ def _is_text(value: Any) -> bool:
 # settles nearly all of them; what is unusual there is looked at one by one.
 
 
-def _is_texts(value: Any) -> bool:
+def is_texts(value: Any) -> bool:
+    """Whether something is a list of texts."""
     if not isinstance(value, list):
         return False
     return ({str}.issuperset(map(type, value)) and "".join(value).isascii()) or all(map(_is_text, value))
@@ -276,12 +299,18 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _LARGEST
 
 
-def _are_counts(values: Sequence[Any]) -> bool:
+def are_counts(values: Sequence[Any]) -> bool:
+    """Whether all of them are whole numbers that something may be counted by."""
     return not values or ({int}.issuperset(map(type, values)) and min(values) >= 0 and max(values) < _LARGEST)
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Whether all of them are numbers, or what a run gives that diverges."""
+    return {float}.issuperset(map(type, values)) or all(map(_is_number, values))
 
 
 def _is_duration(value: Any) -> bool:
@@ -300,7 +329,7 @@ def _is_curve(value: Any) -> bool:
         return False
     if value and {list, CurvePoint}.issuperset(map(type, value)) and {3}.issuperset(map(len, value)):
         steps, *numbers = zip(*value, strict=True)
-        if _are_counts(steps) and {float}.issuperset(map(type, chain(*numbers))):
+        if are_counts(steps) and {float}.issuperset(map(type, chain(*numbers))):
             return True
     return all(map(_is_point, value))
 
@@ -312,11 +341,11 @@ def _is_layer(value: Any) -> bool:
 
 
 def _is_layers(value: Any) -> bool:
-    if not isinstance(value, dict) or not _is_texts([*value]):
+    if not isinstance(value, dict) or not is_texts([*value]):
         return False
     if {dict}.issuperset(map(type, value.values())):
         with suppress(KeyError):
-            return _are_counts([*chain.from_iterable(map(_LAYER, value.values()))])
+            return are_counts([*chain.from_iterable(map(_LAYER, value.values()))])
     return all(map(_is_layer, value.values()))
 
 
@@ -329,7 +358,7 @@ def _is_failure(value: Any) -> bool:
 
 
 def _is_made(value: Any) -> bool:
-    return isinstance(value, dict) and _is_texts([*value, *value.values()])
+    return isinstance(value, dict) and is_texts([*value, *value.values()])
 
 
 def _is_no_key_or_key(value: Any) -> bool:
@@ -347,7 +376,7 @@ _NOTES: Final[Mapping[str, Callable[[Any], bool]]] = {
 _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "key": is_key,
     "recipe": _is_text,
-    "history": lambda value: _is_texts(value) and bool(value),
+    "history": lambda value: is_texts(value) and bool(value),
     "after": _is_no_key_or_key,
     "steps": _is_count,
     "seconds": _is_duration,
@@ -356,7 +385,7 @@ _RESULT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "made": _is_made,
     "val": _is_number,
     "test": _is_number,
-    "others": lambda value: isinstance(value, dict) and _is_texts([*value]) and all(map(_is_number, value.values())),
+    "others": lambda value: isinstance(value, dict) and is_texts([*value]) and all(map(_is_number, value.values())),
     "flops": _is_count,
     "parameters": _is_count,
     "parameters_left": _is_count,

@@ -1,7 +1,11 @@
 """Many results in few files, so that a hundred thousand of them need not be opened one by one: a cache, and no more.
 
-index/DIGEST    a segment: results as they were read and checked, each with the version and size of its file then; first
-                their summaries, then their files, so that who needs only the former does not unpack the latter
+index/DIGEST    a segment: results as they were read and checked, without their histories, each with the version and
+                size of its file then; first the summaries, then curves and layers, so that who needs only the former
+                does not unpack the latter
+
+Curves and layers are kept by columns: all steps of a segment in one list, all losses in another. To read and check such
+lists takes a fraction of the time that a list for each point takes, and an object for each layer.
 
 The files in `results/` alone count. What a segment has of a result is used only while the listing gives the file the
 same version and size. Every other result is read from its file, and whoever has read many writes a segment of them. A
@@ -16,19 +20,33 @@ wrong can last in there.
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, cast
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, cast
 
 from rewound.foundations.errors import InputError
-from rewound.states.storage.artifacts import Summary, is_key
+from rewound.states.storage.artifacts import (
+    CurvePoint,
+    LayerCount,
+    Measurements,
+    Summary,
+    are_counts,
+    are_numbers,
+    is_key,
+    is_texts,
+    summary_of,
+)
 from rewound.states.storage.backend import Backend, Listed, where_writable
 
 ENOUGH: Final = 1000
 """Results that are worth a segment."""
 _FOLDER: Final = "index/"
 _RESULTS, _BYTES = 10_000, 2**26  # of one segment, at which it is full
+_POINT, _LAYER = CurvePoint._fields, ("kept", "total", "flops")
+_COLUMNS = ("points", *_POINT, "network", *_LAYER)
 _MOST_BYTES = 2**27  # of one that is read: a full one, and the largest result; a small file could unpack to any amount
 
 
@@ -38,9 +56,8 @@ class Entry(NamedTuple):
     key: str
     stamp: str
     """The version and size of its file, as they were listed before it was read."""
-    summary: Summary
-    content: bytes
-    """All of its file, whose checksum was right; empty where only summaries were asked for."""
+    result: Summary
+    """Its summary; `Measurements`, of which curve and layers are checked, where more was asked for."""
 
 
 def stamp_of(listed: Listed) -> str:
@@ -64,14 +81,39 @@ def entries(backend: Backend, stamps: Mapping[str, str], *, whole: bool = False)
             yield from (entry for entry in found if stamps.get(entry.key) == entry.stamp)
 
 
-def add(backend: Backend, read: Iterable[Entry]) -> None:
-    """Keep results that were read from their files, in segments; a place that cannot be written is left as it is."""
-    waiting = iter(read)
-    with suppress(InputError):  # it can only be read, or the disk is full: a cache is no reason to fail
-        while segment := list(_full(waiting)):
-            header = json.dumps([(key, stamp, len(content), summary) for key, stamp, summary, content in segment])
-            body = b"".join(entry.content for entry in segment)
-            content = zlib.compress(header.encode(), 1) + zlib.compress(body, 1)
+class Segment:
+    """Results that were read from their files, until they are written as one file of the index."""
+
+    def __init__(self) -> None:
+        self._summaries: list[tuple[str, str, Summary]] = []
+        self._size = 0
+        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self._networks: dict[tuple[str, ...], int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._summaries) >= _RESULTS or self._size >= _BYTES
+
+    def add(self, key: str, stamp: str, result: Measurements, size: int) -> None:
+        """Take a result, and how many bytes its file has."""
+        self._size += size
+        self._summaries.append((key, stamp, summary_of(result)))
+        columns, curve, layers = self._columns, result["curve"], result.get("layers")
+        columns["points"].append(len(curve))
+        for name, values in zip(_POINT, zip(*curve, strict=True), strict=False):
+            columns[name] += values
+        names = None if layers is None else tuple(layers)
+        columns["network"].append(names if names is None else self._networks.setdefault(names, len(self._networks)))
+        for name in _LAYER:
+            columns[name] += map(itemgetter(name), layers.values()) if layers else ()
+
+    def write(self, backend: Backend) -> None:
+        """Write it, unless it is empty; a place that cannot be written is left as it is."""
+        if not self._summaries:
+            return
+        header, body = json.dumps(self._summaries), json.dumps({**self._columns, "networks": [*self._networks]})
+        content = zlib.compress(header.encode(), 1) + zlib.compress(body.encode(), 1)
+        with suppress(InputError):  # it can only be read, or the disk is full: a cache is no reason to fail
             backend.create(_path(content), content, durable=False)
 
 
@@ -82,15 +124,6 @@ def drop(backend: Backend) -> None:
             backend.remove(path)
 
 
-def _full(waiting: Iterator[Entry]) -> Iterator[Entry]:
-    """As many as fit into a segment."""
-    size = 0
-    for entry in islice(waiting, _RESULTS):
-        yield entry
-        if (size := size + len(entry.content)) >= _BYTES:
-            return
-
-
 def _path(content: bytes) -> str:
     return f"{_FOLDER}{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
@@ -99,17 +132,45 @@ def _entries(content: bytes, whole: bool) -> list[Entry] | None:
     """What a segment holds; None: it is none, or one of an earlier version."""
     try:
         unpacking = zlib.decompressobj()
-        header = json.loads(unpacking.decompress(content, _MOST_BYTES))
-        body = zlib.decompressobj().decompress(unpacking.unused_data, _MOST_BYTES) if whole else b""
-        found, begin = list[Entry](), 0
-        for key, stamp, size, summary in header:
-            if not is_key(key) or not isinstance(stamp, str) or not size > 0 or not isinstance(summary, dict):
-                return None
-            found.append(Entry(key, stamp, cast(Summary, summary), body[begin : begin + size]))
-            begin += size
-    except (zlib.error, ValueError, TypeError, RecursionError):
+        found = [Entry(*entry) for entry in json.loads(unpacking.decompress(content, _MOST_BYTES))]
+        if not all(is_key(e.key) and isinstance(e.stamp, str) and isinstance(e.result, dict) for e in found):
+            return None
+        if not whole:
+            return found
+        columns = json.loads(zlib.decompressobj().decompress(unpacking.unused_data, _MOST_BYTES))
+        details = zip(found, _curves(columns), _layers(columns), strict=True)
+        return [
+            Entry(key, stamp, cast(Measurements, {**summary, "curve": curve, **layers}))
+            for (key, stamp, summary), curve, layers in details
+        ]
+    except (zlib.error, ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
-    return found if begin == len(body) or not whole else None
+
+
+def _curves(columns: Mapping[str, list[Any]]) -> list[list[CurvePoint]]:
+    """The curve of each result."""
+    counts, (steps, rates, losses) = columns["points"], (columns[name] for name in _POINT)
+    if not (are_counts(counts) and are_counts(steps) and are_numbers(rates) and are_numbers(losses)):
+        raise ValueError("no columns of curves")
+    points = map(partial(tuple.__new__, CurvePoint), zip(steps, rates, losses, strict=True))
+    curves = [list(islice(points, count)) for count in counts]
+    if sum(counts) != len(steps):
+        raise ValueError("not as many points as curves have")
+    return curves
+
+
+def _layers(columns: Mapping[str, list[Any]]) -> list[dict[str, dict[str, LayerCount]]]:
+    """The layers of each result, as a part of it; one that was not evaluated has none."""
+    networks, numbers, (kept, total, flops) = columns["networks"], columns["network"], (columns[n] for n in _LAYER)
+    if not (all(map(is_texts, networks)) and all(map(are_counts, (kept, total, flops)))):
+        raise ValueError("no columns of layers")
+    if not are_counts([number for number in numbers if number is not None]):
+        raise ValueError("no numbers of networks")
+    counts = (LayerCount(kept=k, total=t, flops=f) for k, t, f in zip(kept, total, flops, strict=True))
+    named = [None if number is None else networks[number] for number in numbers]
+    if sum(len(names) for names in named if names is not None) != len(kept):
+        raise ValueError("not as many layers as networks have")
+    return [{} if names is None else {"layers": dict(zip(names, counts, strict=False))} for names in named]
 
 
 def _is_stale(found: list[Entry], stamps: Mapping[str, str]) -> bool:

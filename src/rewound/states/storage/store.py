@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import FORGOTTEN
@@ -23,17 +23,20 @@ from rewound.states.storage.artifacts import (
     Artifact,
     Damaged,
     Kind,
+    Measurements,
     Notes,
     Outcome,
     Result,
     Summary,
     artifact_at,
     checked,
+    checked_measurements,
     checked_summary,
     decoded,
     digest,
     encoded,
     keys_in,
+    measurements_of,
     outcome_of,
     summary_of,
 )
@@ -120,23 +123,23 @@ class Store:
         self.known[key] = outcome_of(result)
         return result
 
-    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Result]]:
+    def results(self, keys: Collection[str]) -> Iterator[tuple[str, Measurements]]:
         """What was measured at these keys, in any order; as by `result`, and much faster where they are many."""
         stamps = self._stamps(keys)
-        for key, _, _, content in index.entries(self.backend, stamps, whole=True):
+        for key, _, found in index.entries(self.backend, stamps, whole=True):
             try:
-                result = decoded(content, key, is_intact=True)
+                result = checked_measurements(cast(Measurements, found))
             except Damaged:  # not by this program: its file decides
                 continue
             del stamps[key]  # another segment may have it, too
             self.known[key] = outcome_of(result)
             yield key, result
-        yield from self._read_files(stamps)
+        yield from ((key, measurements_of(result)) for key, result in self._read_files(stamps))
 
     def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
         """What was measured at these keys but curves and layers, in any order; faster than `results`."""
         stamps = self._stamps(keys)
-        for key, _, found, _ in index.entries(self.backend, stamps):
+        for key, _, found in index.entries(self.backend, stamps):
             try:
                 summary = checked_summary(found)
             except Damaged:
@@ -154,7 +157,7 @@ class Store:
             del stamps[key]
         if stamps:
             for entry in index.entries(self.backend, stamps):
-                found[entry.key] = self.known[entry.key] = outcome_of(entry.summary)
+                found[entry.key] = self.known[entry.key] = outcome_of(entry.result)
                 del stamps[entry.key]
             found |= {key: outcome_of(result) for key, result in self._read_files(stamps)}
         return found
@@ -167,14 +170,17 @@ class Store:
 
     def _read_files(self, stamps: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
         """The results in their own files; many of them are added to the index."""
-        paths, read = {key: Artifact("result", key).path for key in stamps}, list[index.Entry]()
+        paths, segment = {key: Artifact("result", key).path for key in stamps}, index.Segment()
         is_worth_it = len(stamps) >= index.ENOUGH
         for key, content in contents_of(self.backend, paths, LONGEST_RESULT + 1):
             if (result := self._read(key, content)) is not None and content is not None:
                 if is_worth_it:
-                    read.append(index.Entry(key, stamps[key], summary_of(result), content))
+                    segment.add(key, stamps[key], result, len(content))
+                if segment.is_full:
+                    segment.write(self.backend)
+                    segment = index.Segment()
                 yield key, result
-        index.add(self.backend, read)
+        segment.write(self.backend)
 
     def outcome(self, key: str) -> Outcome | None:
         """What the result of `key` says, in a word; None without one. It is read once."""
