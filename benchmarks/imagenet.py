@@ -1,12 +1,15 @@
-"""How many images a second ResNet-50 trains on, everything included: crops, resizing, step, update.
+"""How many images a second ResNet-50 trains on, everything included: decoding, crops, resizing, step, update.
 
     PYTHONPATH=src python benchmarks/imagenet.py --budget 190            all of it, as far as 190 s go
     PYTHONPATH=src python benchmarks/imagenet.py --only tiny-256 eager   some of it
+    PYTHONPATH=src python benchmarks/imagenet.py --packed imagenette --only decoders feed resident-256 streamed-256
     PYTHONPATH=src python benchmarks/imagenet.py --smoke                 whether it runs, in small, on a CPU
 
-Pictures are drawn, in sizes like those of ImageNet (about 500 x 375) or of Tiny-ImageNet (64 x 64). With
-`--packed imagenette`, the streamed and the eager run take the prepared pictures of that data set instead. Each line of
-results is written as soon as it is known. `eager` is the usual loop beside it: a DataLoader whose workers decode and
+Pictures are drawn, in sizes like those of ImageNet (about 500 x 375) or of Tiny-ImageNet (64 x 64). With `--packed
+imagenette`, the streamed and the eager run take the prepared pictures of that data set instead. Each line of results is
+written as soon as it is known. `decoders` are the decoders alone, with as many threads as training has (nvjpeg decodes
+on the GPU), and `feed` is what reaches the device where no step waits for it. Streamed training should reach 85% of the
+slower of resident training and the decoder. `eager` is the usual loop beside it: a DataLoader whose workers decode and
 crop with Pillow, and an eager step with autocast. `waited` is the share of the time in which training waited for
 pictures to be decoded.
 """
@@ -22,9 +25,12 @@ import os  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
+from concurrent.futures import ThreadPoolExecutor  # noqa: E402
+from contextlib import closing  # noqa: E402
 from dataclasses import dataclass, replace  # noqa: E402
 from functools import lru_cache, partial  # noqa: E402
+from itertools import count  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, ClassVar  # noqa: E402
 
@@ -35,8 +41,9 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.datasets import packed_images  # noqa: E402
-from rewound.tasks.datasets.jpegs import check_decoder, decoder_version  # noqa: E402
-from rewound.tasks.datasets.packed_images import Encoded, PackedFile, Part, Pictures  # noqa: E402
+from rewound.tasks.datasets.jpegs import check_decoder, decoder_version, decoders  # noqa: E402
+from rewound.tasks.datasets.packed_images import Encoded, PackedFile, Part, Pictures, decoded  # noqa: E402
+from rewound.tasks.feed import Feed, nearly_in_sequence, threads_to_decode  # noqa: E402
 from rewound.tasks.fleets.captured import program  # noqa: E402
 from rewound.tasks.fleets.place import Place, Run  # noqa: E402
 from rewound.tasks.recipes.imagenet import ImageNetResNet50, PackedClassifier, TinyImageNetResNet50  # noqa: E402
@@ -134,7 +141,8 @@ def captured(recipe: PackedClassifier, device: torch.device, seconds: float) -> 
     while not ended and (end is None or time.perf_counter() < end):
         start = time.perf_counter()
         while not place.arrived():
-            place.launch()
+            if not place.launch():
+                time.sleep(2e-4)  # as a fleet does; threads that decode need Python's lock
         state, ended = place.report()
         took = time.perf_counter() - start
         if not isinstance(state, State):
@@ -160,6 +168,66 @@ def captured(recipe: PackedClassifier, device: torch.device, seconds: float) -> 
                 "step_ms": 1e3 * recipe.batch_size / statistics.median(rates),
             }
     return found
+
+
+def rate(work: Callable[[], int], seconds: float) -> float:
+    """Pictures a second: `work` does some and says how many; the first time is before the clock runs."""
+    work()
+    began, done = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < seconds:
+        done += work()
+    return done / took
+
+
+def endless(part: Part, size: int) -> Iterator[Tensor]:
+    """Batches in the order of training, without an end."""
+    for epoch in count():
+        yield from (batch for batch in nearly_in_sequence(epoch, len(part)).split(size) if len(batch) == size)
+
+
+def decoders_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
+    """What each decoder gives with all threads, and torchvision's on the GPU."""
+    batches, found = endless(part, size), dict[str, Any](threads=threads_to_decode())
+    largest = int(Encoded(part, check_decoder(None)).lengths.topk(size).values.sum())
+    room = torch.empty(largest, dtype=torch.uint8)
+    with ThreadPoolExecutor(threads_to_decode()) as threads:
+        for name in decoders():
+
+            def work(name: str = name) -> int:
+                decoded(part, next(batches), name, threads=threads, into=room)
+                return size
+
+            found[name] = rate(work, seconds / 2)
+    if device.type == "cuda":
+        try:
+            found["nvjpeg"] = rate(partial(decode_on_gpu, part, batches, device), seconds / 2)
+        except (ImportError, RuntimeError) as error:
+            found["nvjpeg"] = str(error).strip().partition("\n")[0]
+    return found
+
+
+def decode_on_gpu(part: Part, batches: Iterator[Tensor], device: torch.device) -> int:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    chosen = next(batches).tolist()
+    files = [torch.from_numpy(np.frombuffer(part.jpeg(index), np.uint8).copy()) for index in chosen]
+    pictures = decode_jpeg(files, ImageReadMode.RGB, device)
+    torch.cat([picture.permute(1, 2, 0).flatten() for picture in pictures])  # as a feed would have them
+    torch.cuda.synchronize(device)
+    return len(chosen)
+
+
+def feed_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
+    """What reaches the device if nobody waits for it."""
+    feed = Feed(Encoded(part, check_decoder(None)), endless(part, size), device)
+
+    def work() -> int:
+        next(feed)
+        return size
+
+    with closing(feed):
+        found = rate(work, seconds)
+    return {"images_per_second": found, "gb_per_second": found * part.pixels / len(part) / 1e9}
 
 
 def crop_milliseconds(place: Place) -> float:
@@ -251,6 +319,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--budget", type=float, default=190, help="no variant begins after so many seconds")
     parser.add_argument("--seconds", type=float, default=5, help="how long a variant is measured")
     parser.add_argument("--packed", choices=packed_images.SIZES, help="a prepared data set for streamed and eager runs")
+    parser.add_argument("--per-class", type=int, help="the subset of it that was prepared so")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "imagenet.jsonl")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
@@ -262,9 +331,10 @@ def main(arguments: Sequence[str]) -> None:
         for kind in (ImageNet, Tiny):
             kind.pictures = 16
 
+    @lru_cache
     def files() -> Part:
         if options.packed:
-            return packed_images.load(options.packed).train
+            return packed_images.load(options.packed, per_class=options.per_class).train
         return jpegs_in_memory(8 if options.smoke else 512, 375, 500, 10)
 
     def streamed() -> dict[str, Any]:
@@ -278,6 +348,8 @@ def main(arguments: Sequence[str]) -> None:
         "resident-1024": lambda: captured(ImageNet(**fields), device, seconds),
         "tiny-256": lambda: captured(Tiny(**fields), device, seconds),
         "eager": lambda: eager(ImageNet(**{"batch_size": 256, **fields}), device, seconds, files()),
+        "decoders": lambda: decoders_alone(files(), device, 4 if options.smoke else 256, seconds),
+        "feed": lambda: feed_alone(files(), device, 4 if options.smoke else 256, seconds),
         "streamed-256": streamed,
         "resident-256-one-group": lambda: captured(
             ImageNet(**{"batch_size": 256, **fields, "batch_norm_group": 256}), device, seconds
