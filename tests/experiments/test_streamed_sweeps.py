@@ -10,7 +10,7 @@ from ragged_recipe import Ragged, Slow
 from rewound.commands.stores import show_store
 from rewound.experiments.executors import local
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.execution import Options, _Waits
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.states.storage.store import Store
@@ -72,6 +72,15 @@ def test_seconds_of_waiting_are_said_and_kept(
     assert all(row.waited is not None and row.seconds is not None and 0 < row.waited < row.seconds for row in rows)
     show_store(store.root, rows[0].key)
     assert "waited for data" in capsys.readouterr().out
+
+
+def test_waiting_is_said_now_and_then_and_only_where_it_counts() -> None:
+    waits = _Waits()
+    assert waits.line(29, 20) == ""  # too early to tell
+    assert waits.line(40, 4) == "waited for data in 10% of the last 40 seconds"
+    assert waits.line(600, 400) == ""  # was said not long ago
+    assert waits.line(640, 304) == "waited for data in 50% of the last 10 minutes"
+    assert waits.line(1_300, 310) == ""  # hardly at all
 
 
 def test_a_draft_of_another_decoder_is_not_resumed(

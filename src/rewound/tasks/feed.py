@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from functools import cache
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -135,7 +136,7 @@ class Feed:
         self._decoding: deque[_Decoding] = deque()
         self._read: Tensor | None = None  # the buffer that the caller reads, on a CPU
         self._leaving: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # buffers on their way to a GPU
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copies = _copy_stream(device) if device.type == "cuda" else None
         self._slots = deque([_Slot(), _Slot()])
         self._threads = ThreadPoolExecutor(threads or threads_to_decode(), "rewound-decode")
 
@@ -218,6 +219,12 @@ class Feed:
         self._leaving.append((arrived, batch.buffer))
         reading.wait_event(arrived)
         return there, *beside
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all feeds: torch hands out few streams in turn, and another might be one that steps run on."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _decode(source: Source, places: Sequence[tuple[int, int, int]], into: NDArray[uint8]) -> None:
