@@ -91,6 +91,8 @@ def test_networks_and_training_times(kind: type[ImageNetResNet50], prunable: int
     assert sum(math.prod(shape) for shape in recipe.shapes.values()) == prunable
     assert sum(parameter.numel() for parameter in recipe.skeleton.parameters()) == trained
     assert recipe.schedule.steps == steps
+    held_out = packed_images.size(recipe.data).held_out
+    assert recipe.test_size == len(imagenet.split_order(held_out, 0)[1])
     norms = [module for module in recipe.skeleton.modules() if isinstance(module, nn.BatchNorm2d)]
     assert {(type(norm), norm.group, norm.momentum, norm.eps) for norm in norms} == {
         (GroupedBatchNorm2d, 128, 0.1, 1e-5)
@@ -322,4 +324,5 @@ def test_a_subset_is_trained_on_only_if_the_field_says_so(tmp_path: Path) -> Non
     subset.check_data()
     assert (subset.train_size, len(subset.resident(CPU).labels)) == (6, 6)
     assert subset.identity()["fields"]["per_class"] == 2
+    assert subset.test_size == len(imagenet.split_order(6, 0)[1])
     assert begin(subset, 1).model.keys() == begin(Small(), 1).model.keys()

@@ -97,6 +97,9 @@ class PackedClassifier(Classifier):
                 f"{self.epochs:g}, in growing order, not at {', '.join(f'{drop:g}' for drop in self.drops)}; "
                 "give drops and warmup-epochs together with epochs"
             )
+        if self.per_class:
+            held_out = packed_images.size(self.data, self.per_class).held_out
+            object.__setattr__(self, "test_size", held_out - held_out // 5)
 
     @property
     def train_size(self) -> int:
