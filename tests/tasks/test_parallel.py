@@ -51,7 +51,6 @@ def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_tw
     check_same(case, by_two)
 
 
-@pytest.mark.numeric
 @pytest.mark.slow
 def test_a_group_of_images_spans_two_of_four_processes(tmp_path: Path) -> None:
     check_same("a group for each process", by_processes(4, tmp_path))  # of two; here each has half of one

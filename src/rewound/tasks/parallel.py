@@ -10,6 +10,7 @@ prove that they hold the same; without several processes, everything here is the
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
@@ -105,6 +106,8 @@ class Together:
         trained = {name for name, each in model.named_parameters() if each.requires_grad}
         all_get_gradients = trained <= {*stepped} or self._all_get_gradients(recipe, model, next(batches()))
         synchronised(model, self._group)
+        # A convolution of 1x1 has the same layout by other strides where channels come last; nothing is slower.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         self._wrapped = DistributedDataParallel(
             _Loss(recipe, model),
             process_group=self._group,

@@ -273,8 +273,13 @@ def follow_launched(options: Options) -> bool:
     """Be a follower that torchrun has started; returns whether the leader has done all its work."""
     check_processes(options)
     store, rank, count = _launchers_store()
-    end = _follow(store, Share(rank, count), options.device, on_this_machine=False)
-    dist.destroy_process_group()
+    try:
+        end = _follow(store, Share(rank, count), options.device, on_this_machine=False)
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        if isinstance(error, Failed) or not _OF_OTHERS.search(str(error)):
+            raise
+        end = "failed"  # and its connections with it
     if end == "failed":
         raise Failed(f"process 0 of {count}, which leads, has failed; {_REMEDY}")
     return end == "done"
