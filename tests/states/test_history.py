@@ -16,6 +16,7 @@ from rewound.states.history import Pruned, Start, Trained, described, lineage, s
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.recipes.cifar10 import ResNet20
 from rewound.tasks.recipes.digits import Digits
+from rewound.tasks.recipes.imagenet import ImageNetResNet50
 from rewound.tasks.training import begin
 
 DIGITS = Digits()
@@ -45,6 +46,8 @@ def test_golden_keys_stay() -> None:
     assert key("weight-rewinding", 8, 0.5, 0.25) == "656e0cfe5ed71d8838f945f8ac35fe65"
     cifar = next(run_of(ResNet20(), "lr-rewinding", 182, [0.1074], iterative=False).targets(3))
     assert cifar.state.key == "1484177bdd91e708584408e2ba996943"
+    imagenet = next(run_of(ImageNetResNet50(), "lr-rewinding", 90, [0.1074], iterative=False).targets(3))
+    assert imagenet.state.key == "71ddb618632dd828912b724a131c6977"
 
 
 GOLDEN_PRUNERS = {
@@ -102,6 +105,24 @@ DEFAULTS = {
         "split_seed": 0,
         "batch_norm_momentum": 0.003,
         "precision": "float32",
+    },
+    ImageNetResNet50(): {
+        "version": 1,
+        "epochs": 90.0,
+        "batch_size": 1024,
+        "learning_rate": 0.4,
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 5.0,
+        "drops": (30.0, 60.0, 80.0),
+        "batch_norm_group": 128,
+        "precision": "bfloat16",
+        "image_size": 224,
+        "smallest_area": 0.08,
+        "central_share": 0.875,
+        "per_class": 0,
+        "split_seed": 0,
     },
 }
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import rewound
 from rewound.foundations.errors import InputError
 from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
+from rewound.tasks.recipes.resnet import ResNet
 from sameness import assert_same
 
 
@@ -97,3 +99,20 @@ def test_it_compiles_to_one_graph() -> None:
     compiled(y).square().sum().backward()
     assert torch.allclose(x.grad, y.grad, atol=1e-5)
     assert torch.allclose(grouped.running_var, again.running_var)
+
+
+def test_a_slim_network_is_the_masked_one_and_keeps_its_groups() -> None:
+    """Law 8, also where a group has as many images as a layer has channels."""
+    net = ResNet((1, 1), (8, 16), bottleneck=True, batch_norm_group=8, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    net = net.double()
+    groups = rewound.units(net, (x[:1],))
+    group = next(each for each in groups.groups if each.name == "stage1.block1.conv1.weight")
+    mask = groups.mask_without(group.units[:3])
+    small = rewound.slim(net, mask, (x[:1],), groups=groups).model
+    mask.apply(net)
+    norm = small.stage1.block1.conv1.bn
+    assert (type(norm), norm.group, norm.num_features) == (GroupedBatchNorm2d, 8, 5)
+    for mode in (True, False):
+        # A dozen sums of at most a few thousand products in double precision.
+        assert torch.allclose(net.train(mode)(x), small.train(mode)(x), rtol=0, atol=1e-9)

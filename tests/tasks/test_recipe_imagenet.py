@@ -326,3 +326,25 @@ def test_a_subset_is_trained_on_only_if_the_field_says_so(tmp_path: Path) -> Non
     assert subset.identity()["fields"]["per_class"] == 2
     assert subset.test_size == len(imagenet.split_order(6, 0)[1])
     assert begin(subset, 1).model.keys() == begin(Small(), 1).model.keys()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: run `pytest -m cuda tests/tasks/test_recipe_imagenet.py` there"
+)
+@pytest.mark.filterwarnings("ignore")  # compilation warns of what is not ours
+@pytest.mark.usefixtures("packed")
+def test_a_gpu_crops_as_a_cpu_does_and_its_captured_step_is_a_step_of_train() -> None:
+    recipe, gpu = Small(), torch.device("cuda")
+    ours, theirs = (next(recipe.batches(1, Position(0, 0), device)) for device in (CPU, gpu))
+    assert torch.equal(ours[1], theirs[1].cpu())
+    assert torch.allclose(ours[0], theirs[0].cpu(), atol=1e-4)
+    run = Run(begin(recipe, 1), sparse(recipe), [Segment(0.05, 4), Segment(0.005, 3)])
+    place = Place(Program(recipe, gpu, "inductor"))
+    place.start(run)
+    end = stopped(place).outcome
+    assert isinstance(end, State)
+    (expected,) = alone(recipe, run, gpu)
+    for name, tensor in expected.model.items():
+        # Seven steps in single precision, in another order of sums.
+        assert torch.allclose(end.model[name].float(), tensor.float(), rtol=1e-2, atol=1e-3), name
