@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from ragged_recipe import Ragged, Slow
 from rewound.foundations.errors import Diverged, InputError
 from rewound.method.schedule import Schedule, Segment
 from rewound.tasks.parallel import Abandoned
@@ -92,6 +93,19 @@ class Grouped(Digits64):
         torch.manual_seed(seed)
         layers = (nn.Conv2d(1, 4, 3, bias=False), GroupedBatchNorm2d(4, self.group), nn.Tanh(), nn.AvgPool2d(6))
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 10))
+
+
+@dataclass(frozen=True)
+class Streamed(Ragged):
+    """Data that stays on the device of one process, and streams past those of several."""
+
+    divisible: ClassVar[bool] = True
+
+    def source(self, device: torch.device) -> Slow | None:
+        return self.slow if dist.is_initialized() else None
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 @dataclass(frozen=True)
@@ -188,6 +202,7 @@ CASES: dict[str, Case] = {
     "each batch clipped": (trained, Digits64(**SMALL, accumulation=2, clip_norm=0.5, clip_each=True)),
     "a parameter that is not used": (trained, Strangers64(**SMALL, what="unused")),
     "parts of two shapes": (trained, Lengths()),
+    "streamed data": (trained, Streamed()),
     "groups within a process": (trained, Grouped(batch_size=24, group=3)),
     "a group for each process": (trained, Grouped(batch_size=24, group=12)),
     "a group of all processes": (trained, Grouped(batch_size=24, group=48)),
