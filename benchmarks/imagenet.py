@@ -128,7 +128,9 @@ class Tiny(Drawn, TinyImageNetResNet50):
     shape: ClassVar[tuple[int, int]] = (64, 64)
 
 
-def captured(recipe: PackedClassifier, device: torch.device, seconds: float) -> dict[str, Any]:
+def captured(
+    recipe: PackedClassifier, device: torch.device, seconds: float, *, profiling: bool = False
+) -> dict[str, Any]:
     """The step that runs train with."""
     began = time.perf_counter()
     place = Place(program(recipe, device))
@@ -166,6 +168,7 @@ def captured(recipe: PackedClassifier, device: torch.device, seconds: float) -> 
             found |= {
                 "crop_ms": crop_milliseconds(place),
                 "step_ms": 1e3 * recipe.batch_size / statistics.median(rates),
+                **(where_it_goes(place) if profiling else {}),
             }
     return found
 
@@ -231,15 +234,47 @@ def feed_alone(part: Part, device: torch.device, size: int, seconds: float) -> d
 
 
 def crop_milliseconds(place: Place) -> float:
-    """What choosing, cropping, resizing and flipping a batch takes of a step."""
-    batch = partial(place.program.batch, 0, place.data, place.orders[0], place.positions[0], place.keys[0])
-    batch()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(10):
+    """What choosing, cropping, resizing and flipping a batch takes of a step: captured by itself, as in the step."""
+    batch = partial(place.program.batch, 0, place.orders[0], place.positions[0], place.keys[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(place.stream):
         batch()
     torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 100
+    with torch.cuda.graph(graph, stream=place.stream):
+        batch()
+    graph.replay()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 50
+
+
+KINDS = {  # of kernels, by what their names hold; the first that fits
+    "convolutions": ("cudnn", "cutlass", "xmma", "gemm", "conv", "nvjet", "sm90", "implicit"),
+    "reductions": ("triton_red", "triton_per"),
+    "pointwise": ("triton_poi",),
+    "copies": ("CatArray", "Memcpy", "Memset", "copy"),
+}
+
+
+def where_it_goes(place: Place) -> dict[str, Any]:
+    """Milliseconds of a step by kind of kernel, and the ten longest kernels."""
+    steps = 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.cuda.stream(place.stream):
+            for _ in range(steps):
+                place._replays[0]()
+        torch.cuda.synchronize()
+    kinds, longest = dict.fromkeys([*KINDS, "others"], 0.0), dict[str, float]()
+    for event in profile.key_averages():
+        took = event.self_device_time_total / 1e3 / steps
+        kind = next((kind for kind, names in KINDS.items() if any(name in event.key for name in names)), "others")
+        kinds[kind] += took
+        longest[f"{event.key[:90]} x{event.count // steps}"] = took
+    top = sorted(longest.items(), key=lambda item: -item[1])[:10]
+    return {"kernels_ms": {k: round(v, 2) for k, v in kinds.items()}, "longest_ms": {k: round(v, 2) for k, v in top}}
 
 
 class Files(Dataset[tuple[Tensor, int]]):
@@ -342,10 +377,18 @@ def main(arguments: Sequence[str]) -> None:
         recipe = Streamed(**{"batch_size": 256, **fields})
         return captured(recipe, device, seconds) | {"decoder": decoder_version(check_decoder(None))}
 
+    def unchecked() -> dict[str, Any]:
+        """Without torch's checks of the places that pixels are read from."""
+        torch._dynamo.reset()  # with another decay it is another program, and is compiled anew
+        with torch._inductor.config.patch(assert_indirect_indexing=False):
+            return captured(ImageNet(**{"batch_size": 256, "weight_decay": 2e-4, **fields}), device, seconds)
+
     # A group as large as the batch is torch's own BatchNorm2d.
     variants: dict[str, Callable[[], dict[str, Any]]] = {
         "resident-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds),
         "resident-1024": lambda: captured(ImageNet(**fields), device, seconds),
+        "profile-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds, profiling=True),
+        "resident-256-unchecked": unchecked,
         "tiny-256": lambda: captured(Tiny(**fields), device, seconds),
         "eager": lambda: eager(ImageNet(**{"batch_size": 256, **fields}), device, seconds, files()),
         "decoders": lambda: decoders_alone(files(), device, 4 if options.smoke else 256, seconds),
