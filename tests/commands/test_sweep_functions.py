@@ -17,10 +17,13 @@ import pytest
 import rewound
 from command_line import SWEEP, Rewound, environment
 from rewound import InputError, Row, Sweep, SweepResults, load_sweep
+from rewound.commands.stores import show_store
 from rewound.commands.sweeps import as_sweep
 from rewound.conclusions.tables import Tables, read_rows, write_rows
 from rewound.experiments.plans.planning import plan
 from rewound.states.storage.artifacts import Result
+from rewound.states.storage.backend import Listed
+from rewound.states.storage.folder import Folder
 from rewound.states.storage.store import Store
 from tiny import POISON, Tiny, Watched
 
@@ -111,6 +114,29 @@ def test_run_gives_what_the_command_computes(done: Path, folder: Path) -> None:
     assert rewound.run(TABLE, jobs=1, say=said.append).rows == found.rows
     assert said == [], "there was nothing left to do, and so no line of progress"
     assert not Path("rewound-report").exists(), "a report is asked for by itself"
+
+
+@pytest.mark.parametrize(("command", "times"), [("plan", 1), ("show", 1), ("report", 1), ("run", 3)])
+def test_how_often_a_finished_sweep_is_listed(
+    done: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, times: int
+) -> None:
+    """To list very many results takes seconds. A run looks again when it begins, and before it drops tensors."""
+    listed, listing = list[str](), Folder.list
+
+    def noted(backend: Folder, prefix: str) -> dict[str, Listed]:
+        listed.append(prefix)
+        return listing(backend, prefix)
+
+    monkeypatch.setattr(Folder, "list", noted)
+    sweep, store, quiet = done / "tiny.toml", done / "rewound-store", lambda line: None
+    commands: dict[str, Callable[[], object]] = {
+        "plan": lambda: rewound.plan(sweep, store=store, say=quiet),
+        "show": lambda: show_store(store, str(sweep)),
+        "report": lambda: rewound.report(sweep, store=store, out="out", figures="none", say=quiet),
+        "run": lambda: rewound.run(sweep, store=store, jobs=2, say=quiet),
+    }
+    commands[command]()
+    assert listed.count("results/") == times
 
 
 def test_a_run_reads_curves_and_layers_only_if_its_rows_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

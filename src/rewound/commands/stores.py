@@ -22,7 +22,7 @@ from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import Failed, InputError
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
-from rewound.states.storage.artifacts import Result, failure_in_words
+from rewound.states.storage.artifacts import Outcome, Result, failure_in_words, outcome_of
 from rewound.states.storage.backend import Place
 from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
@@ -143,13 +143,14 @@ def _overview(store: Store) -> Group:
 
 def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     """How far a sweep is, and which machines did how much of it."""
-    watch = Watch(plan, store)
-    headway, steps = watch.headway(), sum(node.steps for node in plan.nodes)
-    under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
-    finished, seconds = Counter[str](), defaultdict[str, float](float)
-    for _, result in store.summaries(plan.by_key.keys()):
+    finished, seconds, outcomes = Counter[str](), defaultdict[str, float](float), dict[str, Outcome]()
+    for key, result in store.summaries(plan.by_key.keys()):
+        outcomes[key] = outcome_of(result)
         finished[result.get("host", "not known")] += 1
         seconds[result.get("host", "not known")] += result["seconds"]
+    watch = Watch(plan, store, outcomes)
+    headway, steps = watch.headway(), sum(node.steps for node in plan.nodes)
+    under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
     failed = f", {headway.failed:,} failed" if headway.failed else ""
     resumed = len((store.drafts() & plan.by_key.keys()) - under_way.keys() - watch.status.keys())
     lines = [

@@ -63,7 +63,7 @@ def subjects(evidence: Evidence) -> list[Subject]:
     reached = reaches(finished, dense)
     sentences = headlines(finished, dense, reached)
     speed, faster = over_dense(rows), over_fine_tuning(rows)
-    overlaid = cells(overlay(rows, map(_finite, evidence.theirs)))
+    overlaid = cells(overlay(rows, map(_finite, evidence.theirs))) if evidence.theirs else []
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     originals: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

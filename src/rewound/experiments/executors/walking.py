@@ -9,7 +9,7 @@ import heapq
 import random
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rewound.experiments.plans.execution import Paused, Worker, execute, fail_for_deaths, made_by
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.remaining import outcomes_of, steps_to_do, sufficient_outcome, to_recompute, todo
+from rewound.states.storage.artifacts import Outcome
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
@@ -35,11 +36,14 @@ class Headway(NamedTuple):
 
 
 class Watch:
-    """What of a plan is done, as the store has it; `status` says of each node that ended whether it succeeded."""
+    """What of a plan is done, as the store has it; `status` says of each node that ended whether it succeeded.
 
-    def __init__(self, plan: Plan, store: Store) -> None:
+    `outcomes` are those of the plan, if they have just been read.
+    """
+
+    def __init__(self, plan: Plan, store: Store, outcomes: Mapping[str, Outcome] | None = None) -> None:
         self.plan, self.store = plan, store
-        outcomes = outcomes_of(plan, store)
+        outcomes = outcomes_of(plan, store) if outcomes is None else outcomes
         self.open = todo(plan, store, outcomes)
         # A leaf is not done again for its tensors: one that has a result was published since `todo` looked.
         self.again = {node.key for node in to_recompute(self.open, store) if node.key in plan.readers}

@@ -166,7 +166,9 @@ def _layers(columns: Mapping[str, list[Any]]) -> list[dict[str, dict[str, LayerC
         raise ValueError("no columns of layers")
     if not are_counts([number for number in numbers if number is not None]):
         raise ValueError("no numbers of networks")
-    counts = (LayerCount(kept=k, total=t, flops=f) for k, t, f in zip(kept, total, flops, strict=True))
+    counts: Iterator[LayerCount] = (
+        {"kept": k, "total": t, "flops": f} for k, t, f in zip(kept, total, flops, strict=True)
+    )
     named = [None if number is None else networks[number] for number in numbers]
     if sum(len(names) for names in named if names is not None) != len(kept):
         raise ValueError("not as many layers as networks have")
