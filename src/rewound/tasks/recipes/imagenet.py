@@ -292,7 +292,7 @@ def _source(name: str, per_class: int, part: str, device: torch.device) -> Encod
     return None if stays_on(device, pictures.pixels) else Encoded(pictures, jpegs.check_decoder(None))
 
 
-@lru_cache
+@lru_cache(maxsize=2)  # both parts of one data set: another one takes their memory
 def _on_device(name: str, per_class: int, part: str, device: torch.device) -> Pictures:
     """All pictures of a part, decoded into the memory of the device."""
     pictures, decoder = _part(name, per_class, part), jpegs.check_decoder(None)
