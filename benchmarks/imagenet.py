@@ -235,7 +235,7 @@ def feed_alone(part: Part, device: torch.device, size: int, seconds: float) -> d
 
 def crop_milliseconds(place: Place) -> float:
     """What choosing, cropping, resizing and flipping a batch takes of a step: captured by itself, as in the step."""
-    batch = partial(place.program.batch, 0, place.orders[0], place.positions[0], place.keys[0])
+    batch = partial(place.program.batch, 0, place.data, place.orders[0], place.positions[0], place.keys[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(place.stream):
         batch()

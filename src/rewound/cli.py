@@ -48,7 +48,7 @@ StorePlace = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
-GpusPerRun = Annotated[int, typer.Option(help="GPUs, each with a process, that train one network together")]
+GpusPerRun = Annotated[int, typer.Option(help="GPUs that train one network together, each by a process of its own")]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
 
@@ -492,7 +492,7 @@ def data_command(
     name: Annotated[str, typer.Argument(help=f"a data set: {', '.join(DATA_SETS)}")],
     source: Annotated[Path | None, typer.Option("--from", help="an archive or folder you have")] = None,
     per_class: Annotated[
-        int | None, typer.Option(help="images of each class of ImageNet and its kin: a subset, to try things out")
+        int | None, typer.Option(help="of images, only so many of each class, to try things out")
     ] = None,
 ) -> None:
     """Prepare a data set in the cache from a copy at hand."""

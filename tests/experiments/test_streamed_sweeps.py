@@ -1,6 +1,7 @@
 """Sweeps whose data is streamed: what they say of waiting, and what another decoder means for them."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options, _Waits
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
+from rewound.foundations.errors import InputError
 from rewound.states.storage.store import Store
 from tiny_sweeps import values
 
@@ -54,6 +56,15 @@ def test_whether_data_stays_on_the_device_changes_no_result(
     other = Store(store.root.with_name("other"))
     said_by_run(plan(sweep.targets), other)
     assert values(collected(sweep.targets, other)) == values(resident)
+
+
+def test_a_wrong_limit_is_refused_before_anything_begins(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWOUND_RESIDENT_GB", "much")
+    with pytest.raises(InputError, match="must be a number of GB that is at least 0, not 'much'"):
+        rewound.run(sweep, store=tmp_path / "store", jobs=1)
+    assert not (tmp_path / "store").exists()
 
 
 def test_seconds_of_waiting_are_said_and_kept(

@@ -57,15 +57,22 @@ def stays_on(device: torch.device, size: int) -> bool:
     return size <= _limit(device)
 
 
+def given_limit() -> float | None:
+    """The bytes that `REWOUND_RESIDENT_GB` lets stay on a device, if it is set; an error if it is no number of GB."""
+    if not (given := os.environ.get(LIMIT)):
+        return None
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:
+        raise InputError(f"{LIMIT} must be a number of GB that is at least 0, not {given!r}; 0 streams all data")
+    return limit * 1e9
+
+
 def _limit(device: torch.device) -> float:
-    if given := os.environ.get(LIMIT):
-        try:
-            limit = float(given)
-        except ValueError:
-            limit = -1.0
-        if not limit >= 0:
-            raise InputError(f"{LIMIT} must be a number of GB that is at least 0, not {given!r}; 0 streams all data")
-        return limit * 1e9
+    if (given := given_limit()) is not None:
+        return given
     if device.type == "cuda":
         return _SHARE * torch.cuda.get_device_properties(device).total_memory
     return _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -41,9 +41,9 @@ class State:
     """The trial's seed: with `position`, the source of all randomness."""
     position: Position
     loss: float = math.nan
-    """The mean training loss since the previous stop; told, not part of the state."""
+    """The mean training loss since the previous stop; for information, not part of the state."""
     waited: float = 0.0
-    """Seconds that training has waited for data since the previous stop; told, too."""
+    """Seconds that training has waited for data since the previous stop; for information, too."""
 
     def __repr__(self) -> str:
         where = f"prunings {self.position.prunings}, steps {self.position.steps:,}"

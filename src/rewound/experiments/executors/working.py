@@ -36,6 +36,7 @@ from rewound.states.history import own_functions
 from rewound.states.storage.backend import as_place, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
+from rewound.tasks.feed import given_limit
 from rewound.tasks.parallel import check_divisible
 from rewound.tasks.recipe import Recipe
 
@@ -88,7 +89,8 @@ def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
 
 
 def check(recipe: Recipe, options: Options) -> None:
-    """An error unless the recipe's data is here, its model takes its example, and processes can share its batches."""
+    """An error for what would fail later: no data, a model that does not take its example, indivisible batches."""
+    given_limit()
     recipe.check_data()
     _ = recipe.profile
     check_divisible(recipe, options.gpus_per_run)

@@ -12,8 +12,8 @@ decoded: indices -> files, whose checksums hold -> Pictures, by threads; a feed 
 
 Labels number the classes in the order of their synset ids. The files of a part lie in the order of the sha256 of their
 contents: it is as good as random, so that a pack which is read from its beginning to its end mixes the classes, and it
-is the same whatever the pack was made from. A subset of N images of each class, to try things out, is a data set of its
-own, in the folder NAME-N-per-class.
+is the same whatever a whole pack was made from. A subset of N images of each class, to try things out, is a data set of
+its own, in the folder NAME-N-per-class.
 """
 
 import json

@@ -4,9 +4,8 @@ The authors trained on eight TPU cores, and each normalised its 128 images by th
 group as a number of images, one process and several compute the same. A group is that many consecutive images of the
 batch; a batch of at most one group is normalised as by `nn.BatchNorm2d`, and so is everything in evaluation.
 
-The running statistics move once per batch, by the mean over the groups of their means and unbiased variances. Each
-TPU core moved statistics of its own, of which the authors' checkpoints hold one core's: they have the same expectation
-and are noisier.
+The running statistics move once per batch, by the mean over the groups of their means and unbiased variances. The
+authors' TPU cores did not share theirs; what a single core's statistics follow has the same expectation and more noise.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""ImageNet ResNets exactly as the authors' code trains them, and the same on smaller sets of pictures.
+"""ImageNet ResNets as the authors' code trains them, and the same on smaller sets of pictures.
 
 Batch 1024, Nesterov momentum 0.9, weight decay 1e-4 on everything but batch normalisation, which sees groups of 128
 images; activations in bfloat16, weights and logits in float32. Random crops with bicubic resizing and flips (`crops`),
@@ -6,9 +6,8 @@ colours standardised by the mean and deviation of ImageNet. The rate rises from 
 after 30, 60 and 80 epochs of 1251.14 steps, of which steps begin in the middle; a training time is counted in epochs of
 1251 whole steps, as the authors count it: 90 are 112,590. The last rate, 4e-4, holds for ever.
 
-Two things differ from the authors. 10,000 of the 50,000 validation pictures are the validation set and 40,000 the test
-set, the same in all runs; theirs were 9,984 and 39,936, drawn anew in each run. And colours are standardised before
-they are rounded to bfloat16, not after.
+10,000 of the 50,000 validation pictures are the validation set and 40,000 the test set, the same in all runs. What
+differs from the authors is listed in docs/imagenet.md.
 
 | recipe                | pictures  | pixels | classes | prunable weights | T in epochs | published test accuracy |
 |-----------------------|-----------|--------|---------|------------------|-------------|-------------------------|
@@ -47,6 +46,7 @@ from rewound.tasks.recipes.images import Classifier, check_precision, logits, sp
 from rewound.tasks.recipes.resnet import resnet34, resnet50
 
 _MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours, from 0 to 1
+_SMALL = 128  # pixels: below, ImageNet's stem would leave less than 4 x 4 to the last stage
 _EVALUATED = {"cpu": 32, "cuda": 512}  # pictures at once: a CPU needs no gigabytes
 _DECODED = 1024  # pictures at once on their way to the device
 
@@ -127,7 +127,7 @@ class PackedClassifier(Classifier):
         network: nn.Module = type(self).network(
             torch.Generator().manual_seed(seed),
             classes=classes,
-            small_images=self.image_size < 128,
+            small_images=self.image_size < _SMALL,
             batch_norm_group=self.batch_norm_group,
         )
         return network
