@@ -83,7 +83,7 @@ def jpegs_in_memory(n: int, height: int, width: int, classes: int) -> Part:
     checks = [zlib.crc32(file) for file in files]
     places = np.stack([np.zeros(n), [0, *ends[:-1]], ends, checks], 1).astype(np.int64)
     labels = torch.from_numpy(draws.integers(0, classes, n))
-    content = PackedFile(Path("memory"), memoryview(b"".join(files)))
+    content = PackedFile(Path("memory"), memoryview(b"".join(files)), "run it again")
     return Part(labels, torch.tensor(sizes, dtype=torch.int32), (content,), places)
 
 

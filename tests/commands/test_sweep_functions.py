@@ -139,6 +139,13 @@ def test_how_often_a_finished_sweep_is_listed(
     assert listed.count("results/") == times
 
 
+def test_rows_are_found_wherever_the_script_has_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rewound.run(TABLE, store="st", jobs=1, say=lambda line: None)
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert len(found.rows) == 5
+
+
 def test_a_run_reads_curves_and_layers_only_if_its_rows_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, results = [0], Store.results
 

@@ -17,6 +17,7 @@ from rewound.tasks.recipe import Recipe
 from rewound.tasks.recipes.cifar10 import ResNet20
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.imagenet import ImageNetResNet50
+from rewound.tasks.recipes.translation import WMT16, Multi30k
 from rewound.tasks.training import begin
 
 DIGITS = Digits()
@@ -123,6 +124,46 @@ DEFAULTS = {
         "central_share": 0.875,
         "per_class": 0,
         "split_seed": 0,
+    },
+    WMT16(): {
+        "version": 1,
+        "layers": 4,
+        "width": 1024,
+        "vocabulary": 32_316,
+        "shares_embedding": True,
+        "dropout": 0.2,
+        "epochs": 5.0,
+        "steps_per_epoch": 1_726.0,
+        "batch_size": 256,
+        "accumulation": 8,
+        "learning_rate": 0.002,
+        "warmup": 200,
+        "smoothing": 0.1,
+        "precision": "float32",
+        "beam_width": 5,
+        "most_words": 150,
+        "clip_norm": 5.0,
+        "clip_each": True,
+    },
+    Multi30k(): {
+        "version": 1,
+        "layers": 2,
+        "width": 256,
+        "vocabulary": 8_000,
+        "shares_embedding": True,
+        "dropout": 0.15,
+        "epochs": 20.0,
+        "steps_per_epoch": 224.0,
+        "batch_size": 128,
+        "accumulation": 1,
+        "learning_rate": 0.002,
+        "warmup": 200,
+        "smoothing": 0.1,
+        "precision": "float32",
+        "beam_width": 5,
+        "most_words": 80,
+        "clip_norm": 5.0,
+        "clip_each": True,
     },
 }
 

@@ -101,6 +101,11 @@ def test_it_compiles_to_one_graph() -> None:
     assert torch.allclose(grouped.running_var, again.running_var)
 
 
+def test_a_group_of_one_value_is_refused() -> None:
+    with pytest.raises(InputError, match="a group of images has one value in each channel"):
+        GroupedBatchNorm2d(3, group=1)(torch.rand(4, 3, 1, 1))
+
+
 def test_a_slim_network_is_the_masked_one_and_keeps_its_groups() -> None:
     """Law 8, also where a group has as many images as a layer has channels."""
     net = ResNet((1, 1), (8, 16), bottleneck=True, batch_norm_group=8, generator=torch.Generator().manual_seed(0))

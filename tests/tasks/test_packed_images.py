@@ -170,6 +170,12 @@ def test_a_subset_is_another_data_set(copy: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"no imagenette-2-per-class in .* --per-class 2`"):
             ask("imagenette", tmp_path, per_class=2)
     packed_images.check("imagenette", tmp_path, per_class=1)
+    (tmp_path / "imagenette-some-per-class").mkdir()  # of somebody else
+    with pytest.raises(InputError, match=r"but its subset of 1 per class is.*--per-class 2`"):
+        load("imagenette", tmp_path, per_class=2)
+    (tmp_path / "imagenette-1-per-class" / "train-000.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"is damaged.*run `rewound data imagenette .*--per-class 1` to make it anew"):
+        load("imagenette", tmp_path, per_class=1)
 
 
 def test_a_subset_that_is_renamed_is_not_the_whole(copy: Path, tmp_path: Path) -> None:
@@ -197,7 +203,7 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_made_anew(packed: Path, co
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     damaged = load("imagenette", packed).train
-    with pytest.raises(InputError, match=r"train-000.safetensors is damaged \(the checksum of its bytes"):
+    with pytest.raises(InputError, match=r"train-000.safetensors is damaged \(the checksum of bytes"):
         decoded(damaged, torch.arange(12), OURS[0], threads=2)
     with pytest.raises(InputError, match="is damaged"):
         packing_images.prepare("imagenette", None, packed)
@@ -212,7 +218,7 @@ def test_a_truncated_or_missing_shard_is_one_sentence(packed: Path) -> None:
     file = packed / "imagenette" / "train-000.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
-    with pytest.raises(InputError, match=r"train-000.safetensors is damaged .* run `rewound data imagenette`"):
+    with pytest.raises(InputError, match=r"train-000.safetensors is damaged .* run `rewound data imagenette --from"):
         load("imagenette", packed)
     save_file({"files": torch.zeros(3, dtype=torch.uint8)}, file)
     with pytest.raises(InputError, match=r"it has 3 bytes instead of \d+"):

@@ -62,6 +62,8 @@ class SweepResults:
     """The work that makes the rows."""
     say: Say = field(default=print, compare=False)
     """Takes a line where a file in the store is damaged."""
+    _folder: Path = field(default_factory=Path.cwd, init=False, compare=False)
+    """From which the store's path counts, wherever the script goes before it looks."""
 
     @cached_property
     def tables(self) -> Tables:
@@ -69,7 +71,10 @@ class SweepResults:
 
         They are read from the store when somebody first looks at them: a hundred thousand rows take a while.
         """
-        return collected(self.sweep.targets, store_to_read(self.sweep, self.store, self.again, self.say), self.plan)
+        place = self._folder / self.store if isinstance(self.store, Path) else self.store
+        if not is_store(place):
+            raise _not_run(self.sweep, self.store, self.again)
+        return collected(self.sweep.targets, Store(place, self.say), self.plan)
 
     @cached_property
     def rows(self) -> list[Row]:

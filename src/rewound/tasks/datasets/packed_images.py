@@ -18,6 +18,7 @@ its own, in the folder NAME-N-per-class.
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -85,10 +86,9 @@ class Part:
         number, start, end, checksum = map(int, self.places[index])
         data = self.files[number].content[start:end]
         if zlib.crc32(data) != checksum:
-            path = self.files[number].path
+            path, _, remedy = self.files[number]
             raise Damaged(
-                f"{path} is damaged (the checksum of its bytes {start} to {end} does not hold): "
-                "run `rewound data` with --from to make it anew"
+                f"{path} is damaged (the checksum of bytes {start} to {end} does not hold): {remedy} to make it anew"
             )
         return data
 
@@ -108,6 +108,8 @@ class PackedFile(NamedTuple):
 
     path: Path
     content: memoryview
+    remedy: str
+    """What makes it anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,14 +251,20 @@ def folder(name: str, cache: Path, per_class: int | None = None) -> Path:
 
 def missing(name: str, cache: Path, per_class: int | None = None) -> InputError:
     """What to do about a data set that was not prepared."""
-    option = "" if per_class is None else f" --per-class {per_class}"
-    there = [int(path.name.split("-")[1]) for path in sorted(cache.glob(f"{name}-*-per-class")) if path.is_dir()]
+    subset = re.compile(rf"{name}-(\d+)-per-class")
+    there = [int(found[1]) for path in sorted(cache.glob(f"{name}-*")) if (found := subset.fullmatch(path.name))]
     other = [f"the whole of {name} is"] if per_class is not None and folder(name, cache).is_dir() else []
     other += [f"its subset of {number} per class is" for number in there]
     return InputError(
         f"no {folder(name, Path(), per_class)} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
-        f"then run `rewound data {name} --from FILE-OR-FOLDER{option}`"
+        f"then {preparation(name, per_class)}"
     )
+
+
+def preparation(name: str, per_class: int | None) -> str:
+    """What prepares a data set, or its subset."""
+    option = "" if per_class is None else f" --per-class {per_class}"
+    return f"run `rewound data {name} --from FILE-OR-FOLDER{option}`"
 
 
 def _known(name: str) -> Size:
@@ -268,7 +276,7 @@ def _known(name: str) -> Size:
 def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> PackedImages:
     """`load` for a data set of any size."""
     where = folder(name, cache, per_class)
-    remedy = f"run `rewound data {name}` with --from"
+    remedy = preparation(name, per_class)
     tensors = read(where / INDEX, remedy)
     if tensors is None:
         raise missing(name, cache, per_class)
@@ -324,6 +332,6 @@ def _mapped(path: Path, length: int, remedy: str) -> PackedFile:
             f"{path} is damaged (it has {math.prod(shape)} bytes instead of {length}): {remedy} to make it anew"
         )
     if not length:  # nothing can be mapped
-        return PackedFile(path, memoryview(b""))
+        return PackedFile(path, memoryview(b""), remedy)
     content: Any = np.memmap(path, np.uint8, "r", offset=8 + header)  # whose types do not say that it is a buffer
-    return PackedFile(path, memoryview(content))
+    return PackedFile(path, memoryview(content), remedy)

@@ -40,6 +40,7 @@ from rewound.tasks.datasets.packed_images import (
     folder,
     loaded,
     missing,
+    preparation,
     size,
 )
 from rewound.tasks.datasets.packed_images_sources import Found, Source, check_counts, source_of
@@ -73,7 +74,7 @@ def summary(name: str, cache: Path | None = None, per_class: int | None = None) 
     """What is in a prepared data set, and what was made anew of it."""
     cache = cache or default_cache()
     where = folder(name, cache, per_class)
-    tensors = read(where / INDEX, f"run `rewound data {name}` with --from")
+    tensors = read(where / INDEX, preparation(name, per_class))
     if tensors is None:
         raise missing(name, cache, per_class)
     return str(description(tensors, where)["summary"])

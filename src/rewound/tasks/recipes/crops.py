@@ -68,7 +68,7 @@ def random_boxes(
     first = counters * _DRAWS
     draws = first[:, None] + 4 * torch.arange(_TRIES, device=heights.device)
     low, high = _ASPECTS
-    aspect = low + (bits(key, draws) >> 10) * 2.0**-53 * (high - low)
+    aspect = low + (bits(key, draws) >> 10).double() * 2.0**-53 * (high - low)
     tallest = (whole / aspect).sqrt().round()
     fitting = ((picture_width + (0.5 - 1e-7)) / aspect).floor()
     tallest = torch.where((tallest * aspect).round() > picture_width, fitting, tallest).minimum(picture_height)

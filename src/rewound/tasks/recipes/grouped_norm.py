@@ -53,6 +53,11 @@ def move_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: in
     """Move the running statistics of a layer by a mean and a biased variance of `count` values in each channel."""
     if layer.running_mean is None or layer.running_var is None:
         return
+    if count < 2:
+        raise InputError(
+            "a group of images has one value in each channel, which no variance can be told of; give larger images or "
+            "a larger batch-norm-group"
+        )
     factor = layer.momentum
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
