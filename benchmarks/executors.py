@@ -45,6 +45,7 @@ from rewound import Batch, Recipe, Schedule, Scores
 from rewound.commands.stores import show_store
 from rewound.experiments.plans.execution import Options, made_by
 from rewound.experiments.plans.planning import Node, plan
+from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import load_sweep
 from rewound.states.history import described
 from rewound.states.storage.artifacts import Artifact, CurvePoint, LayerCount, Result, encoded
@@ -288,15 +289,31 @@ def finished(where: str, root: str, folder: Path, scale: float) -> None:
         print(f"{where}, {command}: {in_a_process(timed, command, file, place, folder / 'report')}")
 
 
-def digits_in(folder: Path, jobs: int) -> float:
-    began = time.perf_counter()
-    rewound.run("digits", store=folder / f"digits-{jobs}", jobs=jobs, say=lambda line: None)
-    return time.perf_counter() - began
+def as_worker(sweep: dict[str, object], store: Path) -> tuple[float, float]:
+    """How long one worker took for its part of a sweep, and how much CPU time it used."""
+    began, used = time.perf_counter(), time.process_time()
+    rewound.work(sweep, store=store, say=lambda line: None)
+    return time.perf_counter() - began, time.process_time() - used
 
 
-def workers(folder: Path) -> None:
-    one, two = (in_a_process(digits_in, folder, jobs) for jobs in (1, 2))
-    print(f"digits: {one:.1f} s by one worker, {two:.1f} s by two, {one / two:.2f} times as fast")
+def workers(folder: Path, scale: float) -> None:
+    table = dict(declared("digits").table)
+    trials = table["trials"]
+    assert isinstance(trials, list)
+    table["trials"] = trials[: max(1, round(len(trials) * scale))]
+
+    def busiest(count: int) -> tuple[float, float]:
+        with ThreadPoolExecutor(count) as threads:
+            store = folder / f"digits-{count}"
+            took = list(threads.map(lambda _: in_a_process(as_worker, table, store), range(count)))
+        return max(wall for wall, _ in took), max(cpu for _, cpu in took)
+
+    (wall, cpu), (wall_of_two, cpu_of_two) = busiest(1), busiest(2)
+    print(f"digits, by one worker: {wall:.1f} s, {cpu:.1f} s of CPU")
+    print(f"digits, by two: {wall_of_two:.1f} s, {wall / wall_of_two:.2f} times as fast")
+    print(
+        f"the busier of the two: {cpu_of_two:.1f} s of CPU; with a core for each {cpu / cpu_of_two:.2f} times as fast"
+    )
 
 
 def main() -> None:
@@ -309,7 +326,7 @@ def main() -> None:
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as temporary, places(asked.on, Path(temporary)) as found:
         if asked.part == "workers":
-            workers(Path(temporary))
+            workers(Path(temporary), asked.scale)
         for where, root in found if asked.part != "workers" else ():
             (nodes if asked.part == "nodes" else finished)(where, root, Path(temporary), asked.scale)
 
