@@ -1,9 +1,11 @@
 """Sweeps whose data is streamed: what they say of waiting, and what another decoder means for them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rewound
 import rewound.experiments.plans.execution
@@ -13,6 +15,7 @@ from rewound.experiments.executors import local
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options, _Waits
 from rewound.experiments.plans.planning import Plan, plan
+from rewound.experiments.plans.realisation import realised
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.errors import InputError
 from rewound.states.storage.store import Store
@@ -40,10 +43,20 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setenv("REWOUND_RESIDENT_GB", "0")
 
 
-def said_by_run(work: Plan, store: Store) -> list[str]:
+def said_by_run(work: Plan, store: Store, *, keep_all: bool = False) -> list[str]:
     said: list[str] = []
-    local.run(work, store, Options(), say=said.append)
+    local.run(work, store, Options(keep_all=keep_all), say=said.append)
     return said
+
+
+def planned(**changes: object) -> Plan:
+    experiment = {"technique": "fine-tuning", "retrain-epochs": 1, "density": 0.5} | changes
+    return plan(parse_sweep(TABLE | {"experiment": [experiment]}, "ragged").targets)
+
+
+def files(store: Store) -> dict[str, bytes]:
+    found = (path for path in store.root.rglob("*") if path.is_file())
+    return {str(path.relative_to(store.root)): path.read_bytes() for path in found}
 
 
 def test_whether_data_stays_on_the_device_changes_no_result(
@@ -116,6 +129,80 @@ def test_a_draft_of_another_decoder_is_not_resumed(
     result = store.result(key)
     assert result is not None
     assert result["made"]["decoder"] == "decoder 2"
+
+
+def test_a_run_goes_on_from_a_rewinding_point_with_its_decoder_only(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = planned(technique="weight-rewinding")
+    point, rest, _ = work.nodes
+    assert rest.after is point.state
+    said_by_run(replace(work, nodes=(point,)), store)
+    before = files(store)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Ragged, "decoder", "decoder 2")
+        with pytest.raises(InputError) as refused:
+            said_by_run(work, store)
+    assert str(refused.value) == (
+        f"cannot go on from {point.key[:12]}: it was made with decoder decoder 1, and this machine has decoder "
+        "decoder 2; install or prepare the same decoder here, run it on a machine that has it, or give another store"
+    )
+    assert files(store) == before  # the claim is released, too
+    said_by_run(work, store)
+    at_once = Store(store.root.with_name("other"))
+    said_by_run(work, at_once)
+    assert values(collected(work.targets, store)) == values(collected(work.targets, at_once))
+
+
+def test_where_a_run_cannot_go_on_its_draft_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = planned(**{"retrain-epochs": [1, 3]})
+    *others, last = work.nodes
+    assert last.after is others[-1].state
+    said_by_run(replace(work, nodes=tuple(others)), store)
+
+    def interrupted(_: object) -> None:
+        if store.drafts():
+            raise Interrupted
+
+    monkeypatch.setattr(rewound.experiments.plans.execution, "SNAPSHOT", -1.0)
+    monkeypatch.setattr("rewound.experiments.executors.working._TELL", -1.0)
+    with pytest.raises(Interrupted):
+        local.run(work, store, Options(), say=lambda text: None, tick=interrupted)
+    assert store.drafts() == {last.key}
+    before = files(store)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Ragged, "decoder", "decoder 2")
+        with pytest.raises(InputError, match="cannot go on from"):
+            said_by_run(work, store)
+    assert files(store) == before
+    assert not any("anew" in line for line in said_by_run(work, store))
+    assert not collected(work.targets, store).missing
+
+
+def test_a_new_level_may_have_another_decoder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by_run(planned(), store, keep_all=True)
+    monkeypatch.setattr(Ragged, "decoder", "decoder 2")
+    work = planned(density=[0.5, 0.25])
+    said_by_run(work, store, keep_all=True)
+    made = [row["made"]["decoder"] for _, row in store.summaries(work.by_key.keys())]
+    assert sorted(made) == ["decoder 1", "decoder 1", "decoder 2"]
+
+
+def test_what_was_measured_is_not_computed_again_with_another_decoder(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said_by_run(planned(), store)  # which drops the tensors of the dense network at its end
+    work, before = planned(density=[0.5, 0.25]), files(store)
+    dense = work.nodes[0]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Ragged, "decoder", "decoder 2")
+        with pytest.raises(InputError, match=f"cannot compute {dense.key[:12]} again: it was made with decoder"):
+            said_by_run(work, store)
+        with pytest.raises(InputError, match=f"cannot compute {dense.key[:12]} again: it was made with decoder"):
+            realised(dense.state, store, torch.device("cpu"), print)  # as a store is repaired
+    assert files(store) == before
+    said_by_run(work, store)
+    assert not collected(work.targets, store).missing
 
 
 def test_results_of_another_decoder_are_noted(

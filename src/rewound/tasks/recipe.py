@@ -82,8 +82,8 @@ class Recipe(ABC):
     costs: ClassVar[Costs] = MULTIPLY_ADDS
     """How FLOPs are counted."""
     data_identity: ClassVar[tuple[str, ...]] = ()
-    """Which names in `made_with` decide what batches hold, as the decoder of images does: a draft that was made with
-    other ones is not resumed."""
+    """Which names in `made_with` decide what batches hold, as the decoder of images does: no run goes on with other
+    ones in its middle, neither from a draft nor from a published state."""
     epoch_seconds: ClassVar[Mapping[str, float]] = {}
     """Measured seconds of one epoch by device type, for estimates before anything has run."""
 

@@ -17,7 +17,9 @@ from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.realisation import (
     Network,
     Realised,
+    check_same_data,
     network_of,
+    other_data,
     pruned,
     rates,
     realised,
@@ -192,15 +194,18 @@ class Job:
         # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
+        check_same_data(node.state, worker.store, f"compute {node.key[:12]} again")
         draft = stored_state(node.state, worker.store, draft=True)
-        if draft is not None and (other := self._other_data(draft.notes)):
-            worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with another {other}")
-            draft = None
+        others = other_data(recipe, draft.notes.get("made", {})) if draft is not None else []
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
-        if draft is not None and draft.state.position.steps > self.begin:
+        if draft is not None and not others and draft.state.position.steps > self.begin:
             state, self.mask, facts = draft.state, draft.mask, None
             self._take_over(draft.notes)
         else:
+            if node.after:
+                check_same_data(node.after, worker.store, f"go on from {node.after.key[:12]}")
+            if others:
+                worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with another {', '.join(others)}")
             state, self.mask, facts = realised(node.after or node.state.root, *source)
         self.rates = rates(node.state, facts, *source)
         run = self.next_run(state)
@@ -235,12 +240,6 @@ class Job:
             self.worker.say(
                 f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
             )
-
-    def _other_data(self, notes: Notes) -> str:
-        """What a draft was made with that gives other batches from now on; empty: nothing."""
-        recipe, made = self.node.recipe, notes.get("made", {})
-        today = recipe.made_with() if recipe.data_identity else {}
-        return ", ".join(name for name in recipe.data_identity if made.get(name) != today.get(name))
 
     def is_due(self) -> bool:
         """Whether to look at the run now, in the middle of an epoch too: an epoch may take an hour."""

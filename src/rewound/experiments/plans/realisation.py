@@ -48,6 +48,7 @@ def realised(past: Past | Pruned, store: Store, device: torch.device, say: Say) 
             continue
         ends = not (missing and isinstance(next_one := missing[-1], Pruned) and next_one.runs_on)
         if ends:  # a level; what it passed on the way is not kept
+            check_same_data(operation, store, f"compute {operation.key[:12]} again")
             say(recomputing(operation.key))
         found = _trained(operation, found, store, device, say)
         if ends:
@@ -104,6 +105,30 @@ def _seed(past: Trained) -> int:
     for root in roots:
         seed = fold(seed, root.salt) if isinstance(root, Pruned) and root.salt else seed
     return seed
+
+
+def other_data(recipe: Recipe, made: Mapping[str, str]) -> list[str]:
+    """What something was made with that differs here and gives other batches, by name; mostly nothing."""
+    today = recipe.made_with() if recipe.data_identity else {}
+    return [name for name in recipe.data_identity if made.get(name) != today.get(name)]
+
+
+def check_same_data(past: Trained, store: Store, to: str) -> None:
+    """An error, which says what cannot be done, if a stored result was made with another decoder or other data.
+
+    Else a run would change in its middle, or a result would have tensors that it was not measured on. To compute the
+    result anew is no remedy: other results build on it.
+    """
+    recipe = start_of(past).recipe
+    if not recipe.data_identity or (result := store.result(past.key)) is None:
+        return
+    if names := other_data(recipe, made := result["made"]):
+        today = recipe.made_with()
+        then, now = (", ".join(f"{name} {which.get(name, 'unknown')}" for name in names) for which in (made, today))
+        raise InputError(
+            f"cannot {to}: it was made with {then}, and this machine has {now}; install or prepare the same "
+            f"{' and '.join(names)} here, run it on a machine that has it, or give another store"
+        )
 
 
 def recomputing(key: str) -> str:
