@@ -122,6 +122,14 @@ class OtherData(Digits64):
         return images._replace(train=images.train + RANK)
 
 
+@dataclass(frozen=True)
+class OtherLater(Digits64):
+    """The same first batch in each process, of data that differs further on."""
+
+    def made_with(self) -> dict[str, str]:
+        return {"data": f"file {RANK}", "decoder": "1.0"}
+
+
 class _Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -213,6 +221,7 @@ CASES: dict[str, Case] = {
     "odd batch": (refused, Digits64(**{**SMALL, "batch_size": 25})),
     "indivisible": (refused, Indivisible()),
     "other data": (refused, OtherData(**SMALL)),
+    "other data later": (refused, OtherLater(**SMALL)),
     "other state": (other_state, Digits64(**SMALL)),
     "own buffers": (refused, OwnBuffers(**SMALL)),
     "diverged on rank 1": (refused, Exploding64(**SMALL)),

@@ -97,6 +97,7 @@ def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by
         ("odd batch", "2 processes cannot share batches of 25 equally"),
         ("indivisible", "declare divisible = True if it is"),
         ("other data", "process 1 holds another tensor 1 of the first batch than process 0"),
+        ("other data later", "process 1 has data file 1, and process 0 has file 0; prepare the same data"),
         ("other state", "process 1 holds another .*weight than process 0; give all processes the same state"),
         ("own buffers", "process 1 holds another 0.seen than process 0"),
         ("diverged on rank 1", "the loss became (nan|inf)"),

@@ -81,11 +81,24 @@ class Together:
             return
         check_divisible(recipe, self.share.of)
         ranks.check_same(tensors, "give all processes the same state and mask", self._group)
+        self._check_made_with(recipe)
         batches = recipe.batches(seed, Position(position.prunings, position.steps * recipe.accumulation), device)
         first = next(batches)
         del batches  # a feed ends with it
         data = {f"tensor {number} of the first batch": tensor for number, tensor in enumerate(first, 1)}
         ranks.check_same(data, "prepare the same data on all machines", self._group)
+
+    def _check_made_with(self, recipe: Recipe) -> None:
+        """An error if what batches hold further on may differ: two files can have the same first batch."""
+        made = ranks.gathered(dict(recipe.made_with()), self._group)
+        for number, held in enumerate(made):
+            for name in sorted({*made[0], *held}):
+                first, other = made[0].get(name), held.get(name)
+                if first != other:
+                    raise InputError(
+                        f"process {number} has {name} {other or 'unknown'}, and process 0 has {first or 'unknown'}; "
+                        "prepare the same data and install the same packages on all machines"
+                    )
 
     def batches(self, recipe: Recipe, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
         """The training batches from a position on, or this process's slices of them."""
