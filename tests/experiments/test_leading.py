@@ -160,6 +160,6 @@ def test_engines_ask_for_as_many_gpus(tmp_path: Path) -> None:
     assert "#SBATCH --gres=gpu:4" in Slurm().script(given, tmp_path / "tiny.json", 2)
     on_cpu = Assignment("tiny", {}, "/store", "0.1.0-0", "cpu", False, None, False, 4)
     assert "#SBATCH --cpus-per-task=4" in Slurm().script(on_cpu, tmp_path / "tiny.json", 2)
-    assert slots({"GPU": 8.0}, "cuda", 1, 4) == 2
+    assert slots([{"GPU": 8.0}], "cuda", 1, 4) == 2
     with pytest.raises(InputError, match="per-gpu 2 contradicts 4 GPUs per run; give one of the two"):
         Ray(per_gpu=2).check(Options(device="cuda", gpus_per_run=4))

@@ -17,7 +17,7 @@ import pytest
 import rewound
 from command_line import Rewound, command, environment
 from rewound.experiments.executors import executor_named, working
-from rewound.experiments.executors.ray_cluster import Ray, check_answers, connected, slots
+from rewound.experiments.executors.ray_cluster import Ray, check_answers, connected, no_room, slots
 from rewound.experiments.executors.working import as_declared
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options
@@ -236,11 +236,22 @@ def test_an_address_that_does_not_answer_is_refused() -> None:
 
 
 def test_a_cluster_has_room_for_its_cpus_or_for_parts_of_its_gpus() -> None:
-    resources = {"CPU": 64.0, "GPU": 8.0, "memory": 1e12}
-    assert slots(resources, "cpu", 1) == 64
-    assert slots(resources, "cuda", 1) == 8
-    assert slots(resources, "cuda", 3) == 24
-    assert slots({"CPU": 64.0}, "cuda", 3) == 0
+    machines = [{"CPU": 48.0, "GPU": 6.0, "memory": 1e12}, {"CPU": 16.0, "GPU": 2.0}]
+    assert slots(machines, "cpu", 1) == 64
+    assert slots(machines, "cuda", 1) == 8
+    assert slots(machines, "cuda", 3) == 24
+    assert slots([{"CPU": 64.0}], "cuda", 3) == 0
+
+
+def test_a_worker_needs_all_its_gpus_on_one_machine() -> None:
+    machines = [{"CPU": 2.0, "GPU": 3.0}, {"CPU": 2.0, "GPU": 3.0}]
+    assert slots(machines, "cuda", 1, 2) == 2
+    assert slots(machines, "cuda", 1, 4) == 0
+    words = "the Ray cluster has no machine with 4 GPUs now, and at most 3; give --gpus-per-run 3, or --workers for a"
+    assert str(no_room(machines, "cuda", 4)).startswith(words)
+    words = "the Ray cluster has no machine with 4 CPUs now, and at most 2; give --gpus-per-run 2, or --workers for a"
+    assert str(no_room(machines, "cpu", 4)).startswith(words)
+    assert "has no GPU now; give --device cpu, or --workers" in str(no_room([{"CPU": 2.0}], "cuda", 4))
 
 
 def test_jobs_are_for_this_machine(rewound_command: Rewound) -> None:

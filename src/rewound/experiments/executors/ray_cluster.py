@@ -11,12 +11,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from rewound.experiments.executors.driving import drive
 from rewound.experiments.executors.walking import Headway
@@ -130,13 +130,10 @@ class Ray:
         with connected(
             self.address, self.workers and self.workers * given.gpus_per_run if given.device == "cpu" else None, say
         ) as ray:
-            room = slots(ray.cluster_resources(), given.device, self.per_gpu, given.gpus_per_run)
+            machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            room = slots(machines, given.device, self.per_gpu, given.gpus_per_run)
             if not (count := self.workers or room):
-                few = "no GPU" if given.gpus_per_run == 1 else f"fewer than {given.gpus_per_run} of what a worker needs"
-                raise InputError(
-                    f"the Ray cluster has {few} now; give --device cpu, or --workers for a cluster that adds machines "
-                    "when they are asked for"
-                )
+                raise no_room(machines, given.device, given.gpus_per_run)
             count = min(count, left)
             waiting = f"; the cluster has room for {room} now, and the others wait" if count > room else ""
             say(f"Ray starts {counted(count, 'worker')}{waiting}")
@@ -166,9 +163,27 @@ def forget_earlier_deaths(plan: Plan, store: Store) -> None:
             store.release(node.key)
 
 
-def slots(resources: dict[str, float], device: str, per_gpu: int, per_run: int = 1) -> int:
-    """How many workers a cluster with these resources has room for, if each machine has its share of them."""
-    return int(resources.get("CPU" if device == "cpu" else "GPU", 0)) * per_gpu // per_run
+Machines: TypeAlias = Sequence[Mapping[str, float]]
+"""What each machine of a cluster has, by Ray's names."""
+
+
+def slots(machines: Machines, device: str, per_gpu: int, per_run: int = 1) -> int:
+    """How many workers a cluster has room for; all processes of a worker are on one machine."""
+    return sum(count * per_gpu // per_run for count in _counts(machines, device))
+
+
+def no_room(machines: Machines, device: str, per_run: int) -> InputError:
+    """The error for a cluster on which no worker could begin."""
+    kind, most = "CPU" if device == "cpu" else "GPU", max(_counts(machines, device), default=0)
+    few = f"no machine with {per_run} {kind}s now, and at most {most}" if most else f"no {kind} now"
+    fewer = f"--gpus-per-run {most}, or " if most else ("" if device == "cpu" else "--device cpu, or ")
+    return InputError(
+        f"the Ray cluster has {few}; give {fewer}--workers for a cluster that adds machines when they are asked for"
+    )
+
+
+def _counts(machines: Machines, device: str) -> list[int]:
+    return [int(machine.get("CPU" if device == "cpu" else "GPU", 0)) for machine in machines]
 
 
 class _Tasks:
