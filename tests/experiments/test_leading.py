@@ -1,5 +1,6 @@
 """A worker of several processes: the same tables as one process, and no process that dies leaves the others waiting."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -118,13 +119,44 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(LONG.replace("2000.0", "2.0"))
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rewound", "work"]
-    given = [sys.executable, *words, "short.toml", "--gpus-per-run", "2"]
-    ended = subprocess.run(given, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
+    ended = by_torchrun(tmp_path, "short.toml")
     assert ended.returncode == 0, ended.stderr
     store = Store(tmp_path / "rewound-store")
     assert len(store.finished()) == 2
     assert {result["made"]["process count"] for _, result in store.summaries(store.finished())} == {"2"}
+    again = by_torchrun(tmp_path, "short.toml")  # nothing is left, so the leader never calls its followers
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_how_a_worker_of_torchrun_has_ended_is_said_by_the_leader_alone(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(LONG)
+    ended = by_torchrun(tmp_path, "long.toml", "--minutes", "0.1")
+    assert ended.returncode == 1, "as torchrun has it"
+    assert root_cause(ended) == ("0", str(STOPPED)), ended.stderr
+    refused = by_torchrun(tmp_path, "long.toml", "--plan", "0.0.0-0")
+    assert "the driver has rewound 0.0.0" in refused.stderr, "said before torchrun ends the leader"
+    assert root_cause(refused) == ("0", "2"), refused.stderr
+
+
+def root_cause(ended: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """Rank and exit code of the one process that has failed by torchrun's report, but for those it has ended itself."""
+    failed = re.findall(r"rank +: (\d).*\n +exitcode +: (-?\d+)", ended.stderr)
+    (found,) = [(rank, code) for rank, code in failed if code != f"{-signal.SIGTERM:d}"]
+    return found
+
+
+def by_torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What two processes by torchrun do, which are one worker."""
+    given = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rewound", "work", *words]
+    return subprocess.run(
+        [sys.executable, *given, "--gpus-per-run", "2"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_what_a_machine_or_torchrun_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

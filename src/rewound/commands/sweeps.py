@@ -18,7 +18,7 @@ from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
 from rewound.conclusions.tables import Row, Tables, ordered
 from rewound.experiments.executors import Engine, Executor, executor_named, local, working
-from rewound.experiments.executors.leading import follow_launched, launched
+from rewound.experiments.executors.leading import follow_launched, launched, leading_launched
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
@@ -275,30 +275,33 @@ def work(
     Any number of workers on any number of machines share the sweep by its store. SIGTERM, SIGUSR1 and Ctrl-C let a
     worker keep a draft of everything under way and return False; so does the end of `minutes`. `plan` is the digest of
     the plan that the worker is meant to have; it refuses another. The other options are those of `run`. Where torchrun
-    has started `gpus_per_run` processes, the first is the worker, and the others take part in its training.
+    has started `gpus_per_run` processes, the first is the worker, and the others take part in its training; they return
+    True when it has ended, and whether work is left is for the first to say.
     """
     root, all_kept = as_place("store", store), keeps_all(keep)
     options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run)
     stop = Stop(minutes)
     with stopped_by_signals(stop):
         if (share := launched()) is not None and gpus_per_run > 1 and share.number:
-            return follow_launched(options)
+            follow_launched(options)
+            return True
         if share is not None and gpus_per_run == 1 and "TORCHELASTIC_RUN_ID" in os.environ:
             raise InputError(
                 f"torchrun has started {share.of} processes, and each would be a worker of its own on the same device; "
                 f"give --gpus-per-run {share.of}, or leave out torchrun"
             )
-        found, _ = as_sweep(sweep, root)
-        planned = planning.plan(found.targets)
-        if plan is not None:
-            check_plan(planned, plan)
-        opened = local.opened(root, found.recipes, options, say)
-        for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options)):
-            say(line)
-        show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
-        return working.work(
-            planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps), stop=stop
-        )
+        with leading_launched(options):
+            found, _ = as_sweep(sweep, root)
+            planned = planning.plan(found.targets)
+            if plan is not None:
+                check_plan(planned, plan)
+            opened = local.opened(root, found.recipes, options, say)
+            for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options)):
+                say(line)
+            show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+            return working.work(
+                planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps), stop=stop
+            )
 
 
 def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = print) -> SweepResults:

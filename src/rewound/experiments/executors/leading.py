@@ -6,9 +6,11 @@ calls `train` with its part of the batches (`parallel`). The leader starts its f
 `torchrun` has started all of them.
 
 A follower that dies or fails ends the run with an error in the leader; the next command goes on from the last draft.
-Followers end with their leader.
+Followers end with their leader, also with one that fails or finds nothing to do before it has met them.
 """
 
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -106,16 +108,36 @@ def leading(options: Options) -> Iterator[Training]:
     check_processes(options)
     with tempfile.TemporaryDirectory(prefix="rewound-") as folder:
         leader = Leader(options, Path(folder))
-        end = "failed"
+        patience = 1.0  # for followers of a leader that has failed
         try:
             leader.meet()
             yield leader.train
-            end = "done"
+            patience = _GRACE
         except Paused:
-            end = "stopped"
+            patience = _GRACE
             raise
         finally:
-            leader.close(end)
+            leader.close(patience)
+
+
+@contextmanager
+def leading_launched(options: Options) -> Iterator[None]:
+    """Inside, this process leads those that torchrun has started; at the end they are told to end, met or not."""
+    if options.gpus_per_run == 1 or launched() is None:
+        yield
+        return
+    check_processes(options)
+    store, _, count = _launchers_store()
+    patience = 1.0
+    try:
+        yield
+        patience = _GRACE
+    finally:
+        until = time.monotonic() + patience
+        with suppress(RuntimeError):  # where torchrun is gone, and the store with it
+            store.set("end", "")
+            while not store.check([f"left {rank}" for rank in range(1, count)]) and time.monotonic() < until:
+                time.sleep(_LOOK)  # the store may end with this process
 
 
 class Leader:
@@ -124,7 +146,7 @@ class Leader:
     def __init__(self, options: Options, folder: Path) -> None:
         self._count, self._device = options.gpus_per_run, options.device
         self._followers: list[BaseProcess] = []
-        self._runs, self._states, self._is_closing = 0, iter(list[State]()), False
+        self._calls, self._states, self._is_closing = 0, iter(list[State]()), False
         if launched() is not None:
             self._store, _, _ = _launchers_store()
             return
@@ -143,6 +165,7 @@ class Leader:
             waiting = {key for key in waiting if not self._store.check([key])}
             self._check_alive()
             time.sleep(_LOOK)
+        self._call()
         _join(self._store, Share(0, self._count), self._device, on_this_machine=bool(self._followers))
         if self._followers and device_kind(self._device) == "cuda":
             threading.Thread(target=self._watch, daemon=True).start()
@@ -165,8 +188,7 @@ class Leader:
     def _led(self, run: _Run, due: Callable[[], bool], device: torch.device) -> Iterator[State]:
         try:
             self._check_alive()
-            self._runs += 1
-            self._store.set(f"run {self._runs}", "begin")
+            self._call()
             ranks.from_first(run)
             recipe, state, mask, lr, stops = run
             yield from train(
@@ -176,6 +198,11 @@ class Leader:
             if not isinstance(error, Failed) and _OF_OTHERS.search(str(error)):
                 raise self._reason(error) from error
             raise
+
+    def _call(self) -> None:
+        """Let the followers begin what comes next: the first time they join, then each time they take part in a run."""
+        self._store.set(f"call {self._calls}", "")
+        self._calls += 1
 
     def _check_alive(self) -> None:
         if any(follower.exitcode is not None for follower in self._followers):
@@ -206,16 +233,15 @@ class Leader:
             with suppress(Exception):  # the leader's own error tells the rest
                 dist.distributed_c10d._abort_process_group()
 
-    def close(self, end: str) -> None:
-        """Let the followers end, and leave the group; `end` says how the leader has ended."""
+    def close(self, patience: float) -> None:
+        """Let the followers end, in so many seconds, and leave the group."""
         self._is_closing = True
         with suppress(Exception):  # an error on the way here is the one to tell
             self._states.close()  # type: ignore[attr-defined]  # lets followers go that wait in its middle
-            self._store.set("end", end)
-            self._store.set(f"run {self._runs + 1}", "end")
-        until = time.monotonic() + _GRACE
+            self._store.set("end", "")
+        until = time.monotonic() + patience
         for follower in self._followers:
-            follower.join(max(0.0, until - time.monotonic()) if end != "failed" else 1.0)
+            follower.join(max(0.0, until - time.monotonic()))
             if follower.is_alive():
                 follower.kill()
             follower.join()
@@ -254,6 +280,7 @@ def _join(store: _Store, share: Share, device: str, *, on_this_machine: bool) ->
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
+@functools.cache  # a second one would wait for the others again
 def _launchers_store() -> tuple[_Store, int, int]:
     """Where the processes that torchrun has started meet; the rank of this one, and how many there are."""
     from torch.distributed.rendezvous import rendezvous  # an error where torch has no distributed part
@@ -269,20 +296,34 @@ def _gpu_of(share: Share) -> int:
 # Followers
 
 
-def follow_launched(options: Options) -> bool:
-    """Be a follower that torchrun has started; returns whether the leader has done all its work."""
+def follow_launched(options: Options) -> None:
+    """Be a follower that torchrun has started, until the leader has ended; an error if it has not said so.
+
+    Why a leader has failed is for the leader to say: torchrun would end it as soon as a follower failed, too.
+    """
     check_processes(options)
     store, rank, count = _launchers_store()
     try:
-        end = _follow(store, Share(rank, count), options.device, on_this_machine=False)
-        dist.destroy_process_group()
+        _follow(store, Share(rank, count), options.device, on_this_machine=False)
     except RuntimeError as error:
         if isinstance(error, Failed) or not _OF_OTHERS.search(str(error)):
             raise
-        end = "failed"  # and its connections with it
-    if end == "failed":
-        raise Failed(f"process 0 of {count}, which leads, has failed; {_REMEDY}")
-    return end == "done"
+        if not _has_ended(store):
+            raise Failed(f"process 0 of {count}, which leads, does not answer; {_REMEDY}") from error
+    store.set(f"left {rank}", "")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _has_ended(store: _Store) -> bool:
+    """Whether the leader, whose connections are broken, says soon that it has ended."""
+    until = time.monotonic() + _GRACE
+    with suppress(RuntimeError):  # where the store is gone, too
+        while time.monotonic() < until:
+            if store.check(["end"]):
+                return True
+            time.sleep(_LOOK)
+    return False
 
 
 def _be_follower(meeting: str, share: Share, device: str, leader: int) -> None:
@@ -303,18 +344,20 @@ def _end_with(leader: int) -> None:
     os._exit(1)
 
 
-def _follow(store: _Store, share: Share, device: str, *, on_this_machine: bool) -> str:
-    """Take part in the leader's runs until it ends; returns how it has ended."""
+def _follow(store: _Store, share: Share, device: str, *, on_this_machine: bool) -> None:
+    """Take part in the leader's runs until it ends."""
     torch.set_num_threads(1)  # as a worker has it
     own = f"cuda:{_gpu_of(share)}" if device_kind(device) == "cuda" else device
     try:
         store.set(f"ready {share.number}", "")
-        _join(store, share, device, on_this_machine=on_this_machine)
-        for number in range(1, sys.maxsize):
-            while not store.check([f"run {number}"]):
+        for number in itertools.count():
+            while not (is_called := store.check([f"call {number}"])) and not store.check(["end"]):
                 time.sleep(_LOOK)
-            if store.get(f"run {number}") == b"end":
+            if not is_called:
                 break
+            if number == 0:
+                _join(store, share, device, on_this_machine=on_this_machine)
+                continue
             recipe, state, mask, lr, stops = ranks.from_first(_NOTHING)
             with suppress(Abandoned, Diverged):  # the leader knows
                 for _ in train(recipe, state, mask, lr=lr, stops=stops, device=own, processes=dist.group.WORLD):
@@ -323,7 +366,6 @@ def _follow(store: _Store, share: Share, device: str, *, on_this_machine: bool) 
         if not (isinstance(error, RuntimeError) and _OF_OTHERS.search(str(error))):  # else it was left alone
             store.set(f"failed {share.number}", json.dumps(error_words(error)))
         raise
-    return str(store.get("end"), "utf-8")
 
 
 _NOTHING: _Run = None  # type: ignore[assignment]  # where the leader's is received
