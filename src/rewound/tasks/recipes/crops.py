@@ -107,7 +107,7 @@ def resized(
 
     >>> grey = torch.full((2 * 2 * 3,), 7, dtype=torch.uint8)
     >>> one, two = torch.tensor([0]), torch.tensor([2])
-    >>> resized(grey, one, two, Boxes(one, one, two, two), 3).unique()
+    >>> resized(grey, one, two, Boxes(one, one, two, two), 3).round().unique()
     tensor([7.])
     """
     if flipped is None:
