@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from rewound.experiments.executors import local
-from rewound.experiments.executors.walking import Headway
+from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import plan
@@ -63,6 +63,18 @@ def test_a_further_level_makes_each_missing_state_again_once(store: Store) -> No
     assert len(said) == len(set(said)) == 3, "the dense run and both first levels"
     assert ENTERED.count(Position(0, 0)) == 1
     assert states(store) == set()
+
+
+def test_what_another_worker_has_made_again_used_and_dropped_is_not_made_a_third_time(store: Store) -> None:
+    once = {"technique": "fine-tuning", "retrain-epochs": 1}
+    one, two = (sweep_of(once | {"levels": {"keep": 0.5, "count": count}}) for count in (1, 2))
+    run(one, store)
+    work = plan(two.targets)
+    watch = Watch(work, store)
+    assert watch.again
+    run(two, store)
+    assert states(store) == set()
+    assert all(watch.has_ended(work.by_key[key]) for key in watch.again)
 
 
 @pytest.mark.slow

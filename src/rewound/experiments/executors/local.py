@@ -36,7 +36,7 @@ def run(
     if options.jobs == 1:
         work(plan, store, options, say=say, tick=tick)
         return
-    watch = looked_at(plan, store, options, say)
+    watch = looked_at(plan, store, options)
     be_worker = partial(_be_worker, plan, store.backend, options, store.known)
     try:
         if watch.open:  # a process takes seconds to start

@@ -86,8 +86,12 @@ class Watch:
             return True
         if (outcome := sufficient_outcome(node, self.store)) is None:
             return False
-        if key in self.again and self._is_awaited(key) and not self.store.has_state(key, to_train=True):
-            return False
+        if key in self.again and not self.store.has_state(key, to_train=True):
+            # They are not made yet, or another worker has dropped them because all that reads them has ended.
+            for reader in self._unfinished.intersection(self.plan.readers[key]):
+                self.has_ended(self.plan.by_key[reader])
+            if self._is_awaited(key):
+                return False
         self._settle(key, outcome != "failed")
         return True
 

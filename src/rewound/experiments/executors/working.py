@@ -25,7 +25,6 @@ from rewound.experiments.executors.walking import Headway, Watch, walk
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import Options, Paused, Stop, Worker, sources_of
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.realisation import recomputing
 from rewound.experiments.plans.remaining import tidy
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.experiments.sweeps.sweep import parse_sweep
@@ -60,7 +59,7 @@ def work(
     `most_deaths` is how many workers in a row may die at a node before it counts as failed: for an engine that starts
     dead workers again for ever.
     """
-    watch = looked_at(plan, store, options, say)
+    watch = looked_at(plan, store, options)
     alive = telling(watch, tick)
     own = Store(store.backend, say, store.known)
     stop = stop or Stop(options.minutes)
@@ -72,7 +71,7 @@ def work(
     return True
 
 
-def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
+def looked_at(plan: Plan, store: Store, options: Options) -> Watch:
     """What of the plan is done, once it is known that the rest can be done here."""
     device_named(options.device)
     check_processes(options)
@@ -83,8 +82,6 @@ def looked_at(plan: Plan, store: Store, options: Options, say: Say) -> Watch:
     for recipe in {node.recipe for node in watch.open}:
         check(recipe, options)
     _check_importable(watch.open, options)
-    for key in sorted(watch.again):
-        say(recomputing(key))
     return watch
 
 

@@ -23,6 +23,7 @@ from rewound.experiments.plans.realisation import (
     pruned,
     rates,
     realised,
+    recomputing,
     stored_state,
 )
 from rewound.experiments.plans.remaining import is_sufficient, release, sufficient_outcome
@@ -195,6 +196,8 @@ class Job:
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
         check_same_data(node.state, worker.store, f"compute {node.key[:12]} again")
+        if self.is_again:  # said here, not when a run begins: another may drop the tensors meanwhile
+            worker.say(recomputing(node.key))
         draft = stored_state(node.state, worker.store, draft=True)
         others = other_data(recipe, draft.notes.get("made", {})) if draft is not None else []
         # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
