@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from nursery import Child
@@ -174,29 +176,32 @@ def drivers(
     engine: str = "local",
     kills: int = 10,
     environment: dict[str, str] | None = None,
-    commands: Sequence[tuple[str, list[str]]] = (),
+    commands: Mapping[str, list[str]] = MappingProxyType({}),
     **options: object,
 ) -> Iterator[Round]:
     """SIGKILL of a driver, of a worker that its engine has started, or of the engine itself; then the driver again.
 
-    `commands` are other things to do to the engine, by their names.
+    `commands` are other things to do to the engine, by their names. What was struck least is struck next.
     """
     for _ in range(max(1, round(kills * much / 5))):
         this = Round(on, draw, environment=environment)
-        driver = this.drive(on=engine, **options)
+        driver, struck = this.drive(on=engine, **options), Counter[str]()
         try:
             for _ in range(max(1, min(5, round(kills * much)))):
                 until(partial(_is_at_work, this, driver), 300)
                 time.sleep(draw.expovariate(1 / 0.3))
                 living = this.processes(driver.pid)
-                targets = [(what, pid) for what in ("driver", "worker", "raylet", "head") for pid in living[what]]
-                name, target = draw.choice([*targets, *commands])
-                if isinstance(target, int):
+                processes = {what: living[what] for what in ("driver", "worker", "raylet", "head") if living[what]}
+                names = [*processes, *commands]
+                name = draw.choice([name for name in names if struck[name] == min(struck[each] for each in names)])
+                struck[name] += 1
+                if name in processes:
                     with suppress(ProcessLookupError):
-                        os.kill(target, signal.SIGKILL)
+                        os.kill(draw.choice(processes[name]), signal.SIGKILL)
                 else:
-                    subprocess.run(target, env={**os.environ, **this.environment}, check=True, capture_output=True)
-                this.done[f"SIGKILL of a {name}" if isinstance(target, int) else name] += 1
+                    given = {**os.environ, **this.environment}
+                    subprocess.run(commands[name], env=given, check=True, capture_output=True)
+                this.done[f"SIGKILL of a {name}" if name in processes else name] += 1
                 if name == "driver":
                     driver.wait()
                 if driver.poll() is not None:
@@ -229,13 +234,10 @@ def slurm_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
         host = f"NodeName={socket.gethostname().split('.')[0]}"
         out = shlex.join(["scontrol", "update", host, "State=DOWN", "Reason=faults"])
         back = shlex.join(["scontrol", "update", host, "State=RESUME"])
-        commands = [
-            ("all jobs cancelled", ["scancel", "--user", getpass.getuser()]),
-            (
-                "machine out of service for 2 s",
-                ["sh", "-c", f"{out}; sleep 2; {back} || true"],
-            ),  # or it is back
-        ]
+        commands = {
+            "all jobs cancelled": ["scancel", "--user", getpass.getuser()],
+            "machine out of service for 2 s": ["sh", "-c", f"{out}; sleep 2; {back} || true"],  # or it is back
+        }
         yield from drivers(on, draw, much, engine="slurm", environment=environment, commands=commands)
 
 

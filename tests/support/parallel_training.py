@@ -49,7 +49,7 @@ class Lengths(ResidentRecipe):
 
     def resident(self, device: torch.device) -> Sequence[Tensor]:
         draw = torch.Generator().manual_seed(3)
-        return [torch.randn(20, 3, 5, generator=draw), torch.randn(12, 3, 2, generator=draw)]
+        return [torch.randn(size, generator=draw).to(device) for size in ((20, 3, 5), (12, 3, 2))]
 
     def assembled(
         self, data: Sequence[Tensor], part: int, chosen: Tensor, key: int | Tensor, counters: Tensor
