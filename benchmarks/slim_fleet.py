@@ -6,7 +6,8 @@
 
 All networks are trained in one process, by one fleet with places for every shape; the shapes take turns in each round,
 so that whatever else the machine does meets all of them. A ratio is that of one round; its median is given with the
-least and the largest. Seconds per epoch and model are wall-clock seconds, as in `gpu_fleet.py`.
+least and the largest. Seconds per epoch and model are wall-clock seconds, as in `gpu_fleet.py`. Beside each network
+stands one that keeps filters in multiples of 8, as tensor cores want them.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from typing import Any
 import torch
 
 from rewound.foundations.errors import Diverged, InputError
-from rewound.method.pruner import Pruner
 from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.presets import removed_filters
 from rewound.method.schedule import Segment
 from rewound.method.structure.slimming import mask_of_dead_layers
 from rewound.tasks.fleets.fleet import Fleet
@@ -31,6 +32,7 @@ from rewound.tasks.recipes.cifar10 import ResNet56
 from rewound.tasks.recipes.images import Images
 from rewound.tasks.slimmed import cut_state, kept_by, slimmed
 from rewound.tasks.training import begin
+from slim_speed import PRESET, filter_mask
 
 STARTED = time.perf_counter()
 WARM_UP = 20  # steps, in which places are made and kernels chosen
@@ -63,13 +65,15 @@ def runs_of(recipe: Recipe, ks: list[int]) -> dict[str, tuple[Run, Recipe]]:
     """A dense run, and one of each slim network, by what the table calls it."""
     state = begin(recipe, 1)
     found = {"dense": (Run(state, None, [], recipe=recipe), recipe)}
+    model = recipe.model(1)
     for k in ks:
-        pruner = Pruner(preset="structured-b", k=k)
-        mask = recipe.units.whole(pruner.prune({name: state.model[name] for name in recipe.shapes}, None))
-        kept, masked = kept_by(recipe, mask), state.pruned(mask, 1, 1)
-        smaller = slimmed(recipe, kept)
-        zeros: Mask = mask_of_dead_layers(mask, kept)
-        found[f"structured-b k={k}, slim"] = Run(cut_state(masked, kept), zeros, [], recipe=smaller), smaller
+        removed = removed_filters(PRESET, k, recipe.shapes)
+        for multiple, name in ((1, f"k={k}, slim"), (8, f"k={k}, slim, multiples of 8")):
+            mask = recipe.units.whole(filter_mask(model, removed, multiple))
+            kept, masked = kept_by(recipe, mask), state.pruned(mask, 1, 1)
+            smaller = slimmed(recipe, kept)
+            zeros: Mask = mask_of_dead_layers(mask, kept)
+            found[name] = Run(cut_state(masked, kept), zeros, [], recipe=smaller), smaller
     return found
 
 

@@ -48,6 +48,10 @@ StorePlace = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Jobs = Annotated[int, typer.Option(help="worker processes; 0 means one per core (one on a GPU)")]
 Fields = Annotated[list[str] | None, typer.Option("--field", help="a field of the recipe, e.g. epochs=8; repeatable")]
+FleetSize = Annotated[
+    int | None,
+    typer.Option("--fleet", help="on a GPU: networks that a worker trains side by side", show_default="up to 12"),
+]
 GpusPerRun = Annotated[int, typer.Option(help="GPUs that train one network together, each by a process of its own")]
 Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 
@@ -82,6 +86,7 @@ def run_command(
     minutes: Annotated[float | None, typer.Option(help="stop after this time; the same command continues")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
     gpus_per_run: GpusPerRun = 1,
+    fleet: FleetSize = None,
     out: Annotated[Path | None, typer.Option(help="folder for tables, figures and the page")] = None,
 ) -> None:
     """Run whatever of a sweep is not done yet, then report."""
@@ -111,6 +116,7 @@ def run_command(
             minutes=minutes,
             plain=plain,
             gpus_per_run=gpus_per_run,
+            fleet=fleet,
             say=say,
             progress=progress,
         )
@@ -127,6 +133,7 @@ def work_command(
     minutes: Annotated[float | None, typer.Option(help="stop after this time, with drafts")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="on a GPU: no CUDA graphs, nothing compiled")] = False,
     gpus_per_run: GpusPerRun = 1,
+    fleet: FleetSize = None,
     plan: Annotated[
         str | None,
         typer.Option(help="digest that the plan must have; drivers pass it to their workers", show_default="any plan"),
@@ -149,6 +156,7 @@ def work_command(
         minutes=minutes,
         plain=plain,
         gpus_per_run=gpus_per_run,
+        fleet=fleet,
         plan=plan,
         say=say,
     ):

@@ -8,12 +8,14 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import rewound
 from command_line import SWEEP, Rewound, command, environment
-from rewound.experiments.executors import executor_named
+from rewound.experiments.executors import executor_named, walking, working
 from rewound.experiments.executors.driving import drive
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import (
@@ -27,6 +29,7 @@ from rewound.experiments.executors.working import (
     digest_of_keys,
     stopped_by_signals,
 )
+from rewound.experiments.plans import execution
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.execution import Options, Stop
 from rewound.experiments.plans.planning import plan
@@ -34,6 +37,8 @@ from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.foundations.errors import InputError
 from rewound.states.storage.store import Store
+from rewound.tasks.fleets.fleet import Fleet
+from rewound.tasks.fleets.place import Run
 from tiny import POISON, Tiny
 from tiny_sweeps import EVERYTHING, FINE_TUNING, sweep_of, timeless
 
@@ -111,6 +116,41 @@ def test_an_assignment_travels_as_json_and_as_a_command(store: Store) -> None:
         *("work", "tiny.json", "--store", given.store, "--device", "cpu", "--plan", digest_of(plan(sweep.targets))),
         *("--keep", "all", "--minutes", "2.5", "--plain"),
     ]
+
+
+@pytest.mark.parametrize(("fleet", "most"), [(None, 4), (3, 3), (9, 4)])
+def test_a_worker_trains_so_many_networks_at_once_at_most(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fleet: int | None, most: int
+) -> None:
+    seen = list[int]()
+
+    class Roomy(Fleet):
+        """One that takes a CPU for a GPU with room for four."""
+
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options, capacity=4)
+
+        def start(self, run: Run) -> int:
+            member = super().start(run)
+            seen.append(self.capacity - self.free)
+            return member
+
+    monkeypatch.setattr(walking, "Fleet", Roomy)
+    for module in (execution, working):
+        monkeypatch.setattr(module, "device_named", lambda name: torch.device("cpu"))
+    sweep = sweep_of(*EVERYTHING)
+    given = assignment(plan(sweep.targets), store, options_for(sweep, device="cuda", fleet=fleet))
+    assert assignment_in(given.as_json()) == given
+    assert given.command("tiny.json")[-2:] == (["--fleet", str(fleet)] if fleet else ["--plan", given.plan])
+    assert given.work(print)
+    assert max(seen) == most
+
+
+def test_fleets_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="fleet must be at least 1, not 0"):
+        Options(device="cuda", fleet=0)
+    with pytest.raises(InputError, match="a fleet of 3 needs a GPU, and the device is cpu; give jobs=3 for so many"):
+        Options(fleet=3)
 
 
 def test_a_worker_elsewhere_makes_no_store(store: Store, tmp_path: Path) -> None:

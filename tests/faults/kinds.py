@@ -36,7 +36,7 @@ def kill(on: Ground, draw: random.Random, much: float, *, elsewhere: bool = Fals
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}" if elsewhere else None) for number in range(3)]
         while left > 0 and any(worker.code is None for worker in workers):
-            time.sleep(draw.expovariate(1 / 0.15))
+            this.pause(0, 0.6 if elsewhere else 0.2)  # elsewhere a lease must end before others take over
             number = draw.randrange(3)
             if this.hit(workers[number], signal.SIGKILL, "SIGKILL"):
                 left -= 1
@@ -83,13 +83,15 @@ def _calls_of_small_sweep(on: Ground, draw: random.Random) -> int:
 
 def freeze(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """SIGSTOP at random moments, for longer than the lease; the others, elsewhere, take over."""
-    for _ in range(max(1, round(8 * much))):
+    left = max(1, round(25 * much))
+    while left > 0:
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}") for number in range(3)]
-        for _ in range(4):
-            time.sleep(draw.uniform(0.05, 0.5))
+        while left > 0 and any(worker.code is None for worker in workers):
+            this.pause(0, 0.3)
             frozen = workers[draw.randrange(3)]
             if this.hit(frozen, signal.SIGSTOP, "frozen past the lease, and woken"):
+                left -= 1
                 time.sleep(draw.uniform(1.2, 2) * STALE)
                 frozen.signal(signal.SIGCONT)
         yield this
@@ -97,12 +99,14 @@ def freeze(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 
 def terminate(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """SIGTERM at random moments, as the engines of clusters send it: workers keep drafts and end."""
-    for _ in range(max(1, round(6 * much))):
+    left = max(1, round(50 * much))
+    while left > 0:
         this = Round(on, draw)
         worker = this.start()
-        for _ in range(8):
-            time.sleep(draw.uniform(0.05, 0.4))
+        while left > 0 and worker.code is None:
+            this.pause(0, 0.4)
             if this.hit(worker, signal.SIGTERM, "SIGTERM"):
+                left -= 1
                 worker.wait()
                 worker = this.start()
         yield this
@@ -119,7 +123,7 @@ def damage(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
             if number == 8:
                 for worker in workers:
                     worker.wait()
-            time.sleep(draw.uniform(0, 0.2))
+            this.pause(0, 0.15)
             files = [path for folder in ("results", "states", "drafts") for path in store.glob(f"{folder}/**/[!.]*.*")]
             if files:
                 this.done[_damage(draw.choice(sorted(files)), draw)] += 1
@@ -146,7 +150,7 @@ def late_listings(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}", listings=0.7) for number in range(3)]
         this.done["workers with late listings"] += 3
-        time.sleep(draw.uniform(0.2, 1.5))
+        this.pause(0.05, 0.6)
         this.hit(workers[0], signal.SIGKILL, "SIGKILL")
         yield this
 
@@ -158,7 +162,7 @@ def two_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]
         settings = [("sweep", True), ("other", False), ("sweep", False)]
         workers = [this.start(sweep=sweep, keep_all=keep_all) for sweep, keep_all in settings]
         for _ in range(6):
-            time.sleep(draw.uniform(0.05, 0.5))
+            this.pause(0, 0.2)
             number = draw.randrange(3)
             if this.hit(workers[number], signal.SIGKILL, "SIGKILL"):
                 workers[number].wait()
@@ -189,10 +193,11 @@ def drivers(
         try:
             for _ in range(max(1, min(5, round(kills * much)))):
                 until(partial(_is_at_work, this, driver), 300)
-                time.sleep(draw.expovariate(1 / 0.3))
+                this.pause(0, 0.5)
                 living = this.processes(driver.pid)
                 processes = {what: living[what] for what in ("driver", "worker", "raylet", "head") if living[what]}
-                names = [*processes, *commands]
+                if not (names := [*processes, *commands]):  # the sweep has ended
+                    break
                 name = draw.choice([name for name in names if struck[name] == min(struck[each] for each in names)])
                 struck[name] += 1
                 if name in processes:
@@ -225,7 +230,7 @@ def ray_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]
     if find_spec("ray") is None:
         raise Missing("Ray is not installed")
     polite = {"RAY_worker_niceness": "0"}  # 15 by default: on a busy machine they would not come to work for minutes
-    yield from drivers(on, draw, much, engine="ray", environment=polite)
+    yield from drivers(on, draw, much, engine="ray", kills=25, environment=polite)
 
 
 def slurm_drivers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
@@ -256,15 +261,17 @@ def full_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
 
 def read_only_disk(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
     """A disk that can only be read from a random moment on, and then be written again."""
-    for _ in range(max(1, round(4 * much))):
+    left = max(1, round(12 * much))
+    while left > 0:
         with disk(on.folder / f"disk-{on.count}", 64_000) as mounted:
-            this = Round(on, draw, store=str(mounted.folder / "store"))
-            for _ in range(3):
+            this, ended = Round(on, draw, store=str(mounted.folder / "store")), [1]
+            while left > 0 and any(ended):
                 workers = [this.start(), this.start()]
-                time.sleep(draw.uniform(0.05, 0.4))
+                this.pause(0, 0.3)
                 until(lambda: mounted.remount("ro"))
-                ended = [worker.wait() for worker in workers]
+                ended = [worker.wait() or 0 for worker in workers]
                 this.done["workers ended by a read-only disk"] += len(ended) - ended.count(0)
+                left -= any(ended)
                 assert this.start().wait() in (0, 2), "one that starts there says why it cannot work"
                 assert mounted.remount("rw")
             yield this
@@ -280,7 +287,7 @@ def set_clock(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
         this = Round(on, draw)
         workers = [this.start(f"machine-{number}", nursery=nurseries[number]) for number in range(2)]
         for number in range(12):
-            time.sleep(draw.uniform(0.02, 0.25))
+            this.pause(0, 0.15)
             wrong.set(draw.choice([-1, 1]) * draw.choice([3, 600, 7200, 86_400, 31_536_000]))
             this.done["clock set"] += 1
             which = draw.randrange(2)
@@ -301,7 +308,7 @@ def containers(on: Ground, draw: random.Random, much: float) -> Iterator[Round]:
         this = Round(on, draw)
         workers = [this.start(nursery=nursery) for nursery in nurseries]
         for _ in range(6):
-            time.sleep(draw.uniform(0.05, 0.4))
+            this.pause(0, 0.3)
             number = draw.randrange(2)
             if this.hit(workers[number], signal.SIGKILL, "SIGKILL"):
                 workers[number].wait()
@@ -341,6 +348,7 @@ def killed_server(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
                 server.start()
             for worker in workers:
                 worker.wait()
+            server.wait_until_writable()
             yield this
 
 

@@ -71,6 +71,8 @@ class Ground:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     tables: dict[str, dict[str, bytes]] = field(default_factory=dict)
     nurseries: dict[str, Nursery] = field(default_factory=dict)
+    pace: float = 1.0
+    """Seconds that one worker takes for the first sweep here, when nobody disturbs it."""
     count: int = 0
 
     def nursery(self, environment: Mapping[str, str] = {}, container: Sequence[str] = ()) -> Nursery:
@@ -98,6 +100,10 @@ def ground(folder: Path) -> Iterator[Ground]:
             local.run(plan(sweep.targets), store, Options(), say=lambda line: None)
             made.sweeps[name] = sweep
             made.tables[sweep.name] = tables_of(sweep, store, folder / "undisturbed" / "tables" / name)
+        made.nursery().wait_until_ready()
+        began = time.monotonic()
+        assert Round(made, random.Random(0)).start().wait() == 0
+        made.pace = time.monotonic() - began
         yield made
     finally:
         rewound.states.storage.claims.STALE = before
@@ -171,6 +177,10 @@ class Round:
                 named = "raylet" if b"/raylet" in words else "head" if b"gcs_server" in words else "other process"
                 found["driver" if pid == driver else "worker" if pid in at_work else named].append(pid)
         return found
+
+    def pause(self, shortest: float, longest: float) -> None:
+        """Wait for a random part of the time that the sweep takes here, so that strikes fall within it."""
+        time.sleep(self.on.pace * self.draw.uniform(shortest, longest))
 
     def hit(self, child: Child, number: int, name: str) -> bool:
         """Send a signal, and count it if it has arrived."""

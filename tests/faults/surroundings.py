@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -132,13 +133,25 @@ class Server:
             time.sleep(0.1)
 
     def new_bucket(self, name: str) -> str:
+        self._put(name)
+        return f"s3://{name}"
+
+    def wait_until_writable(self) -> None:
+        """One that has just been started may have no disk yet for what is written."""
+        self._put("any")
+        self._put("any/object")
+
+    def _put(self, path: str) -> None:
         limit = time.monotonic() + 60
         while True:
             try:
-                urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT"), timeout=10)
-                return f"s3://{name}"
-            except OSError:
-                assert time.monotonic() < limit, f"no bucket is made:\n{self._log.read_text()[-1000:]}"
+                asked = urllib.request.Request(f"{self.endpoint}/{path}", b"1" if "/" in path else None, method="PUT")
+                urllib.request.urlopen(asked, timeout=10)
+                return
+            except OSError as error:
+                if isinstance(error, urllib.error.HTTPError) and error.code == 409:  # the bucket is there
+                    return
+                assert time.monotonic() < limit, f"{path} is not written:\n{self._log.read_text()[-1000:]}"
                 time.sleep(0.2)
 
     def signal(self, number: int) -> None:

@@ -190,6 +190,7 @@ def run(
     minutes: float | None = None,
     plain: bool = False,
     gpus_per_run: int = 1,
+    fleet: int | None = None,
     say: Say = print,
     progress: Progress | None = None,
 ) -> SweepResults:
@@ -199,7 +200,8 @@ def run(
     run: the name of an executor, or one with its options. `keep`, the tensors to keep, is "needed" or "all". With
     `minutes` it stops after that time. The same call continues what was stopped so, or by Ctrl-C, which raises
     `KeyboardInterrupt` here; nothing that was finished is lost. With `gpus_per_run`, so many processes train each
-    network together, every one on a GPU of its own.
+    network together, every one on a GPU of its own. `fleet` is how many networks a worker trains side by side on a GPU,
+    at most.
 
     `say` takes lines for a person. `progress` takes how many steps are done, and of how many; without it, `say` gets a
     line at the beginning and one every 30 seconds. Other processes import the recipe, so that one defined in a
@@ -218,6 +220,7 @@ def run(
         minutes=minutes,
         plain=plain,
         gpus_per_run=gpus_per_run,
+        fleet=fleet,
         declaration=as_declared(found.name, found.table),
     )
     if gpus_per_run > 1 and launched() is not None:
@@ -266,6 +269,7 @@ def work(
     minutes: float | None = None,
     plain: bool = False,
     gpus_per_run: int = 1,
+    fleet: int | None = None,
     plan: str | None = None,
     say: Say = print,
     progress: Progress | None = None,
@@ -279,7 +283,9 @@ def work(
     True when it has ended, and whether work is left is for the first to say.
     """
     root, all_kept = as_place("store", store), keeps_all(keep)
-    options = Options(device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run)
+    options = Options(
+        device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run, fleet=fleet
+    )
     stop = Stop(minutes)
     with stopped_by_signals(stop):
         if (share := launched()) is not None and gpus_per_run > 1 and share.number:

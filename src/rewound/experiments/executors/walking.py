@@ -165,6 +165,7 @@ def walk(plan: Plan, worker: Worker) -> None:
                 if fleet is None or fleet.recipe != node.recipe:
                     fleet = None  # first: a device has memory for the places of one recipe
                     fleet = Fleet(node.recipe, worker.device, plain=worker.options.plain, by=worker.train)
+                    fleet.capacity = min(fleet.capacity, worker.options.fleet or fleet.capacity)
                 execute(take, plan, worker, fleet)
         worker.alive()
 

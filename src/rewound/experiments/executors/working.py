@@ -200,6 +200,7 @@ class Assignment:
     minutes: float | None
     plain: bool
     gpus_per_run: int = 1
+    fleet: int | None = None
 
     def as_json(self) -> str:
         """What `assignment_in` reads."""
@@ -211,6 +212,7 @@ class Assignment:
         words += ["--keep", "all"] if self.keep_all else []
         words += ["--minutes", f"{self.minutes:g}"] if self.minutes is not None else []
         words += ["--gpus-per-run", str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
+        words += ["--fleet", str(self.fleet)] if self.fleet is not None else []
         return [*words, *(["--plain"] if self.plain else [])]
 
     def work(self, say: Say, stop: Stop | None = None, most_deaths: int | None = None) -> bool:
@@ -223,6 +225,7 @@ class Assignment:
             minutes=self.minutes,
             plain=self.plain,
             gpus_per_run=self.gpus_per_run,
+            fleet=self.fleet,
         )
         if not is_store(place := as_place("store", self.store)):  # to make one here would hide its results
             raise InputError(
@@ -256,6 +259,7 @@ def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
         options.minutes,
         options.plain,
         options.gpus_per_run,
+        options.fleet,
     )
 
 

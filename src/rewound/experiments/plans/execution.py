@@ -69,6 +69,8 @@ class Options:
     """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
     gpus_per_run: int = 1
     """How many processes train one network together, each on a GPU of its own; on the CPU they share the cores."""
+    fleet: int | None = None
+    """On a GPU: how many networks a worker trains side by side, at most; None: as many as make it faster."""
     declaration: Declaration | None = None
     """The sweep as it was declared, for workers on other machines; None where it is known as an object alone."""
 
@@ -81,6 +83,13 @@ class Options:
             raise InputError(
                 f"jobs must be 1 with {self.gpus_per_run} GPUs per run, not {self.jobs}; for more workers start "
                 "`rewound work` with other GPUs each (CUDA_VISIBLE_DEVICES)"
+            )
+        if self.fleet is not None and as_whole("fleet", self.fleet) < 1:
+            raise InputError(f"fleet must be at least 1, not {self.fleet}")
+        if self.fleet is not None and self.device == "cpu":
+            raise InputError(
+                f"a fleet of {self.fleet} needs a GPU, and the device is cpu; give jobs={self.fleet} for so many "
+                "networks at a time, or another device"
             )
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
