@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.execution import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import load_sweep
+from rewound.foundations.owners import usable_cores
 from rewound.states.storage.artifacts import Result, digest
 from rewound.states.storage.store import Say, Store
 from stored import KEY, RESULT
@@ -223,7 +223,7 @@ def test_plan_before_anything_ran(rewound_command: Rewound) -> None:
     assert re.search(r"retraining epochs, naive\W+6,780", out)
     assert int(re.findall(r"retraining epochs, shared\W+([\d,]+)", out)[0].replace(",", "")) <= 3_300
     assert re.search(r"time to do\W+about 19 minutes with 1 job \(typical for cifar10-resnet20 on cuda\)", out)
-    assert rewound_command("plan", "digits").out.count(f" with {os.cpu_count()} job") == 1, "as many as run would take"
+    assert rewound_command("plan", "digits").out.count(f" with {usable_cores()} job") == 1, "as many as run would take"
     assert list(Path().iterdir()) == [], "it leaves nothing behind"
 
 

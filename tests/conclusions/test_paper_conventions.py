@@ -305,7 +305,7 @@ def test_several_processes_draw_the_same_files(tmp_path: Path, monkeypatch: pyte
     drawing = Drawing("figure-9-app-usability-unstructured", ("svg",))
     names, _ = draw(table(), tmp_path / "one", drawing)
     monkeypatch.setattr("rewound.reports.figures._WORTH_PROCESSES", 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("rewound.reports.figures.usable_cores", lambda: 2)
     assert draw(table(), tmp_path / "two", drawing) == (names, "")
     assert len(names) == 1 + 1 + 3
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)

@@ -44,6 +44,7 @@ CAPTURED: dict[str, Callable[[nn.Module], Optimizer]] = {
 } | {
     "groups": partial(groups, kind=partial(SGD, momentum=0.9)),
     "adam-groups": partial(groups, kind=Adam),
+    "another-rate": lambda model: SGD([{"params": model.parameters(), "lr": 0.02}], lr=0.01, momentum=0.9),
     "head": lambda model: SGD(list(model.parameters())[-2:], lr=0.01, momentum=0.9),
 }
 OTHERS: dict[str, Callable[..., Optimizer]] = {

@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_copy(tmp_path: Path, monkeypatch: pytest.
     del noise, jpegs_of_noise, large
     monkeypatch.setattr(packing_images, "_LARGE", 12 * 115_000 // 10)  # ten large files of about one image each
     monkeypatch.setattr(packing_images, "_AT_ONCE", 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(packing_images, "usable_cores", lambda: 1)
     tracemalloc.start()
     packing_images.prepare("imagenette", source, tmp_path / "cache")
     _, peak = tracemalloc.get_traced_memory()

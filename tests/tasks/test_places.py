@@ -1,10 +1,11 @@
 """A captured step is a step of `train`, wherever it is placed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 import pytest
 import torch
+from torch import nn
 
 from resident_recipes import CAPTURED, Averaged, Recurrent, Sentences, Translating, Vectors
 from rewound.foundations.errors import Diverged
@@ -14,7 +15,7 @@ from rewound.tasks.fleets.captured import Program, capturable
 from rewound.tasks.fleets.fleet import _Plain
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.fleets.updates import FlatMomentum, TorchOptimizer
-from rewound.tasks.recipe import Position, Recipe, changed_fields
+from rewound.tasks.recipe import Position, Recipe, Scores, changed_fields
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.images import ImageClassification
 from rewound.tasks.recipes.resident import ResidentRecipe
@@ -133,12 +134,36 @@ def test_whatever_a_recipe_does_in_a_step_a_place_does(recipe: ResidentRecipe) -
             assert all((outcome.model[name][~kept] == 0).all() for name, kept in mask.items())
 
 
+@dataclass(frozen=True)
+class Sampling(Vectors):
+    """A task that is judged by chance."""
+
+    def evaluate(self, model: nn.Module) -> Scores:
+        return Scores(*torch.rand(2).tolist())
+
+
+def test_what_evaluation_draws_is_a_function_of_the_state() -> None:
+    recipe, scores = Sampling(kind="sgd"), []
+    place = Place(Program(recipe, CPU, None))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        place.start(Run(begin(recipe, 1), None, [Segment(0.01, 2)]))
+        state = stopped(place).outcome
+        assert isinstance(state, State)
+        before = torch.get_rng_state()
+        scores += [place.evaluate(), evaluate(recipe, state)]
+        assert torch.equal(torch.get_rng_state(), before)
+    assert scores[1:] == scores[:-1]
+    assert evaluate(recipe, begin(recipe, 1)) != scores[0], "another position"
+
+
 @pytest.mark.numeric
 @pytest.mark.usefixtures("float64")
 def test_torchs_sgd_and_the_flat_one_are_the_same_update() -> None:
     program = Program(Vectors(kind="sgd"), CPU, None)
     assert program.momentum is not None
-    assert Program(Vectors(kind="groups"), CPU, None).momentum is None
+    for other in ("groups", "another-rate"):
+        assert Program(Vectors(kind=other), CPU, None).momentum is None
     flat = Place(program)
     program.momentum = None  # the same recipe by torch's own
     ends = []

@@ -3,7 +3,7 @@
 import inspect
 import re
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -174,6 +174,16 @@ def test_a_value_that_would_not_be_hashed_is_refused(task: type[Digits], name: s
         recipe_named(f"test_recipe:{task.__name__}")
     with pytest.raises(InputError, match=says):
         rewound.prune(task())
+
+
+@dataclass(frozen=True)
+class Manufactured(Digits):
+    stages: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+
+
+def test_a_field_without_a_default_value_is_refused() -> None:
+    with pytest.raises(InputError, match="stages of recipe test_recipe:Manufactured has no default value; give it one"):
+        recipe_named("test_recipe:Manufactured")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """The ImageNet recipes against what is known of the authors' code, and trained on twelve small pictures."""
 
+import copy
 import csv
 import gzip
 import math
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,6 +99,26 @@ def test_networks_and_training_times(kind: type[ImageNetResNet50], prunable: int
     assert {(type(norm), norm.group, norm.momentum, norm.eps) for norm in norms} == {
         (GroupedBatchNorm2d, 128, 0.1, 1e-5)
     }
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(ImageNetResNet50(per_class=count) for count in (1, 2, 5)),
+        *(ImagenetteResNet50(per_class=count) for count in (2, 25, 50)),
+        *(TinyImageNetResNet50(per_class=5), ImageNetResNet50(batch_size=2**20), ImageNetResNet50()),
+    ],
+    ids=lambda recipe: f"{recipe.label()}-{recipe.per_class}-{recipe.batch_size}",
+)
+def test_a_training_ends_at_the_last_rate_however_few_pictures_there_are(recipe: ImageNetResNet50) -> None:
+    schedule = recipe.schedule
+    assert schedule.at(schedule.steps - 1) == pytest.approx(recipe.learning_rate / 10 ** len(recipe.drops))
+    assert schedule.at(round(recipe.warmup_epochs * recipe.steps_per_epoch) + 1) == recipe.learning_rate
+
+
+def test_copies_of_a_subset_have_its_test_size() -> None:
+    subset = ImageNetResNet50(per_class=5)
+    assert [each.test_size for each in (subset, copy.copy(subset), pickle.loads(pickle.dumps(subset)))] == 3 * [4000]
 
 
 def test_layers_that_are_pruned() -> None:

@@ -32,6 +32,7 @@ from rewound.foundations.collector import collector_paused
 from rewound.foundations.errors import InputError, as_whole, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.notebook import html_line, html_table, text_table
+from rewound.foundations.owners import usable_cores
 from rewound.foundations.quantities import counted
 from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
@@ -436,7 +437,7 @@ def as_workers(jobs: int, device: str, gpus_per_run: int = 1) -> int:
     """How many there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
     if as_whole("jobs", jobs) < 0:
         raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
-    return jobs or (1 if device_kind(device) == "cuda" or gpus_per_run > 1 else os.cpu_count() or 1)
+    return jobs or (1 if device_kind(device) == "cuda" or gpus_per_run > 1 else usable_cores())
 
 
 def _computed_with(tables: Tables) -> list[tuple[str, str]]:

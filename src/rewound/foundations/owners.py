@@ -43,6 +43,11 @@ class Owner(NamedTuple):
         return f"{_short(self.host)}-{self.pid}-{self.birth}"
 
 
+def usable_cores() -> int:
+    """How many cores this process may use, which on a shared machine can be fewer than it has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def this_process() -> Owner:
     """The process that asks."""
     return _owner(os.getpid())

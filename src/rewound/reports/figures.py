@@ -7,7 +7,6 @@ cell.
 """
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +26,7 @@ from rewound.conclusions.paper.figures import FIGURES, PaperFigure, panels
 from rewound.conclusions.paper.networks import NETWORKS
 from rewound.conclusions.paper.panels import Measured, Panel, best, every_time, full_time, measured, write_points
 from rewound.foundations.errors import InputError
-from rewound.foundations.owners import script_hidden
+from rewound.foundations.owners import script_hidden, usable_cores
 from rewound.reports.look import looks, mode_title, panel_limits, pruning_title, ratios
 from rewound.reports.sheets import Sheet, file_name, save_sheet
 
@@ -110,7 +109,7 @@ def figures_under_way(
             say(f"no figures: {error.name} is missing; pip install 'rewound[figures]'")
             return paths
 
-    workers = min(os.cpu_count() or 1, len(sheets) // _WORTH_PROCESSES)
+    workers = min(usable_cores(), len(sheets) // _WORTH_PROCESSES)
     if workers < 2:
         yield lambda: shown(map(save, sheets))
         return

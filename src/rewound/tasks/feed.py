@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.owners import usable_cores
 from rewound.foundations.randomness import bits, fold, permutation
 
 LIMIT = "REWOUND_RESIDENT_GB"
@@ -79,8 +80,11 @@ def _limit(device: torch.device) -> float:
 
 
 def threads_to_decode() -> int:
-    """As many as this process may use cores, up to 32: what Python does for a picture takes its lock for 20 us."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 32)
+    """One for each core that this process may use, at most 32.
+
+    Python holds its lock for 20 us per picture, so that more threads would wait for each other.
+    """
+    return min(usable_cores(), 32)
 
 
 def nearly_in_sequence(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:

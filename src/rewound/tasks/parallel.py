@@ -82,7 +82,7 @@ class Together:
         check_divisible(recipe, self.share.of)
         ranks.check_same(tensors, "give all processes the same state and mask", self._group)
         self._check_made_with(recipe)
-        batches = recipe.batches(seed, Position(position.prunings, position.steps * recipe.accumulation), device)
+        batches = recipe.batches(seed, recipe.first_batch(position), device)
         first = next(batches)
         del batches  # a feed ends with it
         data = {f"tensor {number} of the first batch": tensor for number, tensor in enumerate(first, 1)}

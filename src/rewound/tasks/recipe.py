@@ -9,7 +9,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -129,6 +129,10 @@ class Recipe(ABC):
     @abstractmethod
     def batches(self, seed: int, position: Position, device: torch.device) -> Iterator[Batch]:
         """The endless stream of training batches, augmented, on `device`; `position.steps` batches came before it."""
+
+    def first_batch(self, position: Position) -> Position:
+        """From where on `batches` has those of the step at this position: a step may take several batches."""
+        return Position(position.prunings, position.steps * self.accumulation)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -302,6 +306,10 @@ def check_class(task: type[Recipe]) -> None:
             "as Metric('cross-entropy', 'nats', higher_is_better=False)"
         )
     defaults = {f.name: f.default for f in fields(task)}
+    if without := [name for name, default in defaults.items() if default is MISSING]:  # a factory's values differ
+        raise InputError(
+            f"{', '.join(without)} of recipe {task.label()} has no default value; give it one, as epochs: float = 4.0"
+        )
     stray = [name for name, default in defaults.items() if getattr(task, name, default) is not default]
     for part in task.__mro__:
         kinds = inspect.get_annotations(part) if issubclass(part, Recipe) else {}

@@ -127,7 +127,7 @@ def train(
     together.check(recipe, _named(state, mask), seed, state.position, device)
     model, optimizer = restored(recipe, state, device)
     model.train()
-    first_batch = Position(prunings, start * recipe.accumulation)
+    first_batch = recipe.first_batch(state.position)
     stepped = {name.split("/", 1)[1] for name in state.slots}
     together.wrap(recipe, model, stepped, lambda: together.batches(recipe, seed, first_batch, device))
     batches = together.batches(recipe, seed, first_batch, device)
@@ -218,15 +218,16 @@ def _take_step(optimizer: Optimizer, recipe: Recipe) -> None:
 
 def evaluate(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> Scores:
     """The metric of a state on the validation and test data."""
-    with own_draws(torch.device(device)):
-        model, _ = restored(recipe, state, torch.device(device))
-        return scored(recipe, model)
+    device = torch.device(device)
+    with own_draws(device):
+        model, _ = restored(recipe, state, device)
+    return scored(recipe, model, state.seed, state.position, device)
 
 
-def scored(recipe: Recipe, model: nn.Module) -> Scores:
-    """What the recipe's `evaluate` says of a model, if that is two numbers."""
+def scored(recipe: Recipe, model: nn.Module, seed: int, position: Position, device: torch.device) -> Scores:
+    """What the recipe's `evaluate` says of a model, if that is two numbers; its draws are a function of the state."""
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), own_draws(device, fold(seed, *position, "evaluation")):
         given = recipe.evaluate(model)
     try:
         val, test = map(float, given)
@@ -256,7 +257,7 @@ def untrained_weights(recipe: Recipe, state: State, device: torch.device | str =
     device = torch.device(device)
     model, optimizer = restored(recipe, state, device)
     model.train()
-    batch = next(recipe.batches(state.seed, state.position, device))
+    batch = next(recipe.batches(state.seed, recipe.first_batch(state.position), device))
     with own_draws(device, fold(state.seed, *state.position)):
         recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
     weights = recipe.prunable(model)

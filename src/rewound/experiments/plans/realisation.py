@@ -170,7 +170,7 @@ def _observations(past: Pruned, recipe: Recipe, source: State, device: torch.dev
     if not past.pruner.needs_batches:
         return None
     model, _ = restored(recipe, source, device)
-    batches = recipe.batches(source.seed, Position(past.prunings, past.steps * recipe.accumulation), device)
+    batches = recipe.batches(source.seed, recipe.first_batch(Position(past.prunings, past.steps)), device)
     with own_draws(device, fold(source.seed, past.prunings, past.steps)):
         return observations(model, batches, recipe.loss, count=past.pruner.batches)
 

@@ -8,7 +8,6 @@ the cache's others, which is renamed when it is complete; what a killed process 
 
 import hashlib
 import json
-import os
 import shutil
 import time
 import zlib
@@ -27,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rewound.foundations.errors import InputError, few
-from rewound.foundations.owners import owner_from, this_process
+from rewound.foundations.owners import owner_from, this_process, usable_cores
 from rewound.foundations.wholefiles import FORGOTTEN, default_cache, replacing
 from rewound.tasks.datasets.jpegs import Checked, Unreadable, check_installed, checked
 from rewound.tasks.datasets.packed_images import (
@@ -238,7 +237,7 @@ def _inspected(copy: Source, part: str, many: int, notes: Counter[str], say: Say
     """Every JPEG file of a part, by threads: what is appended, and what is noted of it; an error if some are bad."""
     bad: list[str] = []
     done = 0
-    with ThreadPoolExecutor(threads := os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads := usable_cores()) as pool:
         waiting: deque[tuple[Found, Future[tuple[Checked, int] | Unreadable]]] = deque()
         found = copy.images(part)
         while True:

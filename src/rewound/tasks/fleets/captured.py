@@ -122,7 +122,12 @@ class Program:
             return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
 
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm
-        flat = is_flat(optimizer, template) and self.trial.reached.issuperset(self.parameters) and not recipe.clip_each
+        flat = (
+            is_flat(optimizer, template)
+            and set(recipe.rate_factors) == {1.0}
+            and self.trial.reached.issuperset(self.parameters)
+            and not recipe.clip_each
+        )
         self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
         self.batch: Callable[..., Batch] = compiled(self._batch)  # type: ignore[assignment, arg-type]
         self.loss: Callable[..., Tensor] = compiled(self._loss) if recipe.compiles else self._loss  # type: ignore[assignment, arg-type]

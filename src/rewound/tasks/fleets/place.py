@@ -154,7 +154,7 @@ class Place:
         self._stops = deque(sorted({step for step in run.stops if 0 < step < total(run.lr)} | {total(run.lr)}))
         self._done, self._since, self._due = 0, 0, run.due
         recipe = self.program.recipe
-        self._turns = recipe.turns(state.seed, Position(self._prunings, self._first * recipe.accumulation))
+        self._turns = recipe.turns(state.seed, recipe.first_batch(state.position))
         self._numbers = [-1 for _ in self.program.parts]
         self._epochs = [[-1, -1] for _ in self.program.parts]
         self._ahead.clear()
@@ -218,8 +218,9 @@ class Place:
 
     def evaluate(self) -> Scores:
         """The recipe's own evaluation of the weights where they are."""
+        position = Position(self._prunings, self._first + self._done)
         with torch.cuda.stream(self.stream), kernels(search=False):
-            scores = scored(self.program.recipe, self.model)
+            scores = scored(self.program.recipe, self.model, self._seed, position, self.program.device)
         self.model.train()
         return scores
 
@@ -246,7 +247,7 @@ class Place:
         if self.feed is not None:
             self.feed.close()
         recipe, device, before = self.program.recipe, self.program.device, seconds_waited()
-        position = Position(self._prunings, self._first * recipe.accumulation)
+        position = recipe.first_batch(Position(self._prunings, self._first))
         chosen = recipe.chosen(self._seed, position, at_once=recipe.accumulation)
         self.feed = Feed(source, islice(chosen, steps), device)
         first = next(self.feed)

@@ -97,9 +97,11 @@ class PackedClassifier(Classifier):
                 f"{self.epochs:g}, in growing order, not at {', '.join(f'{drop:g}' for drop in self.drops)}; "
                 "give drops and warmup-epochs together with epochs"
             )
-        if self.per_class:
-            held_out = packed_images.size(self.data, self.per_class).held_out
-            object.__setattr__(self, "test_size", held_out - held_out // 5)
+
+    @property
+    def test_size(self) -> int:  # type: ignore[override]  # of a subset it is smaller
+        held_out = packed_images.size(self.data, self.per_class or None).held_out
+        return held_out - held_out // 5
 
     @property
     def train_size(self) -> int:
@@ -117,6 +119,8 @@ class PackedClassifier(Classifier):
     @cached_property
     def schedule(self) -> Schedule:
         steps, per_epoch, rate = round(self.epochs * self.steps_per_epoch), self._exact_steps, self.learning_rate
+        if per_epoch < 1 or max(self.drops, default=0) * per_epoch >= steps:  # a few batches an epoch: whole ones count
+            per_epoch = self.steps_per_epoch
         rise = [Piece(self.warmup_epochs * per_epoch, 0.0, rate, "linear")] if self.warmup_epochs else []
         ends = [*(drop * per_epoch for drop in self.drops), max(steps, self.epochs * per_epoch)]
         held = [Piece(end, rate / 10**drop, rate / 10**drop) for drop, end in enumerate(ends)]
@@ -224,7 +228,6 @@ class ImageNetResNet34(PackedClassifier):
     name: ClassVar[str] = "imagenet-resnet34"
     data: ClassVar[str] = "imagenet"
     network: ClassVar = staticmethod(resnet34)
-    test_size: ClassVar[int | None] = 40_000
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,6 @@ class ImageNetResNet50(PackedClassifier):
 
     name: ClassVar[str] = "imagenet-resnet50"
     data: ClassVar[str] = "imagenet"
-    test_size: ClassVar[int | None] = 40_000
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,6 @@ class TinyImageNetResNet50(PackedClassifier):
 
     name: ClassVar[str] = "tinyimagenet-resnet50"
     data: ClassVar[str] = "tinyimagenet"
-    test_size: ClassVar[int | None] = 8_000
 
     epochs: float = 30.0
     batch_size: int = 256
@@ -265,7 +266,6 @@ class ImagenetteResNet50(PackedClassifier):
 
     name: ClassVar[str] = "imagenette-resnet50"
     data: ClassVar[str] = "imagenette"
-    test_size: ClassVar[int | None] = 3_140
 
     epochs: float = 45.0
     batch_size: int = 128
