@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.datasets import packed_images  # noqa: E402
-from rewound.tasks.datasets.jpegs import check_decoder, decoder_version, decoders  # noqa: E402
+from rewound.tasks.datasets.jpegs import decoder_version, decoders, fastest_decoder  # noqa: E402
 from rewound.tasks.datasets.packed_images import Encoded, PackedFile, Part, Pictures, decoded  # noqa: E402
 from rewound.tasks.feed import Feed, nearly_in_sequence, threads_to_decode  # noqa: E402
 from rewound.tasks.fleets.captured import program  # noqa: E402
@@ -107,7 +107,7 @@ class Drawn:
         return drawn(self.pictures, *self.shape, 10, device)
 
     def source(self, device: torch.device) -> Encoded | None:
-        return None if self.part is None else Encoded(self.part, check_decoder(None))
+        return None if self.part is None else Encoded(self.part, fastest_decoder())
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def endless(part: Part, size: int) -> Iterator[Tensor]:
 def decoders_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
     """What each decoder gives with all threads, and torchvision's on the GPU."""
     batches, found = endless(part, size), dict[str, Any](threads=threads_to_decode())
-    largest = int(Encoded(part, check_decoder(None)).lengths.topk(size).values.sum())
+    largest = int(Encoded(part, fastest_decoder()).lengths.topk(size).values.sum())
     room = torch.empty(largest, dtype=torch.uint8)
     with ThreadPoolExecutor(threads_to_decode()) as threads:
         for name in decoders():
@@ -222,7 +222,7 @@ def decode_on_gpu(part: Part, batches: Iterator[Tensor], device: torch.device) -
 
 def feed_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
     """What reaches the device if nobody waits for it."""
-    feed = Feed(Encoded(part, check_decoder(None)), endless(part, size), device)
+    feed = Feed(Encoded(part, fastest_decoder()), endless(part, size), device)
 
     def work() -> int:
         next(feed)
@@ -375,7 +375,7 @@ def main(arguments: Sequence[str]) -> None:
     def streamed() -> dict[str, Any]:
         Streamed.part = files()
         recipe = Streamed(**{"batch_size": 256, **fields})
-        return captured(recipe, device, seconds) | {"decoder": decoder_version(check_decoder(None))}
+        return captured(recipe, device, seconds) | {"decoder": decoder_version(fastest_decoder())}
 
     def unchecked() -> dict[str, Any]:
         """Without torch's checks of the places that pixels are read from."""

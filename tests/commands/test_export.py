@@ -97,7 +97,7 @@ class Undecided(nn.Linear):
 def test_a_network_that_takes_one_batch_size(tmp_path: Path) -> None:
     made = rewound.export(ForOne(4, 4), tmp_path / "a.pt2", example_inputs=torch.ones(1, 4))
     assert made.batch == 1
-    assert str(made).endswith("takes batches of 1 alone")
+    assert str(made).endswith("takes only batches of 1")
 
 
 def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:

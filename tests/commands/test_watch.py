@@ -150,7 +150,7 @@ def test_it_only_reads_a_folder(store: Store) -> None:
     (store.root / "version").write_text("1\n")
     before = snapshot(store.root)
     watching = watched(SWEEP, store)
-    assert "not used" in watching.look()["told"], "a damaged file is told and stays"
+    assert "not used" in watching.look()["message"], "a damaged file is told and stays"
     watching.story()
     assert snapshot(store.root) == before
 

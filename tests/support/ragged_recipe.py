@@ -32,7 +32,7 @@ class Slow:
     def lengths(self) -> Tensor:
         return LENGTHS
 
-    def beside(self, chosen: Tensor) -> Sequence[Tensor]:
+    def other_tensors(self, chosen: Tensor) -> Sequence[Tensor]:
         lengths = LENGTHS[chosen]
         return lengths.cumsum(0) - lengths, lengths, chosen % 2
 

@@ -131,7 +131,7 @@ def test_a_decoder_is_recorded_with_its_version() -> None:
     for name in OURS:
         assert jpegs.decoder_version(name).startswith(f"{name} ")
     assert "libjpeg" in jpegs.decoder_version("pillow")
-    assert jpegs.check_decoder(None) == OURS[0]
+    assert jpegs.fastest_decoder() == OURS[0]
     with pytest.raises(InputError, match="unknown decoder 'pilow'; did you mean 'pillow'"):
         decoded(Part(torch.empty(0), torch.empty(0, 2), (), np.empty((0, 4), np.int64)), [], "pilow")
 

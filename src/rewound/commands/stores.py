@@ -149,7 +149,7 @@ def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
         finished[result.get("host", "not known")] += 1
         seconds[result.get("host", "not known")] += result["seconds"]
     watch = Watch(plan, store, outcomes)
-    headway, steps = watch.headway(), sum(node.steps for node in plan.nodes)
+    headway, steps = watch.headway(), plan.steps
     under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
     failed = f", {headway.failed:,} failed" if headway.failed else ""
     resumed = len((store.drafts() & plan.by_key.keys()) - under_way.keys() - watch.status.keys())

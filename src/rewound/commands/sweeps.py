@@ -22,7 +22,7 @@ from rewound.experiments.executors.leading import follow_launched, launched, lea
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.collection import collected, is_measured
+from rewound.experiments.plans.collection import collected, has_failed
 from rewound.experiments.plans.execution import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
@@ -236,13 +236,13 @@ def run(
     opened = local.opened(root, found.recipes, options, say) if here else Store(root, say)
     if retry_failed:
         results = opened.summaries(planned.by_key.keys())
-        for key in [key for key, result in results if "failed" in result or not is_measured(result)]:
+        for key in [key for key, result in results if has_failed(result)]:
             opened.forget(key)
     for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options if here else None)):
         say(line)
     for counts in parts_pruned(planned):
         counts.warn_of_small_part()
-    show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+    show, steps = progress or progress_lines(found.name, say), planned.steps
     ended = 0
 
     def tick(headway: Headway) -> None:
@@ -305,7 +305,7 @@ def work(
             opened = local.opened(root, found.recipes, options, say)
             for line in (*_renewed(found, planned, opened), *outdated(planned, opened, options)):
                 say(line)
-            show, steps = progress or progress_lines(found.name, say), sum(node.steps for node in planned.nodes)
+            show, steps = progress or progress_lines(found.name, say), planned.steps
             return working.work(
                 planned, opened, options, say=say, tick=lambda headway: show(headway.steps, steps), stop=stop
             )

@@ -18,7 +18,7 @@ from rewound.commands.sweeps import as_sweep, evidence_of, origin_of, store_opti
 from rewound.conclusions.tables import Tables
 from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.collection import collected, is_measured
+from rewound.experiments.plans.collection import collected, has_failed, is_no_number
 from rewound.experiments.plans.outlook import seconds_left
 from rewound.experiments.plans.planning import Node
 from rewound.experiments.sweeps.sweep import Sweep
@@ -70,9 +70,9 @@ class WatchedSweep:
         self._sweep, self._root = sweep, root
         self._again, self._restart = again, restart  # the commands that run and watch it
         self._plan = planning.plan(sweep.targets)
-        self._steps = sum(node.steps for node in self._plan.nodes)
+        self._steps = self._plan.steps
         self._backend = OnlyRead(backend_at(root))
-        self._told = ""
+        self._last_line = ""
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -113,11 +113,11 @@ class WatchedSweep:
 
     def _is_retried(self, store: Store) -> bool:
         """Whether something that had failed is computed anew, as by --retry-failed; the first failures tell."""
-        failures = (key for key, seen in self._results.items() if "failed" in seen or not is_measured(seen))
+        failures = (key for key, seen in self._results.items() if has_failed(seen))
         return any(store.result(key) != self._results[key] for key in islice(failures, _LOOKED_AT))
 
     def _hear(self, line: str) -> None:
-        self._told = line
+        self._last_line = line
 
     def story(self) -> Json | None:
         """The data of the report's page."""
@@ -167,7 +167,7 @@ class WatchedSweep:
             "headline": headline,
             "part": headway.steps / self._steps if self._steps else 1.0,
             "facts": facts,
-            "told": self._told,
+            "message": self._last_line,
             "watch": self._restart,
             "again": "" if state in ("finished", "working") else self._again,
             "workers": self._workers(),
@@ -262,4 +262,4 @@ class WatchedSweep:
 def _failure(result: Result) -> str:
     if "failed" in result:
         return failure_in_words(result["failed"])
-    return "" if is_measured(result) else "its metric is not a number"
+    return "its metric is not a number" if is_no_number(result) else ""

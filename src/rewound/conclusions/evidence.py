@@ -19,20 +19,22 @@ class Evidence:
     """All that figures, page and summary are drawn from."""
 
     tables: Tables
-    theirs: Sequence[Row] = ()
-    """The table to compare with, if there is one."""
+    compared_with: Sequence[Row] = ()
+    """The rows to compare with, if there are any."""
     training_epochs: Mapping[str, float] = field(default_factory=dict)
     """T by recipe, as far as it is known: tables do not say it."""
     test_shares: Mapping[str, float] = field(default_factory=dict)
     """The fraction of the held-out images that is the test set, for recipes that are compared on all of them."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "theirs", with_common_densities(self.theirs))
-
     @cached_property
     def rows(self) -> list[Row]:
         """Our results, those that were asked for at one density under one density."""
         return with_common_densities(self.tables.rows)
+
+    @cached_property
+    def theirs(self) -> list[Row]:
+        """The rows to compare with, likewise."""
+        return with_common_densities(self.compared_with)
 
     @cached_property
     def baselines(self) -> dict[str, Baseline]:

@@ -109,9 +109,8 @@ class Row:
         return 1 / self.density
 
 
-class LayerRow(
-    NamedTuple
-):  # of these and of points there are millions, which a dataclass takes three times as long for
+# Named tuples: a table has millions of layers and points, and a dataclass takes three times as long to make.
+class LayerRow(NamedTuple):
     """What one pruned network keeps of one layer."""
 
     key: str

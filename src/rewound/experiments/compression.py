@@ -278,7 +278,7 @@ class _Search:
         # A larger compression may read any level, so each is kept with the optimizer's state.
         readers = {**{each.state.key: () for each in self.targets}, **whole.readers}
         part = Plan(whole.targets, tuple(n for n in whole.nodes if n.state.prunings <= number), readers)
-        total = sum(node.steps for node in whole.nodes)
+        total = whole.steps
         options = Options(device=self.device, keep_all=True)
         run(part, self.store, options, say=self.say, tick=lambda done: self.progress(done.steps, total))
         result = self.store.result(target.state.key)

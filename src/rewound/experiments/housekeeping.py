@@ -150,7 +150,7 @@ def repair(found: Sequence[Damage], plan: Plan, store: Store, options: Options, 
     lost = {kind: {d.artifact.key for d in found if d.artifact.kind == kind} & plan.by_key.keys() for kind in PATHS}
     if lost["result"]:
         part = _part(plan, lost["result"])
-        steps = sum(node.steps for node in part.nodes)
+        steps = part.steps
         local.run(part, store, options, say=say, tick=lambda headway: progress(headway.steps, steps))
     unfinished = {node.key for node in todo(plan, store)}
     with one_thread(), store.alive():

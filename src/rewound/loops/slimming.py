@@ -29,7 +29,6 @@ from rewound.method.structure.slimming import (
 )
 
 T = TypeVar("T")
-Dimensions = Mapping[int, Tensor]
 Counts = list[tuple[nn.Module, Mapping[str, int]]]
 
 

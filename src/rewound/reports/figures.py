@@ -60,7 +60,7 @@ class Drawing:
     def check(self, evidence: Evidence) -> None:
         """An error if the paper's figures are asked for and the rows have no data for any of them."""
         asked = self.of_the_paper
-        found = measured(replace(evidence, theirs=())) if asked else []
+        found = measured(replace(evidence, compared_with=())) if asked else []
         if asked and not any(panels(figure, found) for figure in asked.values()):
             which = "the paper's figures" if len(asked) > 1 else self.figures
             raise InputError(

@@ -22,7 +22,7 @@ def device_kind(name: str) -> str:
 
 @cache
 def cpu_kind() -> str:
-    """This CPU's model and the vector instructions that torch uses on it: sums are rounded in another order by others.
+    """This CPU's model and the vector instructions that torch uses on it; other CPUs add in another order.
 
     `ATEN_CPU_CAPABILITY` sets the latter.
     """

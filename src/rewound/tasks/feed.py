@@ -45,7 +45,7 @@ class Source(Protocol):
     def lengths(self) -> Tensor:
         """The bytes of each example when it is decoded (int64)."""
 
-    def beside(self, chosen: Tensor) -> Sequence[Tensor]:
+    def other_tensors(self, chosen: Tensor) -> Sequence[Tensor]:
         """What a batch of these examples has beside their bytes, which lie one after another: labels, shapes."""
 
     def decode(self, index: int, into: NDArray[uint8]) -> None:
@@ -116,7 +116,7 @@ class _Decoding(NamedTuple):
 
     buffer: Tensor
     size: int
-    beside: Sequence[Tensor]
+    others: Sequence[Tensor]
     parts: list[Future[None]]
 
 
@@ -129,7 +129,7 @@ class _Slot:
 
 
 class Feed:
-    """Batches of examples on a device, as (bytes, *beside); each is valid until the next is asked for.
+    """Batches of examples on a device, as (bytes, *other tensors); each is valid until the next is asked for.
 
     `chosen` gives the examples of each batch, on the host. Close it, or let go of it, and its threads end.
     """
@@ -203,14 +203,14 @@ class Feed:
                 self._threads.submit(_decode, self.source, places[i : i + _AT_ONCE], buffer.numpy())
                 for i in range(0, len(places), _AT_ONCE)
             ]
-            self._decoding.append(_Decoding(buffer, ends[-1], self.source.beside(chosen), parts))
+            self._decoding.append(_Decoding(buffer, ends[-1], self.source.other_tensors(chosen), parts))
 
     def _delivered(self, batch: _Decoding) -> Sequence[Tensor]:
         """The batch on the device, where what the caller queues from now on finds it."""
         here = batch.buffer[: batch.size]
         if self._copies is None:
             self._read = batch.buffer
-            return here, *batch.beside
+            return here, *batch.others
         reading = torch.cuda.current_stream(self.device)
         self._slots[-1].is_read = reading.record_event()  # all that was queued since it was delivered
         slot = self._slots.popleft()
@@ -223,13 +223,13 @@ class Feed:
             slot.bytes.record_stream(reading)
             there = slot.bytes[: batch.size]
             there.copy_(here, non_blocking=True)
-            beside = [each.pin_memory().to(self.device, non_blocking=True) for each in batch.beside]
-            for each in beside:
+            others = [each.pin_memory().to(self.device, non_blocking=True) for each in batch.others]
+            for each in others:
                 each.record_stream(reading)
             arrived = self._copies.record_event()
         self._leaving.append((arrived, batch.buffer))
         reading.wait_event(arrived)
-        return there, *beside
+        return there, *others
 
 
 @cache

@@ -61,7 +61,7 @@ def check_divisible(recipe: Recipe, count: int) -> None:
 
 
 class Together:
-    """What `train` does otherwise where several processes train one network; None: this process is alone."""
+    """What differs in `train` when several processes train one network; with None, what a single process needs."""
 
     def __init__(self, processes: ProcessGroup | None) -> None:
         self._group = processes

@@ -78,7 +78,7 @@ class Measured:
 def measured(evidence: Evidence) -> list[Measured]:
     """What our table has of every experiment, and what a compared one has of the same."""
     rows, theirs = evidence.rows, evidence.theirs
-    overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), theirs=())) if theirs else []
+    overlaid = measured(replace(evidence, tables=Tables(overlay(rows, theirs)), compared_with=())) if theirs else []
     compared = {each.experiment: each for each in overlaid}
     dense, found, failed = evidence.baselines, cells(rows), failures(rows)
     faster, faster_yet = over_dense(rows), over_fine_tuning(rows)

@@ -164,8 +164,13 @@ def walk(plan: Plan, worker: Worker) -> None:
             with _handing_out(node, watch, worker) as take:
                 if fleet is None or fleet.recipe != node.recipe:
                     fleet = None  # first: a device has memory for the places of one recipe
-                    fleet = Fleet(node.recipe, worker.device, plain=worker.options.plain, by=worker.train)
-                    fleet.capacity = min(fleet.capacity, worker.options.fleet or fleet.capacity)
+                    fleet = Fleet(
+                        node.recipe,
+                        worker.device,
+                        at_most=worker.options.fleet,
+                        plain=worker.options.plain,
+                        by=worker.train,
+                    )
                 execute(take, plan, worker, fleet)
         worker.alive()
 

@@ -154,7 +154,7 @@ def _warnings_said(say: Say) -> Iterator[None]:
 
 
 def first_of_each(say: Say) -> Say:
-    """Says the first line of each kind: a sweep may give hundreds of one, some by every worker."""
+    """Passes on the first of several similar lines: every worker may give the same warning hundreds of times."""
     said: set[str] = set()
 
     def first(text: str) -> None:

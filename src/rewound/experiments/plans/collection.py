@@ -33,7 +33,7 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
     for target in targets:
         end = target.state
         result = reader.result(end.key)
-        failed = end.key in lost or not is_measured(result)
+        failed = end.key in lost or (result is not None and is_no_number(result))
         if not failed and (result is None or "val" not in result):
             missing += 1
             continue
@@ -49,9 +49,14 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
     return Tables(rows, layers, curves, missing, made)
 
 
-def is_measured(result: Summary | None) -> bool:
-    """Whether its metric, if it has been evaluated, is a number; what continues the run may still have one."""
-    return result is None or all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
+def is_no_number(result: Summary) -> bool:
+    """Whether the metric was evaluated and is no number; that of what continues the run may be one."""
+    return not all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
+
+
+def has_failed(result: Summary) -> bool:
+    """Whether the run failed, or its metric is no number."""
+    return "failed" in result or is_no_number(result)
 
 
 def _lost(plan: planning.Plan, reader: "_Reader") -> set[str]:

@@ -58,6 +58,11 @@ class Plan:
         """The nodes by the keys of what they publish."""
         return {node.key: node for node in self.nodes}
 
+    @property
+    def steps(self) -> int:
+        """The steps of all nodes."""
+        return sum(node.steps for node in self.nodes)
+
     @cached_property
     def prunings(self) -> tuple[tuple[Recipe, Pruner], ...]:
         """The different recipes and ways to prune them among the targets."""

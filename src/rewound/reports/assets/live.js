@@ -51,7 +51,7 @@ function troubles(now) {
     live.lost && "The watcher does not answer: it has ended, or cannot be reached from here. To start it again:",
     !live.lost && now.trouble && `The store cannot be looked at: ${now.trouble}.`,
     !live.lost && now.waiting > AFTER && `The store has not answered for ${Math.round(now.waiting)} seconds.`,
-    now.told,
+    now.message,
   ];
   return said
     .filter(Boolean)

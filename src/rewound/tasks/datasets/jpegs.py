@@ -51,18 +51,24 @@ def decoders() -> tuple[str, ...]:
     return tuple(name for name in _DECODERS if _installed(name))
 
 
-def check_decoder(name: str | None) -> str:
-    """The decoder of that name if it is installed; the fastest that is, if none is named.
+def fastest_decoder() -> str:
+    """The fastest decoder that is installed; an error if none is."""
+    if not (found := decoders()):
+        raise InputError(f"a decoder of JPEG files is not installed: {INSTALL}")
+    return found[0]
+
+
+def check_decoder(name: str) -> None:
+    """An error unless there is a decoder of that name, and it is installed.
 
     >>> check_decoder("jpeg2000")
     Traceback (most recent call last):
     rewound.foundations.errors.InputError: unknown decoder 'jpeg2000' (known: pillow, simplejpeg, torchvision)
     """
-    if name is not None and name not in _DECODERS:
+    if name not in _DECODERS:
         raise InputError(unknown("decoder", name, _DECODERS))
-    if found := next((each for each in ([name] if name else _DECODERS) if _installed(each)), None):
-        return found
-    raise InputError(f"{f'the decoder {name}' if name else 'a decoder of JPEG files'} is not installed: {INSTALL}")
+    if not _installed(name):
+        raise InputError(f"the decoder {name} is not installed: {INSTALL}")
 
 
 def decoder_version(name: str) -> str:
@@ -82,7 +88,8 @@ def decoder_version(name: str) -> str:
 @cache
 def decoder(name: str) -> Decoder:
     """The function that writes the pixels of a JPEG file into an array of its height and width."""
-    return _DECODERS[check_decoder(name)]()
+    check_decoder(name)
+    return _DECODERS[name]()
 
 
 def checked(data: bytes) -> Checked:

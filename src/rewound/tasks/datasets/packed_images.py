@@ -131,10 +131,6 @@ class Pictures(NamedTuple):
     widths: Tensor
     labels: Tensor
 
-    def to(self, device: torch.device) -> "Pictures":
-        """The same on another device."""
-        return Pictures(*(tensor.to(device) for tensor in self))
-
 
 def size(name: str, per_class: int | None = None) -> Size:
     """How many images a data set has, or its subset of so many images of each class; known without the data.
@@ -192,7 +188,7 @@ class Encoded:
         """The bytes of each picture when it is decoded."""
         return self.part.lengths
 
-    def beside(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def other_tensors(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `Pictures` has of these beside their pixels, which lie one after another."""
         sizes, lengths = self.part.sizes[chosen], self.lengths[chosen]
         return lengths.cumsum(0) - lengths, sizes[:, 0], sizes[:, 1], self.part.labels[chosen]
@@ -241,7 +237,7 @@ def decoded(
 
     for _ in threads.map(decode_some, [work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)]):
         pass
-    return Pictures(pixels, *source.beside(chosen))
+    return Pictures(pixels, *source.other_tensors(chosen))
 
 
 def folder(name: str, cache: Path, per_class: int | None = None) -> Path:

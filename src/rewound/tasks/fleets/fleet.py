@@ -55,6 +55,8 @@ class _Room(Protocol):
 class Fleet:
     """Runs of one recipe, and of slim networks of it, on one device; as many at a time as there are places.
 
+    `capacity` is how many places there are, by default as many as make it faster, but no more than `at_most`.
+
     >>> from rewound.tasks.recipes.digits import Digits
     >>> from rewound.method.schedule import Segment
     >>> from rewound.tasks.training import begin
@@ -70,6 +72,7 @@ class Fleet:
         device: torch.device | str,
         capacity: int | None = None,
         *,
+        at_most: int | None = None,
         plain: bool = False,
         by: Training = train,
     ) -> None:
@@ -81,6 +84,7 @@ class Fleet:
         # Each run with streamed data would decode its own, and one keeps all cores busy.
         streams = isinstance(recipe, ResidentRecipe) and self.captures and recipe.source(self.device) is not None
         self.capacity = capacity if capacity is not None else CAPACITY if self.captures and not streams else 1
+        self.capacity = min(self.capacity, self.capacity if at_most is None else at_most)
         if self.capacity < 1:
             raise InputError(f"a fleet has room for at least 1 run, not {self.capacity}")
         self._made, self._footprint = 0, 0

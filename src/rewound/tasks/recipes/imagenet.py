@@ -3,8 +3,9 @@
 Batch 1024, Nesterov momentum 0.9, weight decay 1e-4 on everything but batch normalisation, which sees groups of 128
 images; activations in bfloat16, weights and logits in float32. Random crops with bicubic resizing and flips (`crops`),
 colours standardised by the mean and deviation of ImageNet. The rate rises from 0 to 0.4 in 5 epochs and drops tenfold
-after 30, 60 and 80 epochs of 1251.14 steps, of which steps begin in the middle; a training time is counted in epochs of
-1251 whole steps, as the authors count it: 90 are 112,590. The last rate, 4e-4, holds for ever.
+after 30, 60 and 80 epochs. For the rate an epoch has 1251.14 steps, so that a drop may fall between two of them; where
+an epoch has few batches, it has whole ones. A training time is counted in epochs of 1251 whole steps, as the authors
+count it: 90 are 112,590. The last rate, 4e-4, holds for ever.
 
 10,000 of the 50,000 validation pictures are the validation set and 40,000 the test set, the same in all runs. What
 differs from the authors is listed in docs/imagenet.md.
@@ -146,12 +147,12 @@ class PackedClassifier(Classifier):
 
     def check_data(self) -> None:
         packed_images.check(self.data, per_class=self.per_class or None)
-        jpegs.check_decoder(None)
+        jpegs.fastest_decoder()
 
     def made_with(self) -> Mapping[str, str]:
         made: dict[str, str] = {}
         with suppress(InputError):  # where something is missing, which `check_data` says
-            made["decoder"] = jpegs.decoder_version(jpegs.check_decoder(None))
+            made["decoder"] = jpegs.decoder_version(jpegs.fastest_decoder())
             made["data"] = _load(self.data, self.per_class).digest
         return made
 
@@ -289,13 +290,13 @@ def _part(name: str, per_class: int, part: str) -> packed_images.Part:
 def _source(name: str, per_class: int, part: str, device: torch.device) -> Encoded | None:
     """What decodes the pictures of a part, if they do not stay on the device."""
     pictures = _part(name, per_class, part)
-    return None if stays_on(device, pictures.pixels) else Encoded(pictures, jpegs.check_decoder(None))
+    return None if stays_on(device, pictures.pixels) else Encoded(pictures, jpegs.fastest_decoder())
 
 
 @lru_cache(maxsize=2)  # both parts of one data set: another one takes their memory
 def _on_device(name: str, per_class: int, part: str, device: torch.device) -> Pictures:
     """All pictures of a part, decoded into the memory of the device."""
-    pictures, decoder = _part(name, per_class, part), jpegs.check_decoder(None)
+    pictures, decoder = _part(name, per_class, part), jpegs.fastest_decoder()
     every = torch.arange(len(pictures))
     pixels, done = torch.empty(pictures.pixels, dtype=torch.uint8, device=device), 0
     with ThreadPoolExecutor(threads_to_decode()) as threads:
@@ -303,4 +304,4 @@ def _on_device(name: str, per_class: int, part: str, device: torch.device) -> Pi
             found = decoded(pictures, some, decoder, threads=threads).pixels
             pixels[done : done + len(found)] = found.to(device)
             done += len(found)
-    return Pictures(pixels, *(each.to(device) for each in Encoded(pictures, decoder).beside(every)))
+    return Pictures(pixels, *(each.to(device) for each in Encoded(pictures, decoder).other_tensors(every)))

@@ -142,7 +142,6 @@ class ResNet(nn.Sequential):
 def resnet34(
     generator: torch.Generator,
     *,
-    channels: int = 3,
     classes: int = 1000,
     small_images: bool = False,
     batch_norm_group: int | None = None,
@@ -151,25 +150,23 @@ def resnet34(
 
     Small images, of 64 pixels, have a 3x3 stem with stride 2 and no pool, which leaves 32x32 to the first stage.
     """
-    return _imagenet(False, generator, channels, classes, small_images, batch_norm_group)
+    return _imagenet(False, generator, classes, small_images, batch_norm_group)
 
 
 def resnet50(
     generator: torch.Generator,
     *,
-    channels: int = 3,
     classes: int = 1000,
     small_images: bool = False,
     batch_norm_group: int | None = None,
 ) -> ResNet:
     """ResNet-50 as the authors trained it on ImageNet: 25,502,912 prunable weights; `small_images` as above."""
-    return _imagenet(True, generator, channels, classes, small_images, batch_norm_group)
+    return _imagenet(True, generator, classes, small_images, batch_norm_group)
 
 
 def _imagenet(
     bottleneck: bool,
     generator: torch.Generator,
-    channels: int,
     classes: int,
     small_images: bool,
     batch_norm_group: int | None,
@@ -178,7 +175,6 @@ def _imagenet(
         (3, 4, 6, 3),
         (64, 128, 256, 512),
         generator=generator,
-        channels=channels,
         classes=classes,
         stem_size=3 if small_images else 7,
         stem_stride=2,
