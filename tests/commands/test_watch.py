@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 from command_line import Rewound, command, environment, snapshot
 from object_server import ObjectServer, serving
 from rewound.commands.watching import HOST, WatchedSweep
+from rewound.experiments.executors import walking
 from rewound.experiments.sweeps.sweep import Sweep
 from rewound.foundations.errors import InputError
 from rewound.reports import live
@@ -27,6 +29,12 @@ from tiny import POISON
 from tiny_sweeps import FINE_TUNING, ITERATIVE, run, sweep_of
 
 SWEEP = sweep_of(FINE_TUNING, ITERATIVE)
+
+
+@pytest.fixture(autouse=True)
+def _sees_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look lists everything, however long the last listing took: on a busy machine it would otherwise wait."""
+    monkeypatch.setattr(walking, "_SHARE", math.inf)
 
 
 def watched(sweep: Sweep, store: Store | Path | str) -> WatchedSweep:
