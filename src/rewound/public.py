@@ -28,7 +28,7 @@ from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
 from rewound.reports.writing import Report
 from rewound.states.tickets.ticket import Ticket, load, save
 from rewound.tasks.recipe import Batch, Position, Recipe, Scores
-from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.resident import Part, ResidentRecipe
 from rewound.tasks.training import State, begin, evaluate, train
 
 __all__ = [

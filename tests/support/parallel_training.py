@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from ragged_recipe import Ragged, Slow
 from rewound.foundations.errors import Diverged, InputError
 from rewound.method.schedule import Schedule, Segment
+from rewound.tasks.normalisation import GroupedBatchNorm2d
 from rewound.tasks.parallel import Abandoned
 from rewound.tasks.recipe import Batch, Recipe, Scores
-from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
 from rewound.tasks.recipes.images import Images
-from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.resident import Part, ResidentRecipe
 from rewound.tasks.training import State, begin, train
 from small_fleets import Digits64, Strangers64, sparse
 

@@ -13,7 +13,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from rewound import Batch, Schedule, Scores
 from rewound.foundations.randomness import bits
 from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, smoothed_loss
-from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.resident import Part, ResidentRecipe
 
 
 def groups(model: nn.Module, kind: Callable[..., Optimizer]) -> Optimizer:

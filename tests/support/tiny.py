@@ -17,7 +17,7 @@ from rewound.foundations.metric import Metric
 from rewound.method.schedule import Schedule
 from rewound.tasks.recipe import Batch, Position, Scores
 from rewound.tasks.recipes.digits import Digits
-from rewound.tasks.recipes.resident import WHOLE, Share
+from rewound.tasks.resident import WHOLE, Share
 
 
 @dataclass(frozen=True)

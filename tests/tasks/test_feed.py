@@ -16,7 +16,7 @@ from rewound.tasks.feed import Feed, nearly_in_sequence, stays_on, streamed
 from rewound.tasks.fleets.captured import Program, capturable
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Place, Run
-from rewound.tasks.recipes.resident import Part, Share
+from rewound.tasks.resident import Part, Share
 from sameness import assert_same
 from small_fleets import CPU, stopped
 

@@ -17,7 +17,7 @@ from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipe import changed_fields
 from rewound.tasks.recipes.images import ImageClassification
-from rewound.tasks.recipes.resident import ResidentRecipe
+from rewound.tasks.resident import ResidentRecipe
 from rewound.tasks.slimmed import cut_state, kept_by, slimmed
 from rewound.tasks.training import State, begin, evaluate
 from sameness import assert_same

@@ -18,7 +18,7 @@ from rewound.tasks.fleets.updates import FlatMomentum, TorchOptimizer
 from rewound.tasks.recipe import Position, Recipe, Scores, changed_fields
 from rewound.tasks.recipes.digits import Digits
 from rewound.tasks.recipes.images import ImageClassification
-from rewound.tasks.recipes.resident import ResidentRecipe
+from rewound.tasks.resident import ResidentRecipe
 from rewound.tasks.training import State, begin, evaluate, train
 from sameness import assert_same
 from small_fleets import (

@@ -24,10 +24,10 @@ from rewound.tasks.feed import LIMIT
 from rewound.tasks.fleets.captured import Program, capturable
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.fleets.updates import FlatMomentum
+from rewound.tasks.normalisation import GroupedBatchNorm2d
 from rewound.tasks.recipe import Position
 from rewound.tasks.recipes import imagenet
 from rewound.tasks.recipes.crops import central_boxes, random_boxes, random_flips, resized
-from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
 from rewound.tasks.recipes.imagenet import ImageNetResNet34, ImageNetResNet50, ImagenetteResNet50, TinyImageNetResNet50
 from rewound.tasks.recipes.resnet import ResNet
 from rewound.tasks.training import State, begin, evaluate

@@ -25,7 +25,7 @@ from rewound.foundations.randomness import own_draws
 from rewound.tasks import ranks
 from rewound.tasks.normalisation import check_normalisation, synchronised
 from rewound.tasks.recipe import Batch, Position, Recipe
-from rewound.tasks.recipes.resident import WHOLE, ResidentRecipe, Share
+from rewound.tasks.resident import WHOLE, ResidentRecipe, Share
 
 # torch 2.13 has renamed the option, and warns of the former name.
 _FORWARD_SYNC = "forward_sync_buffers"

@@ -40,7 +40,7 @@ from rewound.tasks import ranks
 from rewound.tasks.devices import device_kind
 from rewound.tasks.parallel import Abandoned
 from rewound.tasks.recipe import Recipe
-from rewound.tasks.recipes.resident import Share
+from rewound.tasks.resident import Share
 from rewound.tasks.training import State, Training, never, train
 
 _Store: TypeAlias = Any  # torch.distributed.Store, of which torch's types know nothing

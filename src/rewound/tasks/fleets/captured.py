@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rewound.tasks.feed import streamed
 from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.tasks.recipe import Batch, Recipe
-from rewound.tasks.recipes.resident import ResidentRecipe
+from rewound.tasks.resident import ResidentRecipe
 
 
 def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe]:

@@ -21,7 +21,7 @@ from rewound.method.schedule import total
 from rewound.tasks.fleets.captured import Program, capturable, program
 from rewound.tasks.fleets.place import Place, Run
 from rewound.tasks.recipe import Recipe, Scores
-from rewound.tasks.recipes.resident import ResidentRecipe
+from rewound.tasks.resident import ResidentRecipe
 from rewound.tasks.training import State, Training, evaluate, train
 
 CAPACITY = 12

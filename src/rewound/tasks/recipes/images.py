@@ -19,7 +19,7 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold, integers, permutation
 from rewound.method.schedule import Schedule
 from rewound.tasks.recipe import Batch, Scores
-from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.resident import Part, ResidentRecipe
 
 _EVALUATION_BATCH = 1000
 

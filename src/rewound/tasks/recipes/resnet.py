@@ -8,7 +8,7 @@ halve the resolution. `blocks=(n, n, n)` with widths 16, 32 and 64 is ResNet-(6n
 Convolutions start from a truncated normal of variance 1/fan-in, not He's 2/fan-in.
 
 For ImageNet the stem is 7x7 with stride 2 and a 3x3 max pool behind it, the last normalisation of every block starts
-at 0, batches may be normalised in groups (`grouped_norm`), and ResNet-50 has bottlenecks with the stride on their 3x3:
+at 0, batches may be normalised in groups (`normalisation`), and ResNet-50 has bottlenecks with the stride on their 3x3:
     block: conv 1x1 - BN - ReLU - conv 3x3 - BN - ReLU - conv 1x1 to four times the width - BN - add - ReLU
 """
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from rewound.foundations.errors import InputError
 from rewound.method.costs import Add
-from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
+from rewound.tasks.normalisation import GroupedBatchNorm2d
 
 EXPANSION = 4
 """A bottleneck's block puts out so many times its width."""

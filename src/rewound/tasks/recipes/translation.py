@@ -39,7 +39,7 @@ from rewound.tasks.datasets.parallel_text import END, START, Corpus, HeldOut
 from rewound.tasks.recipe import Batch, Scores
 from rewound.tasks.recipes import attended, beam, gnmt
 from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, Decoding, smoothed_loss
-from rewound.tasks.recipes.resident import Part, ResidentRecipe
+from rewound.tasks.resident import Part, ResidentRecipe
 
 _MODULES = (attended, beam, gnmt, parallel_text, subwords)
 _BUCKET = 10  # words

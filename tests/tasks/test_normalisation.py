@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import rewound
 from rewound.foundations.errors import InputError
-from rewound.tasks.recipes.grouped_norm import GroupedBatchNorm2d
+from rewound.tasks.normalisation import GroupedBatchNorm2d
 from rewound.tasks.recipes.resnet import ResNet
 from sameness import assert_same
 
