@@ -324,7 +324,7 @@ def frozen_server(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
         for number in range(max(1, round(2 * much))):
             this = _in_bucket(on, draw, server, server.endpoint)
             workers = [this.start(f"machine-{number}") for number in range(2)]
-            time.sleep(draw.uniform(0.3, 1.5))
+            this.pause(0.3, 1.5)
             server.signal(signal.SIGSTOP)
             time.sleep(30 if much >= 1 else 4)
             server.signal(signal.SIGCONT)
@@ -341,7 +341,7 @@ def killed_server(on: Ground, draw: random.Random, much: float) -> Iterator[Roun
             this = _in_bucket(on, draw, server, server.endpoint)
             workers = [this.start(f"machine-{number}") for number in range(2)]
             for _ in range(3):
-                time.sleep(draw.uniform(0.2, 2))
+                this.pause(0.3, 2)
                 server.kill()
                 this.done["server killed"] += 1
                 time.sleep(draw.uniform(0, 3))
@@ -360,7 +360,7 @@ def lost_answers(on: Ground, draw: random.Random, much: float) -> Iterator[Round
             this = _in_bucket(on, draw, server, proxy.endpoint)
             proxy.share, proxy.lost = 0.05, 0
             workers = [this.start(f"machine-{number}") for number in range(2)]
-            time.sleep(draw.uniform(0.5, 3))
+            this.pause(0.3, 2)
             this.hit(workers[0], signal.SIGKILL, "SIGKILL")
             for worker in workers:
                 worker.wait()
