@@ -39,7 +39,7 @@ from rewound import InputError, Sweep
 from rewound.experiments.executors.local import run
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import parse_sweep
 from rewound.states.storage.store import Store

@@ -43,8 +43,9 @@ import rewound
 from global_pruning import in_a_process, machine
 from rewound import Batch, Recipe, Schedule, Scores
 from rewound.commands.stores import show_store
-from rewound.experiments.plans.execution import Options, made_by
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, plan
+from rewound.experiments.plans.provenance import made_by
 from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import load_sweep
 from rewound.states.history import described

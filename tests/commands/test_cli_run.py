@@ -17,7 +17,7 @@ from rewound.commands import console
 from rewound.conclusions.tables import read_rows
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import load_sweep
 from rewound.foundations.owners import usable_cores

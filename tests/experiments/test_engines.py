@@ -11,7 +11,7 @@ from command_line import SWEEP
 from rewound import InputError
 from rewound.experiments.executors import EXECUTORS, Engine
 from rewound.experiments.executors.walking import Headway
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.states.storage.store import Say, Store
 

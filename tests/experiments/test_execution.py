@@ -11,9 +11,9 @@ import torch
 
 from rewound.conclusions.tables import ordered, read_rows, write_rows
 from rewound.experiments.executors import local
-from rewound.experiments.plans import execution
+from rewound.experiments.plans import provenance
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import todo
@@ -133,7 +133,7 @@ def test_results_of_another_kind_of_cpu_are_told_and_used(
 ) -> None:
     """They differ in their last bits, and the key cannot say so."""
     work = plan(sweep_of(*EVERYTHING).targets)
-    monkeypatch.setattr(execution, "cpu_kind", lambda: f"{model}, AVX2")
+    monkeypatch.setattr(provenance, "cpu_kind", lambda: f"{model}, AVX2")
     (line,) = outdated(work, whole, Options())
     assert line.startswith(
         f"note: stored results were made with another cpu ({len(work.nodes)} of them); they are used"

@@ -9,7 +9,7 @@ from rewound.conclusions.tables import read_rows
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.errors import Failed, InputError

@@ -10,7 +10,7 @@ import rewound.experiments.plans.execution
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options, Paused
+from rewound.experiments.plans.options import Options, Paused
 from rewound.experiments.plans.outlook import estimate
 from rewound.experiments.plans.planning import plan
 from rewound.foundations.errors import InputError

@@ -15,7 +15,7 @@ from rewound import Scores
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Watch
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, plan
 from rewound.experiments.plans.remaining import pack_store, todo
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import dense
 from rewound.states.storage.store import Store

@@ -21,7 +21,8 @@ from rewound.experiments.executors import local, working
 from rewound.experiments.executors.ray_cluster import forget_earlier_deaths
 from rewound.experiments.executors.walking import Headway, Watch, _handing_out, _take
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options, Stop, Worker
+from rewound.experiments.plans.execution import Worker
+from rewound.experiments.plans.options import Options, Stop
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import dense
 from rewound.foundations.errors import InputError

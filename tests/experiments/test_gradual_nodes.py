@@ -9,7 +9,7 @@ import torch
 import rewound.experiments.plans.execution
 from rewound import InputError, Mask, Pruner, Technique, begin, prune, train
 from rewound.experiments.executors import local
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.method.technique import Gradual, technique_label, technique_named

@@ -15,7 +15,7 @@ from object_server import ObjectServer, serving
 from rewound.experiments.executors import local
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.foundations.errors import InputError
 from rewound.foundations.owners import Owner, this_host

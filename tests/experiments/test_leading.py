@@ -18,7 +18,7 @@ from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.executors.working import STOPPED, Assignment, assignment_in, work
 from rewound.experiments.plans import execution
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep
 from rewound.foundations.errors import Failed, InputError

@@ -20,7 +20,7 @@ from rewound.experiments.executors import executor_named, working
 from rewound.experiments.executors.ray_cluster import Ray, check_answers, connected, no_room, slots
 from rewound.experiments.executors.working import as_declared
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep
 from rewound.foundations.errors import InputError

@@ -14,7 +14,7 @@ from rewound import InputError, Pruner
 from rewound.experiments.executors import local
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.realisation import Realised, in_large_shapes, stored_state
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep

@@ -13,7 +13,8 @@ from ragged_recipe import Ragged, Slow
 from rewound.commands.stores import show_store
 from rewound.experiments.executors import local
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options, _Waits
+from rewound.experiments.plans.execution import _Waits
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.realisation import realised
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep

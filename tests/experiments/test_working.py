@@ -29,9 +29,9 @@ from rewound.experiments.executors.working import (
     digest_of_keys,
     stopped_by_signals,
 )
-from rewound.experiments.plans import execution
+from rewound.experiments.plans import execution, provenance
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options, Stop
+from rewound.experiments.plans.options import Options, Stop
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import parse_sweep
@@ -136,7 +136,7 @@ def test_a_worker_trains_so_many_networks_at_once_at_most(
             return member
 
     monkeypatch.setattr(walking, "Fleet", Roomy)
-    for module in (execution, working):
+    for module in (execution, provenance, working):
         monkeypatch.setattr(module, "device_named", lambda name: torch.device("cpu"))
     sweep = sweep_of(*EVERYTHING)
     given = assignment(plan(sweep.targets), store, options_for(sweep, device="cuda", fleet=fleet))

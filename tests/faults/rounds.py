@@ -19,7 +19,7 @@ import rewound.states.storage.claims
 from checks import Evidence, tables_of, wrong
 from nursery import Child, Nursery, Order
 from rewound.experiments.executors import local
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.states.storage.backend import as_place

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rewound import TECHNIQUES, Facts, InputError, Pruner, Schedule, State, Technique, begin, train
 from rewound.experiments.executors.local import run
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.realisation import realised
 from rewound.experiments.sweeps.targets import Target, dense, run_of

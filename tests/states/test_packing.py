@@ -16,7 +16,7 @@ import rewound.experiments.plans.execution
 from command_line import Rewound
 from rewound.experiments.executors.local import run
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.remaining import pack_store, to_recompute, todo
 from rewound.experiments.sweeps.targets import dense, run_of

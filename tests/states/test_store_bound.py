@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from rewound.experiments.plans.collection import collected
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import pack_store

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
 from rewound.experiments.executors import local
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.experiments.sweeps.targets import Target

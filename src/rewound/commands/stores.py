@@ -16,7 +16,7 @@ from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.housekeeping import repair as repair_damage
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import unbound_note
 from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import Failed, InputError

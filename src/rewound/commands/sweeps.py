@@ -23,7 +23,7 @@ from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.collection import collected, has_failed
-from rewound.experiments.plans.execution import Options, Stop, keeps_all
+from rewound.experiments.plans.options import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared

@@ -16,7 +16,7 @@ from torch import nn
 
 from rewound.experiments.executors.local import opened, run
 from rewound.experiments.plans.collection import measured_density, parameters_left
-from rewound.experiments.plans.execution import Options, keeps_all
+from rewound.experiments.plans.options import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.realisation import Realised, in_large_shapes, network_of, recomputing, stored_state

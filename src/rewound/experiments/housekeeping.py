@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from rewound.experiments.executors import local
 from rewound.experiments.executors.working import one_thread
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.realisation import realised
 from rewound.experiments.plans.remaining import todo

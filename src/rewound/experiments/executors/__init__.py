@@ -12,7 +12,7 @@ from rewound.experiments.executors import local
 from rewound.experiments.executors.ray_cluster import Ray
 from rewound.experiments.executors.slurm import Slurm
 from rewound.experiments.executors.walking import Headway
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.foundations.errors import InputError
 from rewound.foundations.names import check_function, lookup

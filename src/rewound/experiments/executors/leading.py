@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from rewound.experiments.plans.execution import Options, Paused
+from rewound.experiments.plans.options import Options, Paused
 from rewound.foundations.errors import Diverged, Failed, InputError, error_from, error_words
 from rewound.foundations.owners import interrupts_held, script_hidden
 from rewound.method.pruning.mask import Mask

@@ -15,7 +15,8 @@ from typing import TypeAlias
 from rewound.experiments.executors.leading import check_processes
 from rewound.experiments.executors.walking import POLL, Headway
 from rewound.experiments.executors.working import check, first_of_each, looked_at, telling, walked, work
-from rewound.experiments.plans.execution import Options, Stop, Worker
+from rewound.experiments.plans.execution import Worker
+from rewound.experiments.plans.options import Options, Stop
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import tidy, todo
 from rewound.foundations.errors import Failed, error_from, error_words

@@ -28,7 +28,7 @@ from rewound.experiments.executors.working import (
     first_of_each,
     stopped_by_signals,
 )
-from rewound.experiments.plans.execution import Options, Stop
+from rewound.experiments.plans.options import Options, Stop
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import todo
 from rewound.foundations.errors import Failed, InputError, as_whole, error_from, error_words

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from rewound.experiments.executors.driving import drive
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import STOPPED, Assignment, assignment, declaration_of
-from rewound.experiments.plans.execution import Options
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import todo
 from rewound.foundations.errors import Failed, InputError, as_whole, shown

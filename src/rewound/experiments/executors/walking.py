@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
-from rewound.experiments.plans.execution import Paused, Worker, execute, fail_for_deaths, made_by
+from rewound.experiments.plans.execution import Worker, execute, fail_for_deaths
+from rewound.experiments.plans.options import Paused
 from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.provenance import made_by
 from rewound.experiments.plans.remaining import outcomes_of, steps_to_do, sufficient_outcome, to_recompute, todo
 from rewound.states.storage.artifacts import Outcome
 from rewound.states.storage.store import Store

@@ -23,8 +23,10 @@ from rewound import __version__
 from rewound.experiments.executors.leading import check_processes, leading
 from rewound.experiments.executors.walking import Headway, Watch, walk
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.execution import Options, Paused, Stop, Worker, sources_of
+from rewound.experiments.plans.execution import Worker
+from rewound.experiments.plans.options import Options, Paused, Stop
 from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.provenance import sources_of
 from rewound.experiments.plans.remaining import tidy
 from rewound.experiments.sweeps.declaration import Declaration
 from rewound.experiments.sweeps.sweep import parse_sweep

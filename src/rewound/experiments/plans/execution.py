@@ -5,7 +5,6 @@ was interrupted continues from its draft; law 1 makes the result the same.
 """
 
 import math
-import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from rewound.experiments.plans.options import Options, Paused, Stop
 from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.provenance import made_by
 from rewound.experiments.plans.realisation import (
     Network,
     Realised,
@@ -27,21 +28,18 @@ from rewound.experiments.plans.realisation import (
     stored_state,
 )
 from rewound.experiments.plans.remaining import is_sufficient, release, sufficient_outcome
-from rewound.experiments.sweeps.declaration import Declaration
-from rewound.foundations.errors import Diverged, Failed, InputError, as_whole, few
-from rewound.foundations.names import source_digest
+from rewound.foundations.errors import Diverged, Failed, InputError, few
 from rewound.foundations.owners import host_name, this_host
 from rewound.foundations.quantities import spoken
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import counts_of
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import sliced
-from rewound.states.history import Pruned, described, own_functions
+from rewound.states.history import Pruned, described
 from rewound.states.storage.artifacts import CurvePoint, Failure, LayerCount, Notes, Result, failure_in_words
 from rewound.states.storage.claims import HEARTBEAT
 from rewound.states.storage.store import Say, Store
-from rewound.tasks.devices import cpu_kind, device_named
-from rewound.tasks.fleets.captured import capturable
+from rewound.tasks.devices import device_named
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Run
 from rewound.tasks.recipe import Recipe, Scores
@@ -53,67 +51,6 @@ LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
 _NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data unsaid
 _FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to run a plan."""
-
-    jobs: int = 1
-    device: str = "cpu"
-    keep_all: bool = False
-    """Whether all tensors are kept, or only those that planned work needs."""
-    minutes: float | None = None
-    """Stop after this time, with a draft of everything under way; None: run to the end."""
-    plain: bool = False
-    """On a GPU: the plain loop, one network at a time, nothing captured or compiled."""
-    gpus_per_run: int = 1
-    """How many processes train one network together, each on a GPU of its own; on the CPU they share the cores."""
-    fleet: int | None = None
-    """On a GPU: how many networks a worker trains side by side, at most; None: as many as make it faster."""
-    declaration: Declaration | None = None
-    """The sweep as it was declared, for workers on other machines; None where it is known as an object alone."""
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise InputError(f"jobs must be at least 1, not {self.jobs}")
-        if as_whole("gpus-per-run", self.gpus_per_run) < 1:
-            raise InputError(f"gpus-per-run must be at least 1, not {self.gpus_per_run}")
-        if self.gpus_per_run > 1 and self.jobs > 1:
-            raise InputError(
-                f"jobs must be 1 with {self.gpus_per_run} GPUs per run, not {self.jobs}; for more workers start "
-                "`rewound work` with other GPUs each (CUDA_VISIBLE_DEVICES)"
-            )
-        if self.fleet is not None and as_whole("fleet", self.fleet) < 1:
-            raise InputError(f"fleet must be at least 1, not {self.fleet}")
-        if self.fleet is not None and self.device == "cpu":
-            raise InputError(
-                f"a fleet of {self.fleet} needs a GPU, and the device is cpu; give jobs={self.fleet} for so many "
-                "networks at a time, or another device"
-            )
-        if self.minutes is not None and not self.minutes > 0:
-            raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
-
-
-def keeps_all(keep: str) -> bool:
-    """What `keep_all` is for a word of the command line."""
-    if keep not in ("needed", "all"):
-        raise InputError(f"keep must be 'needed' or 'all', not {keep!r}")
-    return keep == "all"
-
-
-class Stop:
-    """When a worker stops, with a draft of everything under way: its time is up, or it is asked to."""
-
-    def __init__(self, minutes: float | None = None) -> None:
-        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-    def ask(self) -> None:
-        """Let the worker stop as soon as it can."""
-        self._end = -math.inf
-
-    def is_due(self) -> bool:
-        return time.monotonic() > self._end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +71,6 @@ class Worker:
     @property
     def device(self) -> torch.device:
         return device_named(self.options.device)
-
-
-class Paused(Exception):
-    """The worker has stopped before the end; what was under way is kept as drafts."""
 
 
 def execute(take: Callable[[], Node | None], plan: Plan, worker: Worker, fleet: Fleet) -> None:
@@ -447,32 +380,3 @@ def _count(result: Result, recipe: Recipe, mask: Mask | None, network: Network) 
         total = torch.Size(shape).numel()
         kept = int(mask[name].count_nonzero()) if mask is not None and name in mask else total
         result["layers"][name] = LayerCount(kept=kept, total=total, flops=flops.get(name, 0))
-
-
-def made_by(node: Node, options: Options) -> dict[str, str]:
-    """What a result depends on beside its address; a run says where a stored result has other values than today's."""
-    device = device_named(options.device)
-    on_cpu = device.type == "cpu"
-    return {
-        **sources_of(node),
-        **node.recipe.made_with(),
-        "torch": str(torch.__version__),  # itself it would be compared as a version, which takes long
-        "python": platform.python_version(),
-        "device": "cpu" if on_cpu else torch.cuda.get_device_name(device),
-        **({"cpu": cpu_kind()} if on_cpu else {"step": _kind_of_step(node.recipe, device, options)}),
-        **({"process count": str(options.gpus_per_run)} if options.gpus_per_run > 1 else {}),
-    }
-
-
-def sources_of(node: Node) -> dict[str, str]:
-    """Digests of the files with the code of a node: its recipe's, and those of the user's own functions."""
-    return {
-        "source": node.recipe.source_digest(),
-        **{path: source_digest(path) for path in own_functions(node.state)},
-    }
-
-
-def _kind_of_step(recipe: Recipe, device: torch.device, options: Options) -> str:
-    """Captured and compiled steps round otherwise than plain ones, and draw other dropout."""
-    is_plain = options.plain or options.gpus_per_run > 1
-    return "plain" if is_plain or not capturable(recipe, device) else "captured"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from rewound.experiments.plans.execution import Options, made_by, sources_of
+from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
+from rewound.experiments.plans.provenance import made_by, sources_of
 from rewound.experiments.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.foundations.errors import few
 from rewound.foundations.notebook import html_table
