@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from rewound.tasks.datasets.jpegs import decoder_version, decoders
-from rewound.tasks.datasets.packed_images import Part, Pictures, decoded, load
+from rewound.tasks.datasets.packed_images import PackedPart, Pictures, decoded, load
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def timed(
-    part: Part, chosen: torch.Tensor, name: str, threads: int, memory: torch.Tensor
+    part: PackedPart, chosen: torch.Tensor, name: str, threads: int, memory: torch.Tensor
 ) -> tuple[Pictures, float, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     pictures = decoded(part, chosen, name, threads=threads, into=memory)

@@ -50,7 +50,7 @@ from rewound.experiments.sweeps.declaration import declared
 from rewound.experiments.sweeps.sweep import load_sweep
 from rewound.states.history import described
 from rewound.states.storage.artifacts import Artifact, CurvePoint, LayerCount, Result, encoded
-from rewound.states.storage.backend import Place, as_place
+from rewound.states.storage.backend import Location, as_location
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 
@@ -133,7 +133,7 @@ def result_of(node: Node) -> Result:
     )
 
 
-def fill(file: Path, place: Place, left: int = 0) -> None:
+def fill(file: Path, place: Location, left: int = 0) -> None:
     """Finish all nodes of a sweep but so many of its last trials, without training."""
     targets, store = load_sweep(file).targets, Store(place)
     open_keys = {target.state.key for target in sorted(targets, key=lambda target: -target.trial)[:left]}
@@ -176,7 +176,7 @@ def requests_counted() -> Iterator[Counter[str]]:
         yield counts
 
 
-def timed(command: str, file: Path, place: Place, out: Path) -> str:
+def timed(command: str, file: Path, place: Location, out: Path) -> str:
     """What a command took, in a process of its own."""
     commands: dict[str, Callable[[], object]] = {
         "plan": lambda: rewound.plan(file, store=place),
@@ -206,7 +206,7 @@ class Measured(NamedTuple):
         return f"{median(self.times):.1f} ms per node (median of {len(self.times) + 1:,}){cpu}"
 
 
-def per_node(file: Path, place: Place, *, ray: bool = False) -> Measured:
+def per_node(file: Path, place: Location, *, ray: bool = False) -> Measured:
     """What each node takes one worker."""
     ends, used, publish = list[float](), list[float](), Store.publish
 
@@ -266,7 +266,7 @@ def nodes(where: str, root: str, folder: Path, scale: float) -> None:
     found = list[Measured]()
     to_do = round(TO_DO * scale)
     for finished in (round(count * scale) for count in FINISHED):
-        file, place = folder / f"nothing-{finished}.json", as_place("store", f"{root}/nodes-{finished}")
+        file, place = folder / f"nothing-{finished}.json", as_location("store", f"{root}/nodes-{finished}")
         file.write_text(json.dumps(sweep_of_nothing(finished + to_do)))
         in_a_process(fill, file, place, to_do)
         found.append(in_a_process(per_node, file, place))
@@ -275,13 +275,13 @@ def nodes(where: str, root: str, folder: Path, scale: float) -> None:
     wall, cpu = median(last.times) / median(first.times), last.cpu / first.cpu
     print(f"{where}: with the last {wall:.2f} times as long as with the first, and {cpu:.2f} times the CPU time")
     if where == "folder" and find_spec("ray"):
-        file, place = folder / "nothing-on-ray.json", as_place("store", f"{root}/ray")
+        file, place = folder / "nothing-on-ray.json", as_location("store", f"{root}/ray")
         file.write_text(json.dumps(sweep_of_nothing(to_do)))
         print(f"Ray with a folder: {in_a_process(per_node, file, place, ray=True)}")
 
 
 def finished(where: str, root: str, folder: Path, scale: float) -> None:
-    file, place = folder / "grid.json", as_place("store", f"{root}/grid")
+    file, place = folder / "grid.json", as_location("store", f"{root}/grid")
     file.write_text(json.dumps(papers_grid(round(TRIALS * scale))))
     in_a_process(fill, file, place)
     first = in_a_process(timed, "plan", file, place, folder)

@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.datasets import packed_images  # noqa: E402
 from rewound.tasks.datasets.jpegs import decoder_version, decoders, fastest_decoder  # noqa: E402
-from rewound.tasks.datasets.packed_images import Encoded, PackedFile, Part, Pictures, decoded  # noqa: E402
+from rewound.tasks.datasets.packed_images import Encoded, PackedFile, PackedPart, Pictures, decoded  # noqa: E402
 from rewound.tasks.feed import Feed, nearly_in_sequence, threads_to_decode  # noqa: E402
 from rewound.tasks.fleets.captured import program  # noqa: E402
 from rewound.tasks.fleets.place import Place, Run  # noqa: E402
@@ -64,7 +64,7 @@ def drawn(n: int, height: int, width: int, classes: int, device: torch.device) -
 
 
 @lru_cache
-def jpegs_in_memory(n: int, height: int, width: int, classes: int) -> Part:
+def jpegs_in_memory(n: int, height: int, width: int, classes: int) -> PackedPart:
     """Pictures with the detail of photographs: about 100 kB each at 500 x 375."""
     from PIL import Image
 
@@ -84,7 +84,7 @@ def jpegs_in_memory(n: int, height: int, width: int, classes: int) -> Part:
     places = np.stack([np.zeros(n), [0, *ends[:-1]], ends, checks], 1).astype(np.int64)
     labels = torch.from_numpy(draws.integers(0, classes, n))
     content = PackedFile(Path("memory"), memoryview(b"".join(files)), "run it again")
-    return Part(labels, torch.tensor(sizes, dtype=torch.int32), (content,), places)
+    return PackedPart(labels, torch.tensor(sizes, dtype=torch.int32), (content,), places)
 
 
 class Drawn:
@@ -92,7 +92,7 @@ class Drawn:
 
     pictures: ClassVar[int] = 4096
     shape: ClassVar[tuple[int, int]] = (375, 500)
-    part: ClassVar[Part | None] = None
+    part: ClassVar[PackedPart | None] = None
     """Where pictures are decoded from; None: they are on the device."""
 
     @property
@@ -182,13 +182,13 @@ def rate(work: Callable[[], int], seconds: float) -> float:
     return done / took
 
 
-def endless(part: Part, size: int) -> Iterator[Tensor]:
+def endless(part: PackedPart, size: int) -> Iterator[Tensor]:
     """Batches in the order of training, without an end."""
     for epoch in count():
         yield from (batch for batch in nearly_in_sequence(epoch, len(part)).split(size) if len(batch) == size)
 
 
-def decoders_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
+def decoders_alone(part: PackedPart, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
     """What each decoder gives with all threads, and torchvision's on the GPU."""
     batches, found = endless(part, size), dict[str, Any](threads=threads_to_decode())
     largest = int(Encoded(part, fastest_decoder()).lengths.topk(size).values.sum())
@@ -209,7 +209,7 @@ def decoders_alone(part: Part, device: torch.device, size: int, seconds: float) 
     return found
 
 
-def decode_on_gpu(part: Part, batches: Iterator[Tensor], device: torch.device) -> int:
+def decode_on_gpu(part: PackedPart, batches: Iterator[Tensor], device: torch.device) -> int:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     chosen = next(batches).tolist()
@@ -220,7 +220,7 @@ def decode_on_gpu(part: Part, batches: Iterator[Tensor], device: torch.device) -
     return len(chosen)
 
 
-def feed_alone(part: Part, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
+def feed_alone(part: PackedPart, device: torch.device, size: int, seconds: float) -> dict[str, Any]:
     """What reaches the device if nobody waits for it."""
     feed = Feed(Encoded(part, fastest_decoder()), endless(part, size), device)
 
@@ -280,7 +280,7 @@ def where_it_goes(place: Place) -> dict[str, Any]:
 class Files(Dataset[tuple[Tensor, int]]):
     """A data set as scripts have it: decoded, cropped, flipped and standardised by Pillow and torch."""
 
-    def __init__(self, part: Part, size: int) -> None:
+    def __init__(self, part: PackedPart, size: int) -> None:
         self.files = [bytes(part.jpeg(i)) for i in range(len(part))]
         self.labels, self.size = part.labels.tolist(), size
 
@@ -306,7 +306,7 @@ class Files(Dataset[tuple[Tensor, int]]):
         return (pixels - mean[:, None, None]) / deviation[:, None, None], self.labels[which]
 
 
-def eager(recipe: PackedClassifier, device: torch.device, seconds: float, part: Part) -> dict[str, Any]:
+def eager(recipe: PackedClassifier, device: torch.device, seconds: float, part: PackedPart) -> dict[str, Any]:
     """The usual loop: a DataLoader, autocast, an eager step; and the two parts of it by themselves."""
     model = replace(recipe, batch_norm_group=recipe.batch_size).model(0).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -367,7 +367,7 @@ def main(arguments: Sequence[str]) -> None:
             kind.pictures = 16
 
     @lru_cache
-    def files() -> Part:
+    def files() -> PackedPart:
         if options.packed:
             return packed_images.load(options.packed, per_class=options.per_class).train
         return jpegs_in_memory(8 if options.smoke else 512, 375, 500, 10)

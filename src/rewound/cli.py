@@ -22,7 +22,7 @@ from rewound.reports.figures import Drawing
 from rewound.reports.live import HOST, PORT
 from rewound.reports.writing import comparison_cards, report_folder
 from rewound.states.storage.artifacts import DEFAULT_STORE
-from rewound.states.storage.backend import Place, as_place
+from rewound.states.storage.backend import Location, as_location
 from rewound.tasks.datasets import DATA_SETS
 from rewound.tasks.hyperparameters import fields_in
 
@@ -36,12 +36,12 @@ app = typer.Typer(
 )
 
 
-def _store(given: str) -> Place:
-    return as_place("--store", given)
+def _store(given: str) -> Location:
+    return as_location("--store", given)
 
 
 SweepName = Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped sweep such as digits")]
-StorePlace = Annotated[
+StoreLocation = Annotated[
     str,
     typer.Option("--store", help="the folder or bucket (s3://bucket/prefix) that holds all results", callback=_store),
 ]
@@ -59,7 +59,7 @@ Keep = Annotated[str, typer.Option(help="tensors to keep: needed, or all")]
 @app.command("run", epilog="Example: rewound run digits --jobs 2")
 def run_command(
     sweep: SweepName,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     jobs: Jobs = 0,
     device: Device = "cpu",
     on: Annotated[str, typer.Option(help="where to run: local, ray, slurm, or package.module:name")] = "local",
@@ -127,7 +127,7 @@ def run_command(
 @app.command("work", epilog="Example: rewound work digits --store s3://bucket/runs")
 def work_command(
     sweep: SweepName,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     device: Device = "cpu",
     keep: Keep = "needed",
     minutes: Annotated[float | None, typer.Option(help="stop after this time, with drafts")] = None,
@@ -167,7 +167,7 @@ def work_command(
 @app.command("plan", epilog="Example: rewound plan cifar10-resnet20-grid")
 def plan_command(
     sweep: SweepName,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     device: Device = "cpu",
     jobs: Jobs = 0,
 ) -> None:
@@ -182,7 +182,7 @@ def plan_command(
 @app.command("report", epilog="Example: rewound report digits --out report/")
 def report_command(
     sweep: Annotated[str | None, typer.Argument(help="a sweep; or give --results")] = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     results: Annotated[Path | None, typer.Option(help="a results table to report on, instead of a sweep")] = None,
     dense: Annotated[Path | None, typer.Option(help="a table with the dense runs of --results")] = None,
     compare: Annotated[
@@ -265,7 +265,7 @@ def prune_command(
     final: Annotated[float | None, typer.Option(help=HELP["final"])] = Choices.final,
     seed: Annotated[int, typer.Option(help="the seed of the trial")] = 1,
     device: Device = "cpu",
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     keep: Annotated[
         str, typer.Option(help="tensors to keep: needed (a larger compression goes on from them), or all")
     ] = "needed",
@@ -323,7 +323,7 @@ def show_command(
     word: Annotated[
         str | None, typer.Argument(help="a sweep; or the key of a state, or its first digits: letters a to f, digits")
     ] = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
 ) -> None:
     """Show what is in the store, how far a sweep is and who works on it, or everything known about one state."""
     if word is not None and not re.fullmatch("[0-9a-f]{1,32}", word):
@@ -336,7 +336,7 @@ def show_command(
 @app.command("watch", epilog="Example: rewound watch digits")
 def watch_command(
     sweep: SweepName,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     port: Annotated[int, typer.Option(help="of the page; 0 is any that is free")] = PORT,
     host: Annotated[str, typer.Option(help="the address to listen at; the default is for this machine alone")] = HOST,
 ) -> None:
@@ -355,7 +355,7 @@ def gc_command(
     sweeps: Annotated[
         list[str] | None, typer.Argument(help="the sweeps that will go on in the store: TOML files or names")
     ] = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
     even_if_for_good: Annotated[
         bool, typer.Option("--all", help="also tensors that --keep all and rewound prune have kept")
@@ -377,7 +377,7 @@ def verify_command(
     sweeps: Annotated[
         list[str] | None, typer.Argument(help="the sweeps to repair the store for: TOML files or names")
     ] = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     repair: Annotated[
         bool, typer.Option("--repair", help="set damaged files aside, and compute again what the sweeps have of them")
     ] = False,
@@ -440,7 +440,7 @@ def bench_command(
     recipe: ItsRecipe = None,
     fields: Fields = None,
     model: ItsModel = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
 ) -> None:
     """Measure a network: dense beside pruned, beside slim where whole units were pruned."""
     from rewound.commands.timing import bench
@@ -475,7 +475,7 @@ def export_command(
     recipe: ItsRecipe = None,
     fields: Fields = None,
     model: ItsModel = None,
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
 ) -> None:
     """Write a network for another runtime; the file is loaded again, run and compared."""
     from rewound.commands.exporting import export
@@ -513,7 +513,7 @@ def data_command(
 def pack_command(
     sweep: SweepName,
     out: Annotated[Path, typer.Option(help="the file to write; pieces get a number appended")],
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
     split_mb: Annotated[int | None, typer.Option(help="largest size of a piece in MiB")] = None,
 ) -> None:
     """Bundle what is needed to continue a sweep on another machine."""
@@ -526,7 +526,7 @@ def pack_command(
 @app.command("unpack", epilog="Example: rewound unpack run.pack.000 run.pack.001")
 def unpack_command(
     files: Annotated[list[Path], typer.Argument(help="packs, whole or in pieces")],
-    store: StorePlace = str(DEFAULT_STORE),
+    store: StoreLocation = str(DEFAULT_STORE),
 ) -> None:
     """Merge packs into the store; no measured result in it is overwritten."""
     from rewound.commands.stores import unpack_files

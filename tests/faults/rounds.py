@@ -22,7 +22,7 @@ from rewound.experiments.executors import local
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
-from rewound.states.storage.backend import as_place
+from rewound.states.storage.backend import as_location
 from rewound.states.storage.store import Store
 from watched_process import Strike, Watched, as_python_path
 
@@ -205,7 +205,7 @@ class Round:
         if "Traceback" in said:
             faults.append(f"a process ended by a traceback: {said[said.index('Traceback') :][:2000]}")
         with patch.dict(os.environ, self.environment):
-            store = Store(as_place("store", self.store), lambda line: None)
+            store = Store(as_location("store", self.store), lambda line: None)
             sweeps = [self.on.sweeps[name] for name in self.sweeps]
             evidence = Evidence(sweeps, store, self.folder / "journal", said, self.was_damaged)
             return faults + wrong(evidence, self.on.tables, self.folder / "tables")

@@ -19,7 +19,7 @@ from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
 from rewound.foundations.errors import InputError
 from rewound.states.storage import objects
-from rewound.states.storage.backend import ReadOnly, as_place
+from rewound.states.storage.backend import ReadOnly, as_location
 from rewound.states.storage.conformance import CHECKS, Opener, _kill, _process, _take
 from rewound.states.storage.objects import Bucket
 from rewound.states.storage.store import Store, is_store
@@ -73,7 +73,7 @@ PLACES = {
 
 @pytest.mark.parametrize("given", PLACES)
 def test_a_place_is_a_path_or_a_url(given: object) -> None:
-    assert as_place("store", given) == PLACES[given]
+    assert as_location("store", given) == PLACES[given]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_place_is_a_path_or_a_url(given: object) -> None:
 )
 def test_another_place_is_refused(given: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        as_place("store", given)
+        as_location("store", given)
 
 
 @pytest.mark.parametrize("given", ["s3://key:hunter2@bucket/x", "az://c/x?sig=hunter2", "https://me:hunter2@host/x"])
 def test_a_password_in_a_url_is_not_repeated(given: str) -> None:
     with pytest.raises(InputError, match="must be a URL without credentials") as refused:
-        as_place("store", given)
+        as_location("store", given)
     assert "hunter2" not in str(refused.value)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import rewound
 from rewound.foundations.errors import InputError
 from rewound.tasks.datasets import jpegs, packed_images, packing_images, prepare
-from rewound.tasks.datasets.packed_images import Encoded, Part, decoded, load
+from rewound.tasks.datasets.packed_images import Encoded, PackedPart, decoded, load
 from rewound.tasks.feed import streamed
 from small_copies import CLASSES, encoded, folders, images_by_class, picture, small_sizes, written
 
@@ -43,7 +43,7 @@ def packed(copy: Path, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def packed_jpegs(part: Part) -> list[tuple[int, bytes]]:
+def packed_jpegs(part: PackedPart) -> list[tuple[int, bytes]]:
     return [(int(label), bytes(part.jpeg(index))) for index, label in enumerate(part.labels)]
 
 
@@ -133,7 +133,7 @@ def test_a_decoder_is_recorded_with_its_version() -> None:
     assert "libjpeg" in jpegs.decoder_version("pillow")
     assert jpegs.fastest_decoder() == OURS[0]
     with pytest.raises(InputError, match="unknown decoder 'pilow'; did you mean 'pillow'"):
-        decoded(Part(torch.empty(0), torch.empty(0, 2), (), np.empty((0, 4), np.int64)), [], "pilow")
+        decoded(PackedPart(torch.empty(0), torch.empty(0, 2), (), np.empty((0, 4), np.int64)), [], "pilow")
 
 
 def test_an_absent_decoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.structure.slimming import Slim, expanded, shapes_of, slim
 from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
-from rewound.states.storage.backend import Place, as_place
+from rewound.states.storage.backend import Location, as_location
 from rewound.states.storage.statefile import Kept as Stored
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.states.tickets.rebuilding import drawn_example, large_network, recipe_of
@@ -65,7 +65,7 @@ def named_network(
     if model is not None:
         raise InputError(f"model {model!r} goes with the path of a ticket, and there is no file {name!r}; give one")
     if isinstance(given, str) and re.fullmatch(r"[0-9a-f]{1,32}", given):
-        return _of_key(given, recipe, fields, as_place("store", store), say)
+        return _of_key(given, recipe, fields, as_location("store", store), say)
     if isinstance(given, str) and (given in RECIPES or ":" in given):
         if recipe is not None:
             raise InputError(f"recipe {recipe!r} goes with a ticket or a key, and {given!r} is a recipe; give one")
@@ -121,7 +121,7 @@ def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, ob
     return recipe_of(ticket.about, fields) if recipe is None else recipe_named(recipe).with_fields(fields)
 
 
-def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Place, say: Say) -> NamedNetwork:
+def _of_key(prefix: str, recipe: str | None, fields: Mapping[str, object], root: Location, say: Say) -> NamedNetwork:
     if not is_store(root):
         raise InputError(
             f"{prefix!r} may be a key, but there is no store at {root}; give its folder or URL with --store"

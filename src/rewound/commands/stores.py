@@ -23,14 +23,14 @@ from rewound.foundations.errors import Failed, InputError
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.states.storage.artifacts import Outcome, Result, failure_in_words, outcome_of
-from rewound.states.storage.backend import Place
+from rewound.states.storage.backend import Location
 from rewound.states.storage.packs import read_packs, unpack_store
 from rewound.states.storage.store import Store, is_store
 
 _KEY = re.compile("[0-9a-f]{1,32}")  # or the beginning of one
 
 
-def show_store(root: Place, word: str | None) -> None:
+def show_store(root: Location, word: str | None) -> None:
     """Print what is in a store, everything known about one state, or how far a sweep is."""
     if word is None or _KEY.fullmatch(word):
         store = _existing(root)
@@ -42,17 +42,17 @@ def show_store(root: Place, word: str | None) -> None:
         console.print(_progress(sweep.name, planning.plan(sweep.targets), store_to_read(sweep, root, again, say)))
 
 
-def _existing(root: Place) -> Store:
+def _existing(root: Location) -> Store:
     if not is_store(root):
         raise InputError(f"there is no store at {root}; make one with: {_example(root)}")
     return Store(root, say)
 
 
-def _example(root: Place) -> str:
+def _example(root: Location) -> str:
     return shlex.join(["rewound", "run", "digits", "--store", str(root)])
 
 
-def collect_garbage(root: Place, sweeps: Sequence[str], *, dry_run: bool, even_if_for_good: bool) -> None:
+def collect_garbage(root: Location, sweeps: Sequence[str], *, dry_run: bool, even_if_for_good: bool) -> None:
     """Remove from a store what no named sweep needs, and what dead workers left; results stay."""
     plans, store = [planning.plan(as_sweep(each, root)[0].targets) for each in sweeps], _existing(root)
     found = leftovers(plans, store, say)
@@ -76,7 +76,7 @@ def collect_garbage(root: Place, sweeps: Sequence[str], *, dry_run: bool, even_i
         say(f"{counted(len(aside), 'damaged file')} ({size}) are in {store.name}/damaged; delete them when you like")
 
 
-def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: str, jobs: int) -> None:
+def verify_store(root: Location, sweeps: Sequence[str], *, repair: bool, device: str, jobs: int) -> None:
     """Check every file of a store; set damaged ones aside and compute them again, if that is wanted."""
     plans, store = {each: planning.plan(as_sweep(each, root)[0].targets) for each in sweeps}, _existing(root)
     with progress_of("verify", "files") as progress:
@@ -106,7 +106,7 @@ def verify_store(root: Place, sweeps: Sequence[str], *, repair: bool, device: st
         )
 
 
-def pack_sweep(given: str, root: Place, out: Path, split_mb: int | None) -> None:
+def pack_sweep(given: str, root: Location, out: Path, split_mb: int | None) -> None:
     """Bundle what is needed to continue elsewhere."""
     if split_mb is not None and split_mb < 1:
         raise InputError(f"--split-mb must be at least 1, not {split_mb}; leave it out for one file")
@@ -116,7 +116,7 @@ def pack_sweep(given: str, root: Place, out: Path, split_mb: int | None) -> None
         say(f"{path} ({sized(path.stat().st_size)})")
 
 
-def unpack_files(files: Sequence[Path], root: Place) -> None:
+def unpack_files(files: Sequence[Path], root: Location) -> None:
     """Merge packs into a store, which is not touched if one of them cannot be read."""
     for path in files:
         if not path.is_file():

@@ -39,7 +39,7 @@ from rewound.reports.page import Origin
 from rewound.reports.trackers import tracker_named
 from rewound.reports.writing import Report, report_folder, write_report
 from rewound.states.storage.artifacts import DEFAULT_STORE
-from rewound.states.storage.backend import Place, as_place
+from rewound.states.storage.backend import Location, as_location
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 
@@ -56,7 +56,7 @@ class SweepResults:
     """The rows of a sweep, as far as it has run: its dense networks, and every retrained one."""
 
     sweep: Sweep
-    store: Place
+    store: Location
     again: str
     """The command, or the call, that runs what is missing."""
     plan: planning.Plan = field(compare=False)
@@ -170,7 +170,7 @@ def plan(
     >>> plan(sweep, store="no-store", jobs=1).naive_epochs
     40.0
     """
-    root = as_place("store", store)
+    root = as_location("store", store)
     workers = as_workers(jobs, device)
     found, _ = as_sweep(sweep, root)
     planned = planning.plan(found.targets)
@@ -212,7 +212,7 @@ def run(
     engine = executor if isinstance(executor, Engine) else None
     if jobs and engine is not None:
         raise InputError(f"jobs is for processes of this machine; on a cluster give workers={jobs} instead")
-    root, all_kept = as_place("store", store), keeps_all(keep)
+    root, all_kept = as_location("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
     options = Options(
         jobs=as_workers(jobs, device, gpus_per_run),
@@ -283,7 +283,7 @@ def work(
     has started `gpus_per_run` processes, the first is the worker, and the others take part in its training; they return
     True when it has ended, and whether work is left is for the first to say.
     """
-    root, all_kept = as_place("store", store), keeps_all(keep)
+    root, all_kept = as_location("store", store), keeps_all(keep)
     options = Options(
         device=device, keep_all=all_kept, minutes=minutes, plain=plain, gpus_per_run=gpus_per_run, fleet=fleet
     )
@@ -313,7 +313,7 @@ def work(
 
 def results(sweep: AnySweep, *, store: str | Path = DEFAULT_STORE, say: Say = print) -> SweepResults:
     """The rows of a sweep, as far as it has run; `say` takes a line where a file in the store is damaged."""
-    root = as_place("store", store)
+    root = as_location("store", store)
     return _collected(*as_sweep(sweep, root), root, say)
 
 
@@ -345,7 +345,7 @@ def report(
     if results is not None:
         return report_tables(results, dense, out, theirs, drawing, say, to)
     assert sweep is not None  # as checked just above
-    root = as_place("store", store)
+    root = as_location("store", store)
     found, again = as_sweep(sweep, root)
     folder, tracked = report_folder(out, found.name), tracker_named(to) if to is not None else None
     made = report_results(_collected(found, again, root, say), folder, theirs, drawing, say)
@@ -378,7 +378,7 @@ def evidence_of(sweep: Sweep, tables: Tables, theirs: Sequence[Row] = ()) -> Evi
     return Evidence(tables, theirs, {task: recipe.training_epochs for task, recipe in recipes.items()}, TEST_SHARES)
 
 
-def origin_of(sweep: Sweep, tables: Tables, root: Place, again: str) -> Origin:
+def origin_of(sweep: Sweep, tables: Tables, root: Location, again: str) -> Origin:
     """What a page says about where the tables of a sweep come from."""
     missing = f", {tables.missing:,} to come" if tables.missing else ""
     facts = (("Sweep", sweep.name), ("Rows", f"{len(tables.rows):,}{missing}"), *_computed_with(tables))
@@ -395,14 +395,14 @@ def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
     ]
 
 
-def _collected(sweep: Sweep, again: str, root: Place, say: Say) -> SweepResults:
+def _collected(sweep: Sweep, again: str, root: Location, say: Say) -> SweepResults:
     found = SweepResults(sweep, root, again, planning.plan(sweep.targets), say)
     if not found.tables.rows:
         raise _not_run(sweep, root, again)
     return found
 
 
-def as_sweep(given: AnySweep, root: Place) -> tuple[Sweep, str]:
+def as_sweep(given: AnySweep, root: Location) -> tuple[Sweep, str]:
     """The sweep that was given, and the command or the call that runs it in the store at `root`."""
     if isinstance(given, str | Path):
         declaration = declared(given)
@@ -418,18 +418,18 @@ def as_sweep(given: AnySweep, root: Place) -> tuple[Sweep, str]:
     )
 
 
-def store_to_read(sweep: Sweep, root: Place, again: str, say: Say) -> Store:
+def store_to_read(sweep: Sweep, root: Location, again: str, say: Say) -> Store:
     """The store of a sweep that has run; one that is not there is not made."""
     if not is_store(root):
         raise _not_run(sweep, root, again)
     return Store(root, say)
 
 
-def _not_run(sweep: Sweep, root: Place, again: str) -> InputError:
+def _not_run(sweep: Sweep, root: Location, again: str) -> InputError:
     return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
 
 
-def store_option(root: Place) -> list[str]:
+def store_option(root: Location) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 

@@ -30,7 +30,7 @@ from rewound.reports.live import HOST, PORT, Lookout, Server
 from rewound.reports.look import looks, mode_title, ratios
 from rewound.reports.page import content
 from rewound.states.storage.artifacts import Result, failure_in_words
-from rewound.states.storage.backend import OnlyRead, Place
+from rewound.states.storage.backend import Location, OnlyRead
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
 
@@ -39,7 +39,7 @@ _LOOKED_AT = 20  # failures that are read again at each look
 _LISTED = 200  # workers and failures that the page lists
 
 
-def watch_sweep(given: str, place: Place, host: str, port: int) -> None:
+def watch_sweep(given: str, place: Location, host: str, port: int) -> None:
     """Serve the page of a sweep until Ctrl-C."""
     sweep, again = as_sweep(given, place)
     if is_store(place):
@@ -65,7 +65,7 @@ def watch_sweep(given: str, place: Place, host: str, port: int) -> None:
 class WatchedSweep:
     """A sweep as the store has it, looked at again and again."""
 
-    def __init__(self, sweep: Sweep, root: Place, again: str, restart: str) -> None:
+    def __init__(self, sweep: Sweep, root: Location, again: str, restart: str) -> None:
         self.title = sweep.name
         self._sweep, self._root = sweep, root
         self._again, self._restart = again, restart  # the commands that run and watch it

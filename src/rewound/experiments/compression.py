@@ -29,7 +29,7 @@ from rewound.method.pruning.counts import counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
 from rewound.states.storage.artifacts import DEFAULT_STORE, digest, failure_in_words
-from rewound.states.storage.backend import as_place
+from rewound.states.storage.backend import as_location
 from rewound.states.storage.statefile import Kept, separate
 from rewound.states.storage.store import Store
 from rewound.states.tickets.kept_levels import KeptLevel, KeptLevels, place_of
@@ -220,7 +220,7 @@ def prune(
     targets = [dense(task, seed), *levels_asked]
     selected_counts(task, pruner).warn_of_small_part()
     options = Options(device=device)
-    search = _Search(task, targets, opened(as_place("store", store), [task], options, say), device, say, progress)
+    search = _Search(task, targets, opened(as_location("store", store), [task], options, say), device, say, progress)
     for line in outdated(search.plan, search.store, options):
         say(line)
     present = search.present()

@@ -22,7 +22,7 @@ from rewound.experiments.plans.remaining import tidy, todo
 from rewound.foundations.errors import Failed, error_from, error_words
 from rewound.foundations.owners import interrupts_held, script_hidden
 from rewound.states.storage.artifacts import Outcome
-from rewound.states.storage.backend import Backend, Place
+from rewound.states.storage.backend import Backend, Location
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.recipe import Recipe
@@ -50,7 +50,7 @@ def run(
     tidy(plan, store, keep_all=options.keep_all)
 
 
-def opened(root: Place, recipes: Iterable[Recipe], options: Options, say: Say) -> Store:
+def opened(root: Location, recipes: Iterable[Recipe], options: Options, say: Say) -> Store:
     """The store to run in; none is made for what cannot begin here."""
     device_named(options.device)
     check_processes(options)

@@ -34,7 +34,7 @@ from rewound.foundations.errors import InputError
 from rewound.foundations.names import path_of
 from rewound.foundations.owners import host_name, this_host
 from rewound.states.history import own_functions
-from rewound.states.storage.backend import as_place, where_writable
+from rewound.states.storage.backend import as_location, where_writable
 from rewound.states.storage.store import Say, Store, is_store
 from rewound.tasks.devices import device_named
 from rewound.tasks.feed import given_limit
@@ -229,7 +229,7 @@ class Assignment:
             gpus_per_run=self.gpus_per_run,
             fleet=self.fleet,
         )
-        if not is_store(place := as_place("store", self.store)):  # to make one here would hide its results
+        if not is_store(place := as_location("store", self.store)):  # to make one here would hide its results
             raise InputError(
                 f"the driver's store {self.store} is not there on {host_name(this_host())}; give a folder that all "
                 "machines share, or a bucket"

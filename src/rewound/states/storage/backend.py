@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from rewound.foundations.errors import InputError, as_path, shown
 from rewound.foundations.wholefiles import FORGOTTEN
 
-Place: TypeAlias = Path | str
+Location: TypeAlias = Path | str
 """Where a store is: the path of a folder, or the URL of a bucket as a text."""
 SCHEMES: Final = ("s3", "az", "gs")
 """What the URL of a bucket begins with: Amazon S3 and what speaks like it, Azure, Google Cloud."""
@@ -101,10 +101,10 @@ def contents_of(backend: Backend, paths: Mapping[str, str], most: int) -> Iterat
             yield from zip(batch, threads.map(lambda name: backend.read(paths[name], most), batch), strict=True)
 
 
-def as_place(name: str, value: object) -> Place:
+def as_location(name: str, value: object) -> Location:
     """Where a store is, if what was given for `name` can be that.
 
-    >>> as_place("store", "runs"), as_place("store", "s3://bucket/runs/")
+    >>> as_location("store", "runs"), as_location("store", "s3://bucket/runs/")
     (PosixPath('runs'), 's3://bucket/runs')
     """
     if not isinstance(value, str | PathLike) or not (found := _SCHEME.match(str(value))):

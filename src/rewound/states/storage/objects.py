@@ -50,7 +50,7 @@ _FIRST_PATIENCE, _PATIENCE = timedelta(seconds=3), timedelta(seconds=90)
 
 
 class Bucket(Backend):
-    """The objects below a URL, which `as_place` has checked."""
+    """The objects below a URL, which `as_location` has checked."""
 
     def __init__(self, url: str, *, is_probed: bool = False) -> None:
         self.url, self._is_probed = url, is_probed

@@ -35,7 +35,7 @@ class Kept(NamedTuple):
     """Whether the optimizer's slots were kept: without them it is no state to train from."""
 
 
-class Facts(TypedDict):
+class Header(TypedDict):
     """What the header of a file says."""
 
     key: str | None
@@ -99,7 +99,7 @@ def read_state(source: Path | bytes, key: str, *, draft: bool = False) -> Kept:
         raise Damaged from None
     if metadata.get("checksum") != tensor_digest(tensors, metadata.get("rewound", "")):
         raise Damaged
-    facts = _facts_of(metadata, key, draft=draft)
+    facts = _header_of(metadata, key, draft=draft)
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "slots": {}, "mask": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
@@ -120,12 +120,12 @@ def check_header(header: bytes, size: int, key: str, *, draft: bool) -> None:
     metadata, end = _parsed(header)
     if end != size:
         raise Damaged
-    _facts_of(metadata, key, draft=draft)
+    _header_of(metadata, key, draft=draft)
 
 
-def _facts_of(metadata: dict[str, str], key: str, *, draft: bool) -> Facts:
+def _header_of(metadata: dict[str, str], key: str, *, draft: bool) -> Header:
     """The facts of a header that belongs to `key`."""
-    facts = _facts_in(metadata)
+    facts = _header_in(metadata)
     if facts["key"] not in (None, key):
         raise Damaged(f"holds the state of another key ({facts['key']})")
     if (facts["draft"] is not None) != draft:
@@ -141,11 +141,11 @@ def header_size(beginning: bytes) -> int:
     return size
 
 
-def read_facts(beginning: bytes) -> Facts:
+def read_header(beginning: bytes) -> Header:
     """What the header of a file says, by its first bytes, without a look at the tensors."""
     if (size := header_size(beginning)) > len(beginning):
         raise Damaged
-    return _facts_in(_parsed(beginning[8:size])[0])
+    return _header_in(_parsed(beginning[8:size])[0])
 
 
 def _parsed(header: bytes) -> tuple[dict[str, str], int]:
@@ -161,7 +161,7 @@ def _parsed(header: bytes) -> tuple[dict[str, str], int]:
     return metadata, end
 
 
-def _facts_in(metadata: dict[str, str]) -> Facts:
+def _header_in(metadata: dict[str, str]) -> Header:
     """The facts of a header, complete and of the right kinds."""
     header = metadata.get("rewound", "")
     if metadata.get("header-checksum", digest(header)) != digest(header):  # versions before this one have none
@@ -180,10 +180,10 @@ def _facts_in(metadata: dict[str, str]) -> Facts:
     if type(seed) is not int or (key is not None and not is_key(key)):
         raise Damaged
     known = {"key": key, "position": Position(prunings, steps), "shapes": shapes}
-    return cast(Facts, {**facts, **known, "draft": None if draft is None else checked_notes(draft)})
+    return cast(Header, {**facts, **known, "draft": None if draft is None else checked_notes(draft)})
 
 
-def _check_mask(packed: dict[str, Tensor], facts: Facts) -> None:
+def _check_mask(packed: dict[str, Tensor], facts: Header) -> None:
     if packed.keys() != facts["shapes"].keys() or (packed and not facts["masked"]):
         raise Damaged("holds a mask of other tensors than it says")
     for name, bits in packed.items():

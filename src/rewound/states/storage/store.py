@@ -40,10 +40,10 @@ from rewound.states.storage.artifacts import (
     outcome_of,
     summary_of,
 )
-from rewound.states.storage.backend import Backend, Gone, Place, Source, contents_of, refusal, where_writable
+from rewound.states.storage.backend import Backend, Gone, Location, Source, contents_of, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
 from rewound.states.storage.folder import Folder
-from rewound.states.storage.statefile import Facts, Kept, header_size, read_facts, read_state, write_state
+from rewound.states.storage.statefile import Header, Kept, header_size, read_header, read_state, write_state
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
@@ -65,7 +65,7 @@ class Store:
     It is made on first use.
     """
 
-    def __init__(self, place: Place | Backend, say: Say = print, known: dict[str, Outcome] | None = None) -> None:
+    def __init__(self, place: Location | Backend, say: Say = print, known: dict[str, Outcome] | None = None) -> None:
         self.backend: Backend = backend_at(place) if isinstance(place, Path | str) else place
         self.say = say
         """Takes a line where a file is damaged."""
@@ -279,7 +279,7 @@ class Store:
             raise refusal(self.backend.name, error) from error  # that it cannot be read now says nothing about it
         return None if to_train and not kept.has_slots else kept
 
-    def _facts(self, key: str, *, draft: bool) -> Facts | None:
+    def _facts(self, key: str, *, draft: bool) -> Header | None:
         """What the header of a state says, or None; a damaged one is set aside."""
         path, most = _tensors(key, draft).path, _HEADER
         while (beginning := self.backend.read(path, most)) is not None:
@@ -287,7 +287,7 @@ class Store:
                 if len(beginning) == most < (size := header_size(beginning)):
                     most = size  # a long one
                     continue
-                return read_facts(beginning)
+                return read_header(beginning)
             except Damaged as damage:
                 self.set_aside(path, damage.reason)
                 return None
@@ -486,12 +486,12 @@ def _version_line(version: int) -> bytes:
     return f"{version}\n".encode() if version == 1 else f"{version} {digest(version)}\n".encode()
 
 
-def is_store(place: Place) -> bool:
+def is_store(place: Location) -> bool:
     """Whether there is one: to look into another folder must not make it one."""
     return backend_at(place).read("version", 1) is not None
 
 
-def backend_at(place: Place) -> Backend:
+def backend_at(place: Location) -> Backend:
     """What a store is kept in, by its path or URL."""
     if isinstance(place, Path):
         return Folder(place)

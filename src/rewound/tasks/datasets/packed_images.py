@@ -69,7 +69,7 @@ REMEDIES: Final = {
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PackedPart:
     """JPEG files with their labels, int64 (n,), and their (height, width) when decoded, int32 (n, 2)."""
 
     labels: Tensor
@@ -117,8 +117,8 @@ class PackedImages:
     """A prepared data set; those with the same digest have the same images in the same order."""
 
     classes: tuple[str, ...]
-    train: Part
-    held_out: Part
+    train: PackedPart
+    held_out: PackedPart
     digest: str
 
 
@@ -177,7 +177,7 @@ def check(name: str, cache: Path | None = None, per_class: int | None = None) ->
 class Encoded:
     """A part whose pictures one of `decoders()` decodes when a batch needs them, as a feed takes it (`feed.Source`)."""
 
-    part: Part
+    part: PackedPart
     decoder: str
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ class Encoded:
 
 
 def decoded(
-    part: Part,
+    part: PackedPart,
     indices: Tensor | Sequence[int],
     decoder: str,
     *,
@@ -300,14 +300,14 @@ def description(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     return about
 
 
-def _part(part: str, tensors: dict[str, Tensor], about: dict[str, Any], where: Path, remedy: str) -> Part:
+def _part(part: str, tensors: dict[str, Tensor], about: dict[str, Any], where: Path, remedy: str) -> PackedPart:
     labels, sizes, lengths, checksums = (tensors[f"{part}/{name}"] for name in ("labels", "sizes", "lengths", "crc32"))
     places, files = [], []
     for number, some in enumerate(torch.split(lengths.long(), about["images"][part])):
         ends = some.cumsum(0)
         places.append(torch.stack([torch.full_like(ends, number), ends - some, ends], 1))
         files.append(_mapped(where / file_name(part, number), int(some.sum()), remedy))
-    return Part(labels.long(), sizes, tuple(files), torch.cat([torch.cat(places), checksums[:, None]], 1).numpy())
+    return PackedPart(labels.long(), sizes, tuple(files), torch.cat([torch.cat(places), checksums[:, None]], 1).numpy())
 
 
 def file_name(part: str, number: int) -> str:

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class Copy:
     """A copy of a data set: its classes, and the images of a part, of each class all or as many as were asked for."""
 
     path: Path
@@ -118,7 +118,7 @@ class _Request:
 NAMES: Final = ("imagenet", "tinyimagenet", "imagenette")
 
 
-def source_of(name: str, path: Path, size: Size, per_class: int | None) -> Source:
+def copy_at(name: str, path: Path, size: Size, per_class: int | None) -> Copy:
     """The copy at `path`; what kind it is shows in the names of the files in it."""
     if not path.exists():
         raise InputError(f"no file or folder {path}: give an archive or a folder that exists")
@@ -152,7 +152,7 @@ def _optional(module: str, package: str) -> ModuleType:
 # Folders of classes
 
 
-def _folders(request: _Request) -> Source | None:
+def _folders(request: _Request) -> Copy | None:
     path = request.path
     if path.is_dir() and (archives := [each for name in ARCHIVES[request.name] for each in sorted(path.glob(name))]):
         path = archives[0]
@@ -174,7 +174,7 @@ def _folders(request: _Request) -> Source | None:
                 if wanted.takes(labels[name]):
                     yield Found(labels[name], file, read(file))
 
-    return Source(path, classes, images_of)
+    return Copy(path, classes, images_of)
 
 
 ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
@@ -196,7 +196,7 @@ def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
 # The official archives
 
 
-def _official(request: _Request) -> Source | None:
+def _official(request: _Request) -> Copy | None:
     """Labels as in torchvision's `ImageNet`: meta.mat numbers the synsets; those without children are the classes."""
     folder = request.path if request.path.is_dir() else request.path.parent
     train, val, devkit = (folder / name for name in OFFICIAL)
@@ -219,7 +219,7 @@ def _official(request: _Request) -> Source | None:
                 if wanted.takes(label):
                     yield Found(label, member.name, content(inside, member))
 
-    return Source(folder, classes, images)
+    return Copy(folder, classes, images)
 
 
 OFFICIAL: Final = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz")
@@ -292,7 +292,7 @@ def _check_both(request: _Request, files: Mapping[str, Sequence[Path]], what: st
             raise InputError(f"{request.path} has no {what} with {word} in its name; get it again, whole")
 
 
-def _parquet(request: _Request) -> Source | None:
+def _parquet(request: _Request) -> Copy | None:
     files = _files_of_parts(request, ".parquet")
     if not files:
         return None
@@ -314,7 +314,7 @@ def _parquet(request: _Request) -> Source | None:
             if wanted.nothing:
                 return
 
-    return Source(request.path, ours or list(map(str, range(request.size.classes))), images)
+    return Copy(request.path, ours or list(map(str, range(request.size.classes))), images)
 
 
 def _class_names(path: Path) -> list[str]:
@@ -351,7 +351,7 @@ def _rows(path: Path) -> Iterator[tuple[object, str, bytes]]:
             ) from error
 
 
-def _webdataset(request: _Request) -> Source | None:
+def _webdataset(request: _Request) -> Copy | None:
     files = _files_of_parts(request, ".tar")
     if not files or not any(".cls" in name for name in _first_names((files[TRAIN] or files[HELD_OUT])[0])):
         return None
@@ -369,7 +369,7 @@ def _webdataset(request: _Request) -> Source | None:
                     if wanted.nothing:
                         return
 
-    return Source(request.path, list(map(str, range(request.size.classes))), images)
+    return Copy(request.path, list(map(str, range(request.size.classes))), images)
 
 
 def _first_names(path: Path) -> list[str]:

@@ -42,7 +42,7 @@ from rewound.tasks.datasets.packed_images import (
     preparation,
     size,
 )
-from rewound.tasks.datasets.packed_images_sources import Found, Source, check_counts, source_of
+from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at
 from rewound.tasks.datasets.prepared import publish, read
 
 Say = Callable[[str], object]
@@ -95,7 +95,7 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
     if source is None:
         raise missing(name, cache, per_class)
     check_installed()
-    copy = source_of(name, source, expected, per_class)
+    copy = copy_at(name, source, expected, per_class)
     try:
         with _unfinished(cache, target.name) as made:
             _write(name, copy, made, per_class, expected, say)
@@ -203,7 +203,7 @@ class _Draft:
         return np.lexsort((records["label"], records["digest"]))
 
 
-def _write(name: str, copy: Source, made: Path, per_class: int | None, expected: Size, say: Say) -> None:
+def _write(name: str, copy: Copy, made: Path, per_class: int | None, expected: Size, say: Say) -> None:
     notes: Counter[str] = Counter()
     drafts = {
         part: _Draft(part, made, -(-images * _BYTES[name] // _LARGE))
@@ -233,7 +233,7 @@ def _write(name: str, copy: Source, made: Path, per_class: int | None, expected:
     publish(dict(sorted(tensors.items())), made / INDEX)
 
 
-def _inspected(copy: Source, part: str, many: int, notes: Counter[str], say: Say) -> Iterator[tuple[_Record, bytes]]:
+def _inspected(copy: Copy, part: str, many: int, notes: Counter[str], say: Say) -> Iterator[tuple[_Record, bytes]]:
     """Every JPEG file of a part, by threads: what is appended, and what is noted of it; an error if some are bad."""
     bad: list[str] = []
     done = 0
@@ -271,7 +271,7 @@ def _inspect(data: bytes) -> tuple[Checked, int] | Unreadable:
         return error
 
 
-def _check_counts(copy: Source, records: Mapping[str, Records], expected: Size) -> None:
+def _check_counts(copy: Copy, records: Mapping[str, Records], expected: Size) -> None:
     counts = [np.bincount(records[part]["label"], minlength=expected.classes) for part in PARTS]
     for each, words in zip(counts, ("image to train on", "held-out image"), strict=True):
         if empty := [name for name, images in zip(copy.classes, each, strict=True) if not images]:

@@ -37,11 +37,11 @@ def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe
     return (
         all(part.batch_size * recipe.accumulation <= part.examples for part in recipe.parts)
         and captures(recipe.optimizer(recipe.skeleton))
-        and _trial(recipe, device).repeats
+        and _probe(recipe, device).repeats
     )
 
 
-class Trial(NamedTuple):
+class Probe(NamedTuple):
     """What was seen when one loss was computed and differentiated."""
 
     draws: bool
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
+def _probe(recipe: ResidentRecipe, device: torch.device) -> Probe:
     """One loss of two examples."""
     model = recipe.model(0).to(device).train()
     buffers, first = dict(model.named_buffers()), torch.arange(2, device=device)
@@ -71,7 +71,7 @@ def _trial(recipe: ResidentRecipe, device: torch.device) -> Trial:
     kept = all(buffer is buffers[name] for name, buffer in model.named_buffers())
     reached = frozenset(name for name, parameter in model.named_parameters() if parameter.grad is not None)
     python = before[0][1:] != after[0][1:]
-    return Trial(before[1] != after[1], kept and not on_host and not python, reached)
+    return Probe(before[1] != after[1], kept and not on_host and not python, reached)
 
 
 def _host_draws() -> tuple[bytes, object, object]:
@@ -115,7 +115,7 @@ class Program:
         self.parameters = [name for name, _ in template.named_parameters()]
         self.buffers = [name for name, _ in template.named_buffers()]
         self.objective = _Objective(recipe, template)
-        self.trial = _trial(recipe, device)
+        self.probe = _probe(recipe, device)
 
         # Functions of tensors alone, so that one compilation serves every place.
         def compiled(function: Callable[..., None]) -> Callable[..., None]:
@@ -125,7 +125,7 @@ class Program:
         flat = (
             is_flat(optimizer, template)
             and set(recipe.rate_factors) == {1.0}
-            and self.trial.reached.issuperset(self.parameters)
+            and self.probe.reached.issuperset(self.parameters)
             and not recipe.clip_each
         )
         self.momentum = Momentum(optimizer, template, clip, compiled) if flat else None
@@ -147,7 +147,7 @@ class Program:
             factors=recipe.rate_factors,
             clip_norm=math.inf if recipe.clip_each else recipe.clip_norm,
             clip_batch=recipe.clip_norm / recipe.accumulation if recipe.clip_each else math.inf,
-            reached=self.trial.reached,
+            reached=self.probe.reached,
         )
 
     def _batch(self, part: int, data: Sequence[Tensor], orders: Tensor, position: Tensor, key: Tensor) -> Batch:

@@ -76,7 +76,7 @@ class Place:
             self.orders = [torch.arange(part.batch_size * program.recipe.accumulation, device=device) for part in parts]
         self.stop_losses = torch.zeros((), dtype=torch.float64, pin_memory=device.type == "cuda")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.draws = torch.Generator(device) if program.trial.draws else None
+        self.draws = torch.Generator(device) if program.probe.draws else None
         self._ahead: deque[torch.cuda.Event] = deque()
         self._arrival: torch.cuda.Event | None = None
         self._replays: list[Callable[[], None]] = []
@@ -89,7 +89,7 @@ class Place:
         # New leaves on the same memory: a parameter's own node in the autograd graph may remember the stream of an
         # earlier use, and the capture would then wait for a stream outside of it (pytorch#180090).
         leaves = [parameter.detach().requires_grad_(parameter.requires_grad) for parameter in self.parameters]
-        reached = [name in program.trial.reached for name in program.parameters]
+        reached = [name in program.probe.reached for name in program.parameters]
         sums: list[Tensor | None] = []
         for number in range(accumulation):
             position = self.positions[part] + number if number else self.positions[part]

@@ -282,7 +282,7 @@ def _load(name: str, per_class: int) -> PackedImages:
     return packed_images.load(name, per_class=per_class or None)
 
 
-def _part(name: str, per_class: int, part: str) -> packed_images.Part:
+def _part(name: str, per_class: int, part: str) -> packed_images.PackedPart:
     data = _load(name, per_class)
     return data.train if part == "train" else data.held_out
 
