@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 
@@ -57,6 +58,13 @@ technique = ["lr-rewinding", "fine-tuning"]
 retrain-epochs = [1, 2]
 density = 0.5
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _not_nice() -> Iterator[None]:
+    """Ray's workers give way to all other processes by default: beside other tests they would wait for minutes."""
+    with patch.dict(os.environ, RAY_worker_niceness="0"):
+        yield
 
 
 @pytest.fixture
