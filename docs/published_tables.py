@@ -9,7 +9,7 @@ folder. The authors keep them as pickles of pandas, and reading a pickle runs wh
 have cloned from their repository.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import pandas
@@ -58,8 +58,12 @@ def dense(table: pandas.DataFrame) -> pandas.DataFrame:
     )
 
 
-def main(folder: Path) -> None:
-    plots = folder / "vision" / "plot"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a clone of the authors' repository")
+    plots = parser.parse_args().folder / "vision" / "plot"
+    if not plots.is_dir():
+        parser.error(f"there is no folder {plots}; give a clone of the authors' repository")
     tables = {
         "published-pruned.csv.gz": pruned(pandas.read_pickle(plots / "pruned_dataframe.pkl")),
         "published-dense.csv.gz": dense(pandas.read_pickle(plots / "bases_dataframe.pkl")),
@@ -69,4 +73,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -99,3 +99,19 @@ def test_a_table_of_one_endless_line_does_not_fill_the_memory(tmp_path: Path) ->
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert held < 2**23
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "recipe,test,val,test\ndigits,0.9,0.9,0.1\n",
+            "table.csv has the column test more than once; leave",
+        ),
+        ("recipe,test,val,flops\n ,0.9,0.9,1\n", "table.csv, line 2: column recipe is empty; name the task"),
+    ],
+)
+def test_a_table_that_is_ambiguous_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_rows(tmp_path / "table.csv")

@@ -149,7 +149,7 @@ def test_a_worker_trains_so_many_networks_at_once_at_most(
 def test_fleets_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="fleet must be at least 1, not 0"):
         Options(device="cuda", fleet=0)
-    with pytest.raises(InputError, match="a fleet of 3 needs a GPU, and the device is cpu; give jobs=3 for so many"):
+    with pytest.raises(InputError, match="a fleet of 3 needs a GPU, and the device is cpu; leave it out, or give"):
         Options(fleet=3)
 
 

@@ -1,10 +1,12 @@
 """Recipes: their fields, their identity, and retraining times in steps."""
 
 import inspect
+import math
 import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -182,7 +184,7 @@ class Manufactured(Digits):
 
 
 def test_a_field_without_a_default_value_is_refused() -> None:
-    with pytest.raises(InputError, match="stages of recipe test_recipe:Manufactured has no default value; give it one"):
+    with pytest.raises(InputError, match="stages of recipe test_recipe:Manufactured has no default value, or one"):
         recipe_named("test_recipe:Manufactured")
 
 
@@ -248,3 +250,40 @@ def test_no_time_within_the_training_is_longer_than_it() -> None:
     recipe = Digits(epochs=1.0)
     assert recipe.schedule.steps == 9  # an epoch is 9.34 steps
     assert [recipe.steps_of(epochs) for epochs in (0.5, 0.96, 0.99, 1.0, 1.01)] == [5, 9, 9, 9, 10]
+
+
+@dataclass(frozen=True)
+class Mistaken(Digits):
+    """A task with a part that returns something else than it should."""
+
+    part: str = "optimizer"
+    epochs: float = 0.5
+    drops: tuple[float, ...] = (0.2,)
+
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        groups = [{"params": list(model.parameters()), "lr": 0.0}]
+        return {"optimizer": None, "rates": torch.optim.SGD(groups, lr=0.1)}.get(self.part, super().optimizer(model))
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        return {"loss": None, "losses": torch.ones(3)}.get(self.part, super().loss(model, batch))
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        scores = {"nan": Scores(math.nan, 0.5), "inf": Scores(0.5, math.inf), "percent": Scores(97.0, 98.0)}
+        return scores.get(self.part, Scores(0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("optimizer", "optimizer of recipe .*Mistaken must return a torch optimizer, not None"),
+        ("rates", "trains nothing: all of its groups have a learning rate of 0; give one of them another lr"),
+        ("loss", "loss of recipe .*Mistaken must return one number as a tensor, not None"),
+        ("losses", r"loss of recipe .*Mistaken must return one number as a tensor, not a tensor of shape \(3,\)"),
+        ("nan", "level 0 was evaluated to val nan, test 0.5; evaluate of recipe .*Mistaken must return finite numbers"),
+        ("inf", "level 0 was evaluated to val 0.5, test inf; evaluate of recipe"),
+        ("percent", "Mistaken has accuracy 97, which is no fraction; state its unit"),
+    ],
+)
+def test_what_a_part_returns_by_mistake_is_said_in_a_sentence(part: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises((InputError, rewound.Failed), match=words):
+        rewound.prune(Mistaken(part=part), compression=2, store=tmp_path, say=lambda line: None)

@@ -184,6 +184,11 @@ def test_plans_need_no_data(kind: type[ImageNetResNet50], monkeypatch: pytest.Mo
         ({"batch-size": 1000}, "batch-size 1000 is not a whole number of groups of 128 images"),
         ({"epochs": 60.0}, "the rate must drop after the 5 epochs of warm-up and before the end at 60"),
         ({"drops": [30.0, 20.0]}, "in growing order, not at 30, 20; give drops and warmup-epochs together with epochs"),
+        ({"drops": [], "warmup-epochs": 90.0}, "warmup-epochs must be below epochs, 90, not 90"),
+        (
+            {"epochs": 80.0001},
+            "the last change of the rate, at epoch 80: 80.0001 epochs are 100,080 steps; give",
+        ),
         ({"precision": "float16"}, "precision is float32 or bfloat16, not 'float16'"),
         ({"smallest-area": 1.5}, "smallest-area must be above 0 and at most 1, not 1.5"),
         ({"central-share": 0.0}, "central-share must be above 0 and at most 1, not 0"),

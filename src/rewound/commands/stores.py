@@ -120,7 +120,8 @@ def unpack_files(files: Sequence[Path], root: Location) -> None:
     """Merge packs into a store, which is not touched if one of them cannot be read."""
     for path in files:
         if not path.is_file():
-            raise InputError(f"there is no file {path}; give the files that rewound pack wrote")
+            what = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+            raise InputError(f"{what}; give the files that rewound pack wrote")
     merged = unpack_store(read_packs(files), Store(root, say))
     console.print(f"{merged.added} added, {merged.present} there already, {merged.damaged} damaged and left out")
     if merged.unbound:

@@ -233,8 +233,8 @@ def baselines(rows: Iterable[Row]) -> dict[str, Baseline]:
             dense[row.recipe].append(row.test)
     if diverged := sorted({row.recipe for row in rows if row.dense} - dense.keys()):
         raise InputError(
-            f"every dense run of {', '.join(diverged)} diverged, and deltas are measured from dense networks; "
-            "lower the learning rate"
+            f"no dense run of {', '.join(diverged)} has a value, and deltas are measured from dense networks; lower "
+            "the learning rate if they diverged, or see that evaluate returns finite numbers"
         )
     if missing := sorted({row.recipe for row in rows} - dense.keys()):
         raise InputError(

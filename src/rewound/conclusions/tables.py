@@ -266,6 +266,8 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path, metrics: 
     header, columns = set(table.fieldnames or ()), _columns(kind)
     if not header:
         raise InputError(f"{path} is empty; a table starts with the line {','.join(columns)}")
+    if twice := [name for name, count in Counter(table.fieldnames).items() if count > 1]:
+        raise InputError(f"{path} has the column {', '.join(twice)} more than once; leave one of them")
     only_dense = kind is Row and header.isdisjoint(_REQUIRED[1:7])
     required = _DENSE_REQUIRED if only_dense else _REQUIRED if kind is Row else columns
     if kind is Row and not header.isdisjoint(_METRIC):
@@ -280,6 +282,8 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path, metrics: 
         try:
             if None in record or None in record.values():  # how the reader marks fields too many, or too few
                 raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
+            if kind is Row and not record["recipe"].strip():
+                raise InputError("column recipe is empty; name the task")
             if only_dense:
                 record |= {"iterative": "0", "density": "1", "trial": "0"}
             if kind is Row and not any(record.get(name) for name in _METRIC):

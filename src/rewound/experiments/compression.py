@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rewound.experiments.executors.local import opened, run
-from rewound.experiments.plans.collection import measured_density, parameters_left
+from rewound.experiments.plans.collection import is_no_number, measured_density, parameters_left
 from rewound.experiments.plans.options import Options, keeps_all
 from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
@@ -227,7 +227,9 @@ def prune(
     levels: list[LevelReport] = []
     for number in range(len(targets)):
         try:
-            levels.append(level := search.reach(number))
+            level = search.reach(number)
+            task.metric.check((level.val, level.test), task.label())
+            levels.append(level)
         except Diverged as failure:
             if max_drop is None or not levels:
                 raise
@@ -284,6 +286,11 @@ class _Search:
         result = self.store.result(target.state.key)
         if result is None or "failed" in result:
             raise self._failure(part, f"level {number} (density {target.density:.4g})")
+        if is_no_number(result):
+            raise Failed(
+                f"level {number} was evaluated to val {result['val']:g}, test {result['test']:g}; evaluate of recipe "
+                f"{self.recipe.label()} must return finite numbers"
+            )
         scores = (result["val"], result["test"], result["flops"])
         network = parameter_count(self.recipe.skeleton)
         pruned = sum(layer["total"] - layer["kept"] for layer in result["layers"].values())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.errors import InputError, check_kind
+from rewound.foundations.errors import InputError, check_kind, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.names import path_of, source_digest, unknown
 from rewound.foundations.randomness import own_draws
@@ -201,12 +201,20 @@ class Recipe(ABC):
     def rate_factors(self) -> tuple[float, ...]:
         """Each group's own learning rate as a multiple of the optimizer's default one, which follows the schedule."""
         optimizer = self.optimizer(self.skeleton)
+        if not hasattr(optimizer, "param_groups"):  # a forgotten return
+            given = shown(optimizer)
+            raise InputError(f"optimizer of recipe {self.label()} must return a torch optimizer, not {given}")
         base = float(optimizer.defaults.get("lr", 1.0))
         rates = [float(group.get("lr", base)) for group in optimizer.param_groups]
         if base == 0 and any(rates):
             raise InputError(
                 f"the optimizer of recipe {self.label()} has a default lr of 0 and groups with other rates, "
                 "whose ratio to it cannot be told; give the optimizer the schedule's first rate as its lr"
+            )
+        if base and not any(rates):
+            raise InputError(
+                f"the optimizer of recipe {self.label()} trains nothing: all of its groups have a learning rate of 0; "
+                "give one of them another lr, or leave theirs out"
             )
         return tuple(rate / base if base else 1.0 for rate in rates)
 
@@ -308,7 +316,8 @@ def check_class(task: type[Recipe]) -> None:
     defaults = {f.name: f.default for f in fields(task)}
     if without := [name for name, default in defaults.items() if default is MISSING]:  # a factory's values differ
         raise InputError(
-            f"{', '.join(without)} of recipe {task.label()} has no default value; give it one, as epochs: float = 4.0"
+            f"{', '.join(without)} of recipe {task.label()} has no default value, or one that a factory makes; write "
+            "it as a value, as epochs: float = 4.0 or sizes: tuple[int, ...] = (8, 8)"
         )
     stray = [name for name, default in defaults.items() if getattr(task, name, default) is not default]
     for part in task.__mro__:

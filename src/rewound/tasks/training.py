@@ -151,7 +151,7 @@ def train(
                                 "endless: begin another pass over the data"
                             )
                         with together.averaging(now=recipe.clip_each or number == recipe.accumulation):
-                            loss = together.loss(recipe, model, batch) / recipe.accumulation
+                            loss = _one_number(together.loss(recipe, model, batch), recipe) / recipe.accumulation
                             loss.backward()  # type: ignore[no-untyped-call]
                         losses += loss.detach()
                         if recipe.clip_each:
@@ -201,6 +201,13 @@ class _Clipped:
         """Put their sum where the optimizer takes gradients from."""
         for parameter, gradient in self.sums.items():
             parameter.grad = gradient
+
+
+def _one_number(loss: Tensor, recipe: Recipe) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
+        raise InputError(f"loss of recipe {recipe.label()} must return one number as a tensor, not {what}")
+    return loss
 
 
 def _take_step(optimizer: Optimizer, recipe: Recipe) -> None:

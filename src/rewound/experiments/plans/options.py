@@ -41,8 +41,8 @@ class Options:
             raise InputError(f"fleet must be at least 1, not {self.fleet}")
         if self.fleet is not None and self.device == "cpu":
             raise InputError(
-                f"a fleet of {self.fleet} needs a GPU, and the device is cpu; give jobs={self.fleet} for so many "
-                "networks at a time, or another device"
+                f"a fleet of {self.fleet} needs a GPU, and the device is cpu; leave it out, or give another device: on "
+                "the CPU each worker trains one network at a time"
             )
         if self.minutes is not None and not self.minutes > 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")

@@ -74,10 +74,10 @@ def estimate(name: str, plan: Plan, store: Store | None, device: str, jobs: int)
         ("rows (networks to measure)", f"{len(plan.targets):,}"),
         *((what, f"{counts.selected:,} of {counts.network:,} parameters") for what, counts in pruned),
         ("nodes (pieces of training)", f"{len(plan.nodes):,} ({done:,} done, {len(left):,} to do)"),
-        ("dense epochs", f"{dense:,.0f}"),
-        ("retraining epochs, naive", f"{plan.naive_epochs:,.0f}"),
-        ("retraining epochs, shared", f"{shared:,.0f}"),
-        ("epochs to do", f"{epochs:,.0f}{in_drafts}"),
+        ("dense epochs", _shown(dense)),
+        ("retraining epochs, naive", _shown(plan.naive_epochs)),
+        ("retraining epochs, shared", _shown(shared)),
+        ("epochs to do", f"{_shown(epochs)}{in_drafts}"),
         *([("of them to recompute", recomputed)] if again else []),
         ("time to do", time.words),
         ("tensors kept while needed", f"at most {sized(size)} ({counted(len(kept), 'state')})"),
@@ -194,6 +194,15 @@ def unbound_note(count: int) -> str:
         f"note: {counted(count, 'state')} (or drafts) were kept by a version that did not write keys into them; "
         "they are used if seed, position and shapes are right"
     )
+
+
+def _shown(epochs: float) -> str:
+    """Epochs with a digit after the point, where halves were asked for; steps are whole, so that 16 may be 16.05.
+
+    >>> _shown(2.5), _shown(40.5), _shown(16.05), _shown(3217.8)
+    ('2.5', '40.5', '16', '3,218')
+    """
+    return f"{epochs:,.1f}" if epochs < 1000 and 0.25 < epochs % 1 < 0.75 else f"{epochs:,.0f}"
 
 
 def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[str]:

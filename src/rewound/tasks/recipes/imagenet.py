@@ -92,11 +92,19 @@ class PackedClassifier(Classifier):
                 f"batch-size {self.batch_size} is not a whole number of groups of {self.batch_norm_group} images, over "
                 "which batches are normalised; give a multiple of it, or another batch-norm-group"
             )
+        if self.warmup_epochs >= self.epochs:
+            raise InputError(f"warmup-epochs must be below epochs, {self.epochs:g}, not {self.warmup_epochs:g}")
         if any(later <= earlier for earlier, later in pairwise((self.warmup_epochs, *self.drops, self.epochs))):
             raise InputError(
                 f"the rate must drop after the {self.warmup_epochs:g} epochs of warm-up and before the end at "
                 f"{self.epochs:g}, in growing order, not at {', '.join(f'{drop:g}' for drop in self.drops)}; "
                 "give drops and warmup-epochs together with epochs"
+            )
+        steps, last = round(self.epochs * self.steps_per_epoch), max(self.warmup_epochs, *self.drops, 0.0)
+        if last * self.steps_per_epoch > steps - 1:
+            raise InputError(
+                f"no step is left after the last change of the rate, at epoch {last:g}: {self.epochs:g} epochs are "
+                f"{steps:,} steps; give more epochs, or earlier drops"
             )
 
     @property
@@ -120,8 +128,8 @@ class PackedClassifier(Classifier):
     @cached_property
     def schedule(self) -> Schedule:
         steps, per_epoch, rate = round(self.epochs * self.steps_per_epoch), self._exact_steps, self.learning_rate
-        if per_epoch < 1 or max(self.drops, default=0) * per_epoch >= steps:  # a few batches an epoch: whole ones count
-            per_epoch = self.steps_per_epoch
+        if per_epoch < 1 or max(self.warmup_epochs, *self.drops, 0.0) * per_epoch > steps - 1:
+            per_epoch = self.steps_per_epoch  # of a few batches an epoch the whole ones count
         rise = [Piece(self.warmup_epochs * per_epoch, 0.0, rate, "linear")] if self.warmup_epochs else []
         ends = [*(drop * per_epoch for drop in self.drops), max(steps, self.epochs * per_epoch)]
         held = [Piece(end, rate / 10**drop, rate / 10**drop) for drop, end in enumerate(ends)]
