@@ -151,7 +151,7 @@ def train(
                                 "endless: begin another pass over the data"
                             )
                         with together.averaging(now=recipe.clip_each or number == recipe.accumulation):
-                            loss = _one_number(together.loss(recipe, model, batch), recipe) / recipe.accumulation
+                            loss = one_number(together.loss(recipe, model, batch), recipe) / recipe.accumulation
                             loss.backward()  # type: ignore[no-untyped-call]
                         losses += loss.detach()
                         if recipe.clip_each:
@@ -203,7 +203,8 @@ class _Clipped:
             parameter.grad = gradient
 
 
-def _one_number(loss: Tensor, recipe: Recipe) -> Tensor:
+def one_number(loss: Tensor, recipe: Recipe) -> Tensor:
+    """The loss, if it is a scalar."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
         raise InputError(f"loss of recipe {recipe.label()} must return one number as a tensor, not {what}")

@@ -28,6 +28,7 @@ from rewound.tasks.feed import streamed
 from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.tasks.recipe import Batch, Recipe
 from rewound.tasks.resident import ResidentRecipe
+from rewound.tasks.training import one_number
 
 
 def capturable(recipe: Recipe, device: torch.device) -> TypeGuard[ResidentRecipe]:
@@ -64,7 +65,7 @@ def _probe(recipe: ResidentRecipe, device: torch.device) -> Probe:
     # What a recipe compiles itself is not compiled for two examples.
     with torch.random.fork_rng(gpus), torch.compiler.set_stance("force_eager") if gpus else nullcontext():
         before = _host_draws(), _drawn(device)
-        loss = recipe.loss(model, batch)
+        loss = one_number(recipe.loss(model, batch), recipe)
         after = _host_draws(), _drawn(device)
         loss.backward()  # type: ignore[no-untyped-call]
     on_host = device.type == "cuda" and before[0] != after[0]
