@@ -287,3 +287,22 @@ class Mistaken(Digits):
 def test_what_a_part_returns_by_mistake_is_said_in_a_sentence(part: str, words: str, tmp_path: Path) -> None:
     with pytest.raises((InputError, rewound.Failed), match=words):
         rewound.prune(Mistaken(part=part), compression=2, store=tmp_path, say=lambda line: None)
+
+
+@dataclass(frozen=True)
+class Lost(Digits):
+    """A task whose pruned networks cannot be judged."""
+
+    epochs: float = 0.5
+    drops: tuple[float, ...] = (0.2,)
+
+    def evaluate(self, model: torch.nn.Module) -> Scores:
+        is_pruned = any(bool((weight == 0).any()) for weight in self.prunable(model).values())
+        return Scores(math.nan, 0.5) if is_pruned else Scores(0.5, 0.5)
+
+
+def test_with_a_limit_the_levels_before_one_that_cannot_be_judged_remain(tmp_path: Path) -> None:
+    said = list[str]()
+    network = rewound.prune(Lost(), compression=2, max_drop=0.1, store=tmp_path, say=said.append)
+    assert [level.val for level in network.levels] == [0.5]
+    assert any("must return finite numbers; the levels before it remain" in line for line in said)

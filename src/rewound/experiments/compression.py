@@ -230,7 +230,7 @@ def prune(
             level = search.reach(number)
             task.metric.check((level.val, level.test), task.label())
             levels.append(level)
-        except Diverged as failure:
+        except (Diverged, _NoNumber) as failure:
             if max_drop is None or not levels:
                 raise
             say(f"{failure}; the levels before it remain")
@@ -253,6 +253,10 @@ def prune(
         "direction": task.metric.direction,
     }
     return PrunedNetwork(model, mask, large, tuple(levels), best, settings, search.kept_network)
+
+
+class _NoNumber(Failed):
+    """A level was trained, and its metric is no number."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +291,7 @@ class _Search:
         if result is None or "failed" in result:
             raise self._failure(part, f"level {number} (density {target.density:.4g})")
         if is_no_number(result):
-            raise Failed(
+            raise _NoNumber(
                 f"level {number} was evaluated to val {result['val']:g}, test {result['test']:g}; evaluate of recipe "
                 f"{self.recipe.label()} must return finite numbers"
             )
