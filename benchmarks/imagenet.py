@@ -251,10 +251,10 @@ def crop_milliseconds(place: Place) -> float:
     return (time.perf_counter() - began) * 50
 
 
-KINDS = {  # of kernels, by what their names hold; the first that fits
-    "convolutions": ("cudnn", "cutlass", "xmma", "gemm", "conv", "nvjet", "sm90", "implicit"),
+KINDS = {  # of kernels, by what their names hold; the first that fits: Triton's name the operations around them, too
     "reductions": ("triton_red", "triton_per"),
     "pointwise": ("triton_poi",),
+    "convolutions": ("cudnn", "cutlass", "xmma", "gemm", "conv", "nvjet", "sm90", "implicit"),
     "copies": ("CatArray", "Memcpy", "Memset", "copy"),
 }
 

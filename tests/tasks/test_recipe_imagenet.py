@@ -84,7 +84,7 @@ def packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     [
         (ImageNetResNet34, 21_783_744, 21_801_896, 112_590),
         (ImageNetResNet50, 25_502_912, 25_557_032, 112_590),
-        (TinyImageNetResNet50, 23_856_832, 23_910_152, 11_700),
+        (TinyImageNetResNet50, 23_856_832, 23_910_152, 7_020),
         (ImagenetteResNet50, 23_475_392, 23_528_522, 3_285),
     ],
 )

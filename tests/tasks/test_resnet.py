@@ -51,6 +51,7 @@ def test_the_pool_pads_as_tensorflow_does() -> None:
     even, odd = torch.arange(4.0).expand(1, 1, 4, 4), torch.arange(5.0).flip(0).expand(1, 1, 5, 5)
     assert SamePool()(even)[0, 0, 0].tolist() == [2, 3]
     assert SamePool()(odd)[0, 0, 0].tolist() == [4, 3, 1]
+    assert SamePool()(-1 - even[:, :, :3])[0, 0].tolist() == [[-1, -3], [-1, -3]], "beyond the end there is nothing"
 
 
 @pytest.mark.parametrize(

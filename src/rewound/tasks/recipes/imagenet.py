@@ -14,7 +14,7 @@ differs from the authors is listed in docs/imagenet.md.
 |-----------------------|-----------|--------|---------|------------------|-------------|-------------------------|
 | imagenet-resnet34     | 1,281,167 | 224    | 1,000   | 21,783,744       | 90          | 73.60 +- 0.27           |
 | imagenet-resnet50     | 1,281,167 | 224    | 1,000   | 25,502,912       | 90          | 76.17 +- 0.14           |
-| tinyimagenet-resnet50 | 100,000   | 64     | 200     | 23,856,832       | 30          |                         |
+| tinyimagenet-resnet50 | 100,000   | 64     | 200     | 23,856,832       | 18          |                         |
 | imagenette-resnet50   | 9,469     | 224    | 10      | 23,475,392       | 45          |                         |
 
 The training pictures stay on the device as bytes where they fit, and are otherwise decoded and streamed past it
@@ -249,9 +249,9 @@ class ImageNetResNet50(PackedClassifier):
 
 @dataclass(frozen=True)
 class TinyImageNetResNet50(PackedClassifier):
-    """Tiny-ImageNet: a third of ImageNet's epochs along the same shape.
+    """Tiny-ImageNet: ImageNet's schedule in a fifth of its epochs.
 
-    Batches of 256, so that 30 epochs are 11,700 steps; more decay for a thirteenth of the pictures; no box below a
+    Batches of 256, so that 18 epochs are 7,020 steps; more decay for a thirteenth of the pictures; no box below a
     quarter of a picture that has only 64 pixels. The stem leaves 32x32 to the first stage: ImageNet's would leave
     16x16, and 2x2 to the last.
     """
@@ -259,12 +259,12 @@ class TinyImageNetResNet50(PackedClassifier):
     name: ClassVar[str] = "tinyimagenet-resnet50"
     data: ClassVar[str] = "tinyimagenet"
 
-    epochs: float = 30.0
+    epochs: float = 18.0
     batch_size: int = 256
     learning_rate: float = 0.1
     weight_decay: float = 5e-4
-    warmup_epochs: float = 2.0
-    drops: tuple[float, ...] = (10.0, 20.0, 27.0)
+    warmup_epochs: float = 1.0
+    drops: tuple[float, ...] = (6.0, 12.0, 16.0)
     image_size: int = 64
     smallest_area: float = 0.25
 

@@ -80,13 +80,11 @@ class SamePool(nn.MaxPool2d):
     """A 3x3 max pool with stride 2 that pads as TensorFlow's "SAME" does: an even size at its end alone."""
 
     def __init__(self) -> None:
-        super().__init__(3, 2)
+        super().__init__(3, 2, ceil_mode=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        right, bottom = (max((math.ceil(size / 2) - 1) * 2 + 3 - size, 0) for size in (x.shape[-1], x.shape[-2]))
-        around = (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2)
-        pooled: Tensor = super().forward(F.pad(x, around, value=-math.inf))
-        return pooled
+        # A window may reach beyond the end of an even size; an odd one is padded on both sides.
+        return F.max_pool2d(x, 3, 2, [size % 2 for size in x.shape[-2:]], ceil_mode=True)
 
 
 class ResNet(nn.Sequential):
