@@ -20,7 +20,8 @@ from rewound.experiments.plans.planning import Node, plan
 from rewound.experiments.plans.remaining import pack_store, todo
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.experiments.sweeps.targets import dense
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from stored import merged

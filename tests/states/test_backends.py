@@ -16,7 +16,8 @@ from rewound.states.storage.artifacts import Artifact, Kind
 from rewound.states.storage.backend import Backend
 from rewound.states.storage.conformance import CHECKS, Opener
 from rewound.states.storage.folder import Folder
-from rewound.states.storage.packs import NewPack, read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import NewPack, read_packs
 from rewound.states.storage.store import Store
 from stored import KEY, RESULT
 from table_backend import Table

@@ -23,7 +23,8 @@ from rewound.experiments.sweeps.targets import dense, run_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import packs
 from rewound.states.storage.artifacts import Notes, artifact_at
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.recipes.digits import Digits

@@ -19,7 +19,8 @@ from safetensors.torch import save
 from command_line import Rewound
 from rewound.foundations.errors import InputError
 from rewound.states.storage.artifacts import LONGEST_RESULT, digest
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.statefile import tensor_digest
 from rewound.states.storage.store import Store
 from stored import KEY, RESULT

@@ -12,7 +12,8 @@ from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import pack_store
 from rewound.states.storage.artifacts import Notes
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.store import Store
 from sameness import assert_same
 from stored import KEY, OTHER, RESULT, a_mask, a_state, swap, unbind, unbind_all

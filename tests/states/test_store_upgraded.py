@@ -10,7 +10,8 @@ from command_line import Rewound
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.plans.remaining import todo
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.store import VERSION, Store, _version_line
 from tiny_sweeps import ITERATIVE, run, sweep_of
 

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from rewound.method.pruning.mask import Mask
 from rewound.states.storage.artifacts import CurvePoint, Result, artifact_at, digest
 from rewound.states.storage.folder import Folder
+from rewound.states.storage.merging import Fate, merge
 from rewound.states.storage.statefile import tensor_digest
-from rewound.states.storage.store import Fate, Store
+from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
@@ -71,7 +72,7 @@ def merged(store: Store, name: str, content: bytes) -> Fate:
         if artifact_at(name):
             file.parent.mkdir(parents=True)
             file.write_bytes(content)
-        return store.merge(name, Folder(Path(folder)), len(content))
+        return merge(name, Folder(Path(folder)), len(content), store)
 
 
 def swap(one: Path, other: Path) -> None:

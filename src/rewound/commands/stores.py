@@ -24,7 +24,8 @@ from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
 from rewound.states.storage.artifacts import Outcome, Result, failure_in_words, outcome_of
 from rewound.states.storage.backend import Location
-from rewound.states.storage.packs import read_packs, unpack_store
+from rewound.states.storage.merging import unpack_store
+from rewound.states.storage.packs import read_packs
 from rewound.states.storage.store import Store, is_store
 
 _KEY = re.compile("[0-9a-f]{1,32}")  # or the beginning of one

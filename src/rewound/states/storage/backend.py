@@ -7,6 +7,7 @@ all, and a path never changes its meaning: of two that create one, exactly one s
 
 import errno
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,18 @@ class OnlyRead(Backend):
 
 class Gone(Exception):
     """A file was removed by another process while it was copied."""
+
+
+def copied(file: Path) -> Source:
+    """The content of a local file, to be written elsewhere."""
+
+    def copy(to: Path) -> None:
+        try:
+            shutil.copyfile(file, to)
+        except FileNotFoundError:
+            raise Gone(str(file)) from None
+
+    return copy
 
 
 _REASONS = {

@@ -1,7 +1,7 @@
 """Artifacts of a store in one file (or several of a given size), which can be read as a store and copied into another.
 
 Nothing is copied before all packs are known to be whole. Every artifact carries its own checksum and is checked before
-it is merged (`Store.merge`); what was measured is never overwritten.
+it is merged (`merging`); what was measured is never overwritten.
 
 A pack is a tar archive, compressed by gzip. It is read a block at a time by the few lines below, not by tarfile: a
 forged archive can make tarfile keep any amount in memory. `pack` writes only plain files and the extended headers that
@@ -16,18 +16,17 @@ import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, NoReturn, Protocol, Self, TypeAlias, cast
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import replacing
 from rewound.states.storage.artifacts import Damaged, artifact_at
 from rewound.states.storage.backend import Backend, Listed, Source, refusals_explained
 from rewound.states.storage.statefile import LONGEST_HEADER, check_header
-from rewound.states.storage.store import Store
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -44,16 +43,6 @@ class _Readable(Protocol):
     """What bytes are read from, in order."""
 
     def read(self, size: int, /) -> bytes: ...
-
-
-class Merged(NamedTuple):
-    """What became of the artifacts of a pack."""
-
-    added: int
-    present: int
-    damaged: int
-    unbound: int
-    """Of those added, tensors of a version that did not write their key into them."""
 
 
 class NewPack:
@@ -321,15 +310,3 @@ class _Joined(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def unpack_store(packs: Iterable[Pack], store: Store) -> Merged:
-    """Copy packs into a store, an artifact at a time."""
-    counts, unbound = {"added": 0, "present": 0, "damaged": 0}, 0
-    for pack in packs:
-        with pack:
-            for path, listed in pack.list("").items():
-                outcome = store.merge(path, pack, listed.size)
-                counts[outcome] += 1
-                unbound += outcome == "added" and artifact_at(path) in store.unbound(Path(path).stem)
-    return Merged(**counts, unbound=unbound)

@@ -7,11 +7,10 @@ has it. Nothing is ever unpickled.
 """
 
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, cast
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import FORGOTTEN
@@ -40,7 +39,7 @@ from rewound.states.storage.artifacts import (
     outcome_of,
     summary_of,
 )
-from rewound.states.storage.backend import Backend, Gone, Location, Source, contents_of, refusal, where_writable
+from rewound.states.storage.backend import Backend, Gone, Location, contents_of, copied, refusal, where_writable
 from rewound.states.storage.claims import Claim, Leases
 from rewound.states.storage.folder import Folder
 from rewound.states.storage.statefile import Header, Kept, header_size, read_header, read_state, write_state
@@ -48,8 +47,6 @@ from rewound.tasks.recipe import Position
 from rewound.tasks.training import State
 
 Say = Callable[[str], None]
-Fate: TypeAlias = Literal["added", "present", "damaged"]
-"""What becomes of an artifact that arrives from another store."""
 VERSION = 2
 _TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
 _HEADER = 1 << 16  # bytes that most headers fit into
@@ -377,51 +374,6 @@ class Store:
         """The work under way, by key."""
         return self._leases.alive()
 
-    # Artifacts of another store
-
-    def merge(self, path: str, source: Backend, size: int) -> Fate:
-        """Take an artifact of another store, if it is intact and better than what is here.
-
-        Tensors are where training goes on from: a draft gives way to one of more steps, a state without the optimizer's
-        slots to one with them. Whichever of two are used, the results are the same on one kind of machine; two kinds
-        differ in the last bits, and each result says what it was made with (`made`).
-        """
-        if (artifact := artifact_at(path)) is None:
-            raise InputError(f"{path!r} is not an artifact of a store")
-        try:
-            if artifact.kind == "result":
-                is_better = self._merge_result(artifact, source, size)
-            else:
-                is_better = self._merge_tensors(artifact, source)
-        except Gone:
-            return "present"
-        except Damaged as damage:
-            self.say(f"damaged: {path} {damage.reason}; left out")
-            return "damaged"
-        return "added" if is_better else "present"
-
-    def _merge_result(self, artifact: Artifact, source: Backend, size: int) -> bool:
-        if size > LONGEST_RESULT:
-            raise Damaged(f"has {size:,} bytes, and a result at most {LONGEST_RESULT:,}")
-        if (content := source.read(artifact.path, LONGEST_RESULT)) is None:
-            raise Gone(artifact.path)
-        return self.publish(artifact.key, decoded(content, artifact.key))
-
-    def _merge_tensors(self, artifact: Artifact, source: Backend) -> bool:
-        key, is_draft = artifact.key, artifact.kind == "draft"
-        if (file := source.fetch(artifact.path)) is None:
-            raise Gone(artifact.path)
-        arriving = read_state(file, key, draft=is_draft)
-        if is_draft:
-            present = self.load(key, draft=True)  # all of it: one that is damaged gives way
-            is_further = present is None or arriving.state.position > present.state.position
-            is_better = is_further and self.result(key) is None
-        else:
-            is_better = not self.has_state(key, to_train=arriving.has_slots)
-        if is_better:
-            self.backend.write(artifact.path, copied(file))
-        return is_better
-
     # Damage
 
     def check(self, path: str, size: int) -> None:
@@ -457,18 +409,6 @@ class Store:
         if (line := f"damaged: {name.name} {reason}; {what_became}, {then}") not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def copied(file: Path) -> Source:
-    """The content of a local file, to be written elsewhere."""
-
-    def copy(to: Path) -> None:
-        try:
-            shutil.copyfile(file, to)
-        except FileNotFoundError:
-            raise Gone(str(file)) from None
-
-    return copy
 
 
 def _decoded(content: bytes, key: str) -> Result:
