@@ -39,6 +39,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
+from block_stem import with_blocks  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.datasets import packed_images  # noqa: E402
 from rewound.tasks.datasets.jpegs import decoder_version, decoders, fastest_decoder  # noqa: E402
@@ -116,6 +117,14 @@ class ImageNet(Drawn, ImageNetResNet50):
 
 
 @dataclass(frozen=True)
+class Blocks(ImageNet):
+    """The same with another way to compute the first layers."""
+
+    def model(self, seed: int) -> nn.Module:
+        return with_blocks(super().model(seed))
+
+
+@dataclass(frozen=True)
 class Streamed(Drawn, ImageNetResNet50):
     """ImageNet's recipe on JPEG files that are decoded for each batch."""
 
@@ -129,32 +138,36 @@ class Tiny(Drawn, TinyImageNetResNet50):
 
 
 def captured(
-    recipe: PackedClassifier, device: torch.device, seconds: float, *, profiling: bool = False
+    recipe: PackedClassifier, device: torch.device, seconds: float, *, networks: int = 1, profiling: bool = False
 ) -> dict[str, Any]:
-    """The step that runs train with."""
+    """The step that runs train with, of one network or of several side by side."""
     began = time.perf_counter()
-    place = Place(program(recipe, device))
+    places = [Place(program(recipe, device)) for _ in range(networks)]
     built = time.perf_counter() - began
     chunk = max(2, 4096 // recipe.batch_size) if device.type == "cuda" else 1
     most = 100 * chunk
-    place.start(Run(begin(recipe, 1), None, [Segment(0.01, most)], range(chunk, most, chunk)))
+    for seed, place in enumerate(places):
+        place.start(Run(begin(recipe, seed), None, [Segment(0.01, most)], range(chunk, most, chunk)))
     rates, waited = [], []
     end, ended = None, False
     while not ended and (end is None or time.perf_counter() < end):
         start = time.perf_counter()
-        while not place.arrived():
-            if not place.launch():
+        while not all(place.arrived() for place in places):
+            launched = [place.launch() for place in places]
+            if not any(launched):
                 time.sleep(2e-4)  # as a fleet does; threads that decode need Python's lock
-        state, ended = place.report()
-        took = time.perf_counter() - start
-        if not isinstance(state, State):
-            raise SystemExit(f"it diverged: {state}")
-        place.resume()
+        reports = [place.report() for place in places]
+        took, waiting, ended = time.perf_counter() - start, 0.0, reports[0][1]
+        for place, (state, _) in zip(places, reports, strict=True):
+            if not isinstance(state, State):
+                raise SystemExit(f"it diverged: {state}")
+            waiting = max(waiting, state.waited)
+            place.resume()
         if end is None:  # the first is warm-up
             end = time.perf_counter() + seconds
         else:
-            rates.append(chunk * recipe.batch_size / took)
-            waited.append(state.waited / took)
+            rates.append(networks * chunk * recipe.batch_size / took)
+            waited.append(waiting / took)
     found = {
         "images_per_second": statistics.median(rates),
         "least": min(rates),
@@ -166,9 +179,9 @@ def captured(
         found["gib"] = torch.cuda.max_memory_allocated() / 2**30
         if recipe.source(device) is None:
             found |= {
-                "crop_ms": crop_milliseconds(place),
-                "step_ms": 1e3 * recipe.batch_size / statistics.median(rates),
-                **(where_it_goes(place) if profiling else {}),
+                "crop_ms": crop_milliseconds(places[0]),
+                "step_ms": 1e3 * networks * recipe.batch_size / statistics.median(rates),
+                **(where_it_goes(places[0]) if profiling else {}),
             }
     return found
 
@@ -388,8 +401,12 @@ def main(arguments: Sequence[str]) -> None:
         "resident-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds),
         "resident-1024": lambda: captured(ImageNet(**fields), device, seconds),
         "profile-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds, profiling=True),
+        "resident-256-blocks": lambda: captured(
+            Blocks(**{"batch_size": 256, **fields, "image_size": 128 if options.smoke else 224}), device, seconds
+        ),
         "resident-256-unchecked": unchecked,
         "tiny-256": lambda: captured(Tiny(**fields), device, seconds),
+        "tiny-256-two": lambda: captured(Tiny(**fields), device, seconds, networks=2),
         "eager": lambda: eager(ImageNet(**{"batch_size": 256, **fields}), device, seconds, files()),
         "decoders": lambda: decoders_alone(files(), device, 4 if options.smoke else 256, seconds),
         "feed": lambda: feed_alone(files(), device, 4 if options.smoke else 256, seconds),
