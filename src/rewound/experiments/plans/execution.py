@@ -138,6 +138,8 @@ class Job:
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
         source = (worker.store, worker.device, worker.say)
         check_same_data(node.state, worker.store, f"compute {node.key[:12]} again")
+        for later in plan.continued(node):  # published by another plan, which did not stop here
+            check_same_data(later.state, worker.store, f"compute {node.key[:12]} on the way to {later.key[:12]}")
         if self.is_again:  # said here, not when a run begins: another may drop the tensors meanwhile
             worker.say(recomputing(node.key))
         draft = stored_state(node.state, worker.store, draft=True)

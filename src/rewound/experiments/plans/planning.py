@@ -8,7 +8,7 @@ them are one node.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -57,6 +57,16 @@ class Plan:
     def by_key(self) -> dict[str, Node]:
         """The nodes by the keys of what they publish."""
         return {node.key: node for node in self.nodes}
+
+    def continued(self, node: Node) -> Iterator[Node]:
+        """The nodes whose training passes through what a node publishes, without a pruning in between."""
+        waiting = [node.key]
+        while waiting:
+            key = waiting.pop()
+            later = [self.by_key[reader] for reader in self.readers.get(key, ()) if reader in self.by_key]
+            further = [each for each in later if each.after is not None and each.after.key == key]
+            yield from further
+            waiting += [each.key for each in further]
 
     @property
     def steps(self) -> int:

@@ -126,8 +126,8 @@ def check_same_data(past: Trained, store: Store, to: str) -> None:
         today = recipe.made_with()
         then, now = (", ".join(f"{name} {which.get(name, 'unknown')}" for name in names) for which in (made, today))
         raise InputError(
-            f"cannot {to}: it was made with {then}, and this machine has {now}; install or prepare the same "
-            f"{' and '.join(names)} here, run it on a machine that has it, or give another store"
+            f"cannot {to}: {past.key[:12]} was made with {then}, and this machine has {now}; install or prepare the "
+            f"same {' and '.join(names)} here, run it on a machine that has it, or give another store"
         )
 
 
