@@ -217,6 +217,8 @@ CASES: dict[str, Case] = {
     "abandoned": (abandoned, Digits64(**SMALL)),
     "dropout": (trained, Strangers64(**SMALL, what="dropout")),
     "dropout in halves": (halves, Strangers64(**SMALL, what="dropout")),
+    "in one piece": (trained, Digits64(**{**SMALL, "blocks": (3, 3), "widths": (8, 16)})),
+    "in halves": (halves, Digits64(**{**SMALL, "blocks": (3, 3), "widths": (8, 16)})),
     "groups across processes": (refused, Grouped(batch_size=24, group=8)),
     "odd batch": (refused, Digits64(**{**SMALL, "batch_size": 25})),
     "indivisible": (refused, Indivisible()),
@@ -249,7 +251,7 @@ def main(rank: int, world: int, folder: Path, device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    cases = {2: CASES, 4: ["a group for each process"]}.get(world, SAME)
+    cases = {2: CASES, 4: ["a group for each process", "in one piece", "in halves"]}.get(world, SAME)
     torch.save({case: outcome(case, dist.group.WORLD) for case in cases}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -51,9 +51,23 @@ def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_tw
     check_same(case, by_two)
 
 
+@pytest.fixture(scope="module")
+def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[Outcomes]:
+    return by_processes(4, tmp_path_factory.mktemp("four"))
+
+
 @pytest.mark.slow
-def test_a_group_of_images_spans_two_of_four_processes(tmp_path: Path) -> None:
-    check_same("a group for each process", by_processes(4, tmp_path))  # of two; here each has half of one
+def test_a_group_of_images_spans_two_of_four_processes(by_four: list[Outcomes]) -> None:
+    check_same("a group for each process", by_four)  # of two; here each has half of one
+
+
+@pytest.mark.slow
+def test_four_processes_train_the_same_in_one_piece_and_in_two(by_four: list[Outcomes]) -> None:
+    """Law 1. Sums of four numbers, other than of two, depend on the order in which they are added."""
+    whole, halves = (tensors(by_four[0][case]) for case in ("in one piece", "in halves"))
+    assert [
+        name for name, tensor in halves.items() if "loss" not in name and not torch.equal(tensor, whole[name])
+    ] == []
 
 
 @pytest.mark.cuda

@@ -8,10 +8,9 @@ Rank 0 decides when a run is looked at, and whether it goes on afterwards. Befor
 prove that they hold the same; without several processes, everything here is the identity.
 """
 
-import copy
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
@@ -21,7 +20,6 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.randomness import own_draws
 from rewound.tasks import ranks
 from rewound.tasks.normalisation import check_normalisation, synchronised
 from rewound.tasks.recipe import Batch, Position, Recipe
@@ -107,34 +105,23 @@ class Together:
         assert isinstance(recipe, ResidentRecipe)  # as checked before
         return recipe.batches(seed, position, device, self.share)
 
-    def wrap(
-        self, recipe: Recipe, model: nn.Module, stepped: Collection[str], batches: Callable[[], Iterator[Batch]]
-    ) -> None:
-        """Prepare a model for training by all processes; its parameters and their names stay as they are.
-
-        `stepped` are parameters that are known to get gradients; a pass over the first of the batches tells of others.
-        """
+    def wrap(self, recipe: Recipe, model: nn.Module) -> None:
+        """Prepare a model for training by all processes; its parameters and their names stay as they are."""
         if self._group is None:
             return
-        trained = {name for name, each in model.named_parameters() if each.requires_grad}
-        all_get_gradients = trained <= {*stepped} or self._all_get_gradients(recipe, model, next(batches()))
         synchronised(model, self._group)
         # A convolution of 1x1 has the same layout by other strides where channels come last; nothing is slower.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
         self._wrapped = DistributedDataParallel(
             _Loss(recipe, model),
             process_group=self._group,
             init_sync=False,  # parameters and buffers are equal, as was checked
-            find_unused_parameters=not all_get_gradients,  # takes time, and torch warns where there are none
+            # Otherwise torch puts gradients together in another order after the first step. Sums over more than two
+            # processes are then rounded otherwise, and a run that is resumed would not be the same (law 1).
+            find_unused_parameters=True,
             **{_FORWARD_SYNC: False},  # type: ignore[arg-type]  # buffers stay equal, as all are computed from the whole batch
         )
-
-    def _all_get_gradients(self, recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
-        assert self._group is not None  # as whoever asks has found
-        synchronised(trial := copy.deepcopy(model), self._group)
-        with own_draws(next(trial.parameters()).device):
-            recipe.loss(trial, batch).backward()  # type: ignore[no-untyped-call]
-        return all(each.grad is not None for each in trial.parameters() if each.requires_grad)
 
     def loss(self, recipe: Recipe, model: nn.Module, batch: Batch) -> Tensor:
         """The recipe's loss; its backward pass averages the gradients of all processes."""

@@ -128,8 +128,7 @@ def train(
     model, optimizer = restored(recipe, state, device)
     model.train()
     first_batch = recipe.first_batch(state.position)
-    stepped = {name.split("/", 1)[1] for name in state.slots}
-    together.wrap(recipe, model, stepped, lambda: together.batches(recipe, seed, first_batch, device))
+    together.wrap(recipe, model)
     batches = together.batches(recipe, seed, first_batch, device)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
