@@ -7,7 +7,7 @@
 
 Pictures are drawn, in sizes like those of ImageNet (about 500 x 375) or of Tiny-ImageNet (64 x 64). With `--packed
 imagenette`, the streamed and the eager run take the prepared pictures of that data set instead. Each line of results is
-written as soon as it is known. `decoders` are the decoders alone, with as many threads as training has (nvjpeg decodes
+printed as soon as it is known. `decoders` are the decoders alone, with as many threads as training has (nvjpeg decodes
 on the GPU), and `feed` is what reaches the device where no step waits for it. Streamed training should reach 85% of the
 slower of resident training and the decoder. `eager` is the usual loop beside it: a DataLoader whose workers decode and
 crop with Pillow, and an eager step with autocast. `waited` is the share of the time in which training waited for
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=5, help="how long a variant is measured")
     parser.add_argument("--packed", choices=packed_images.SIZES, help="a prepared data set for streamed and eager runs")
     parser.add_argument("--per-class", type=int, help="the subset of it that was prepared so")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "imagenet.jsonl")
+    parser.add_argument("--out", type=Path, help="a file to which the lines are added, too")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
     device = torch.device("cpu" if options.smoke else "cuda")
@@ -419,7 +419,6 @@ def main(arguments: Sequence[str]) -> None:
             ImageNet(**{"batch_size": 1024, **fields, "batch_norm_group": 1024}), device, seconds
         ),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in options.only or variants:
         if (past := time.perf_counter() - STARTED) > options.budget:
             print(f"{name}: left out after {past:.0f} s", flush=True)
@@ -434,8 +433,9 @@ def main(arguments: Sequence[str]) -> None:
         line |= {"at": round(time.perf_counter() - STARTED, 1)}
         shown = json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in line.items()})
         print(shown, flush=True)
-        with options.out.open("a") as out:
-            out.write(shown + "\n")
+        if options.out is not None:
+            with options.out.open("a") as out:
+                out.write(shown + "\n")
         if device.type == "cuda":
             drawn.cache_clear()
             torch.cuda.empty_cache()
