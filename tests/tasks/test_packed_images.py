@@ -344,6 +344,42 @@ def test_grey_images_are_decoded_as_rgb(tmp_path: Path) -> None:
         assert torch.equal(pixels[:, 0], pixels[:, 2])
 
 
+def test_grey_values_of_16_bits_become_8_bits(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
+    content = encoded(Image.fromarray(grey), "PNG")
+    images, summary = prepared_with(tmp_path, "train/n00000005/train_1.JPEG", content)
+    assert "made anew as JPEG files in RGB: 1 stored as PNG with 16 bits" in summary
+    index = images.train.sizes.tolist().index([48, 64])
+    for name in OURS:
+        pixels = decoded(images.train, [index], name).pixels.reshape(48, 64, 3).numpy()
+        assert np.abs(pixels.astype(int) - (grey // 257)[..., None]).max() <= 3  # a smooth JPEG of quality 100
+
+
+@pytest.mark.parametrize(
+    ("values", "range_of_them"),
+    [
+        (np.array([[0, 70_000]], np.int32), "0 to 70000"),
+        (np.array([[-1, 5]], np.int32), "-1 to 5"),
+        (np.array([[0, 0.5]], np.float32), "0 to 0.5"),
+    ],
+)
+def test_grey_values_of_an_unknown_range_are_refused(values: np.ndarray, range_of_them: str) -> None:
+    with pytest.raises(jpegs.Unreadable, match=f"its grey values go from {range_of_them}, and not from 0 to 65535"):
+        jpegs._in_colours(Image.fromarray(values))  # no format that is read now has them
+
+
+def test_a_chroma_subsampling_that_simplejpeg_does_not_know_is_made_anew(tmp_path: Path) -> None:
+    flat = Image.new("RGB", (64, 64), (200, 40, 90))
+    content = bytearray(encoded(flat))  # 4:2:0: the first component has two samples across and two down,
+    content[content.index(b"\xff\xc0") + 11] = 0x14  # now one and four: 4:4:1
+    images, summary = prepared_with(tmp_path, "train/n00000005/train_1.JPEG", bytes(content))
+    assert "made anew as JPEG files in RGB: 1 with an unusual chroma subsampling" in summary
+    index = images.train.sizes.tolist().index([64, 64])
+    for name in OURS:
+        pixels = decoded(images.train, [index], name).pixels.reshape(-1, 3).float()
+        assert torch.allclose(pixels.mean(0), torch.tensor([200.0, 40.0, 90.0]), rtol=0, atol=3)
+
+
 @pytest.mark.parametrize("content", [encoded(picture(1))[:-60], b"", b"no picture", encoded(picture(1), "PNG")[:-60]])
 def test_truncated_images_are_named(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match=r"copy has damaged images: train/n00000005/train_1.JPEG \(.*\); get it again"):
