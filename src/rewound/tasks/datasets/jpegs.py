@@ -165,7 +165,7 @@ def _in_colours(image: Any) -> Any:
 
 
 def _is_deep(image: Any) -> bool:
-    return image.mode == "F" or image.mode.startswith("I")  # I;16 and I are whole numbers, F are others
+    return str(image.mode)[0] in "IF"  # I;16 and I are whole numbers, F are others
 
 
 def _module(name: str) -> ModuleType:

@@ -96,6 +96,7 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
         raise missing(name, cache, per_class)
     check_installed()
     copy = copy_at(name, source, expected, per_class)
+    say(f"reading {copy.description}")
     try:
         with _unfinished(cache, target.name) as made:
             _write(name, copy, made, per_class, expected, say)
