@@ -237,6 +237,24 @@ def test_a_damaged_index_is_one_sentence(packed: Path) -> None:
         load("imagenette", packed)
 
 
+@pytest.mark.parametrize("per_class", [None, 1])
+def test_a_pack_without_its_index_is_one_sentence(copy: Path, tmp_path: Path, per_class: int | None) -> None:
+    where = packing_images.prepare("imagenette", copy, tmp_path, per_class)
+    (where / "index.safetensors").unlink()
+    option = "" if per_class is None else f" --per-class {per_class}"
+    for ask in (load, packed_images.check, packing_images.summary):
+        with pytest.raises(InputError) as raised:
+            ask("imagenette", tmp_path, per_class=per_class)
+        assert str(raised.value) == (
+            f"{where} is damaged (it has no index.safetensors): run `rewound data imagenette --from FILE-OR-FOLDER"
+            f"{option}` to make it anew"
+        )
+    with pytest.raises(InputError, match=r"no imagenette-2-per-class in [^(]*: get "):  # nor is it offered
+        load("imagenette", tmp_path, per_class=2)
+    packing_images.prepare("imagenette", copy, tmp_path, per_class)
+    load("imagenette", tmp_path, per_class=per_class)
+
+
 def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_images, "VERSION", 2)
     with pytest.raises(InputError, match=r"was packed in version 1 of the format, and this rewound reads version 2"):

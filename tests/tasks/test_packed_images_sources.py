@@ -275,8 +275,8 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "two lists that disagree": (
         lambda: tiny() | {"old/val_annotations.txt": b"val_1.JPEG\tn00000005\n"},
-        r"copy gives tiny-imagenet-200/val/images/val_1.JPEG different classes, n00000005 in old/val_annotations.txt and "
-        r"n00000001 in tiny-imagenet-200/val/val_annotations.txt: leave only the list that came with the images",
+        r"copy gives tiny-imagenet-200/val/images/val_1.JPEG different classes, n00000005 in old/val_annotations.txt "
+        r"and n00000001 in tiny-imagenet-200/val/val_annotations.txt: leave only the list that came with the images",
     ),
     "annotations are missing": (
         lambda: tiny() | {"tiny-imagenet-200/val/val_annotations.txt": b"val_0.JPEG\tn00000001\n"},

@@ -261,13 +261,15 @@ def folder(name: str, cache: Path, per_class: int | None = None) -> Path:
 
 
 def missing(name: str, cache: Path, per_class: int | None = None) -> InputError:
-    """What to do about a data set that was not prepared."""
+    """What to do about a data set that was not prepared, or has lost its index."""
+    if (where := folder(name, cache, per_class)).is_dir():
+        return Damaged(f"{where} is damaged (it has no {INDEX}): {preparation(name, per_class)} to make it anew")
     subset = re.compile(rf"{name}-(\d+)-per-class")
-    there = [int(found[1]) for path in sorted(cache.glob(f"{name}-*")) if (found := subset.fullmatch(path.name))]
-    other = [f"the whole of {name} is"] if per_class is not None and folder(name, cache).is_dir() else []
-    other += [f"its subset of {number} per class is" for number in there]
+    there = [path for path in sorted(cache.glob(f"{name}*")) if (path / INDEX).exists()]
+    other = [f"the whole of {name} is" for path in there if path.name == name]
+    other += [f"its subset of {found[1]} per class is" for path in there if (found := subset.fullmatch(path.name))]
     return InputError(
-        f"no {folder(name, Path(), per_class)} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
+        f"no {where.name} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
         f"then {preparation(name, per_class)}"
     )
 

@@ -101,6 +101,10 @@ class PackedClassifier(Classifier):
                 "give drops and warmup-epochs together with epochs"
             )
         steps, last = round(self.epochs * self.steps_per_epoch), max(self.warmup_epochs, *self.drops, 0.0)
+        if steps < 1:
+            raise InputError(
+                f"{self.epochs:g} epochs of {self.steps_per_epoch:,.0f} steps are 0 steps; give more epochs"
+            )
         if last * self.steps_per_epoch > steps - 1:
             raise InputError(
                 f"no step is left after the last change of the rate, at epoch {last:g}: {self.epochs:g} epochs are "
