@@ -267,6 +267,13 @@ def test_preparing_again_reads_nothing(packed: Path) -> None:
     assert "is there already, and elsewhere was not read" in lines[0]
 
 
+def test_a_copy_in_the_place_of_the_pack_is_not_replaced_by_it(tmp_path: Path) -> None:
+    source = written(tmp_path / "imagenette", folders())
+    with pytest.raises(InputError, match=r"lies where imagenette is kept when it is prepared.*move it elsewhere first"):
+        packing_images.prepare("imagenette", source, tmp_path)
+    assert len(list(source.rglob("*.JPEG"))) == 18
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
