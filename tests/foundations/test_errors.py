@@ -94,8 +94,8 @@ def test_an_example_for_which_the_memory_does_not_suffice(rewound_command: Rewou
     code, _, err = rewound_command("run", "x.toml", "--jobs", 2)
     assert (code, err) == (
         2,
-        "error: the memory does not suffice to run the model of recipe large_example:Task on its example() (another "
-        "1,125,899.9 GB were asked for); give smaller inputs, such as a smaller image-size, or use a machine with more "
+        "error: the memory does not suffice to run the model of recipe large_example:Task on its example() (it asks "
+        "for another 1048576.0 GiB); give smaller inputs, such as a smaller image-size, or use a machine with more "
         "memory\n",
     )
 

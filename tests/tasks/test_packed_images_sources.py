@@ -254,11 +254,11 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "several archives": (
         lambda: {f"imagenette2{size}.tgz": tar_of(TREE, "w:gz") for size in ("", "-160", "-320")},
         r"copy holds several copies of imagenette \(imagenette2-160.tgz, imagenette2-320.tgz, imagenette2.tgz\): give "
-        r"the one that you want, such as .*copy/imagenette2-160.tgz$",
+        r"the one that you want, such as .*copy/imagenette2-160.tgz, or move the others elsewhere$",
     ),
     "an archive beside folders": (
         lambda: TREE | {"imagenette2.tgz": tar_of(TREE, "w:gz")},
-        r"holds several copies of imagenette \(imagenette2.tgz, train\): give the one that you want, such as .*2.tgz$",
+        r"holds several copies of imagenette \(imagenette2.tgz, train\): give the one that you want, such as .*2.tgz",
     ),
     "an archive beside what was unpacked from it": (
         lambda: {f"imagenette2/{path}": jpeg for path, jpeg in TREE.items()} | {"imagenette2.tgz": tar_of({}, "w:gz")},

@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.foundations.errors import InputError, check_kind, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.names import path_of, source_digest, unknown
+from rewound.foundations.quantities import sized
 from rewound.foundations.randomness import own_draws
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.flops import Profile, profile
@@ -198,7 +199,7 @@ class Recipe(ABC):
             reason = str(error).strip().partition("\n")[0]
             if isinstance(error, MemoryError) or "allocate memory" in reason:  # torch's type for it is a GPU's alone
                 asked = re.search(r"tried to allocate (\d+) bytes", reason)
-                more = f" (another {int(asked[1]) / 1e9:,.1f} GB were asked for)" if asked else ""
+                more = f" (it asks for another {sized(int(asked[1]))})" if asked else ""
                 raise InputError(
                     f"the memory does not suffice to run the model of recipe {self.label()} on its example(){more}; "
                     "give smaller inputs, such as a smaller image-size, or use a machine with more memory"

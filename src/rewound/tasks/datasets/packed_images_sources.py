@@ -199,7 +199,8 @@ def _archive_in(folder: Path, name: str) -> Path | None:
     if archives and len(archives) + len(unpacked) > 1:
         there = [str(each.relative_to(folder)) for each in archives + unpacked]
         raise InputError(
-            f"{folder} holds several copies of {name} ({few(there)}): give the one that you want, such as {archives[0]}"
+            f"{folder} holds several copies of {name} ({few(there)}): give the one that you want, such as "
+            f"{archives[0]}, or move the others elsewhere"
         )
     return archives[0] if archives else None
 
