@@ -143,12 +143,16 @@ def test_results_of_another_kind_of_cpu_are_told_and_used(
 
 def test_results_of_other_data_are_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     work = plan(sweep_of(FINE_TUNING).targets)
-    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "one"})
+    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "one", "data": "one"})
     local.run(work, store, Options(), say=lambda _: None)
     assert outdated(work, store, Options()) == []
-    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "another"})
+    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "another", "data": "one"})
     (line,) = outdated(work, store, Options())
-    assert line.startswith(f"note: stored results were made with another text ({len(work.nodes)} of them)")
+    many = f"({len(work.nodes)} of them)"
+    assert line.startswith(f"note: stored results were made with another text {many}; they are used")
+    monkeypatch.setattr(Tiny, "made_with", lambda self: {"text": "another", "data": "another"})
+    (line,) = outdated(work, store, Options())
+    assert line.startswith(f"note: stored results were made with another text {many}, other data {many}; they are used")
 
 
 def test_a_kind_of_cpu_is_its_model_and_the_instructions_that_torch_uses() -> None:

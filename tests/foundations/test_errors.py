@@ -89,6 +89,17 @@ def test_an_example_that_the_model_does_not_take(rewound_command: Rewound) -> No
     assert out == "", "nothing was trained"
 
 
+def test_an_example_for_which_the_memory_does_not_suffice(rewound_command: Rewound) -> None:
+    written("large_example", "    def example(self):\n        return (torch.zeros(2**48),)\n")  # a petabyte
+    code, _, err = rewound_command("run", "x.toml", "--jobs", 2)
+    assert (code, err) == (
+        2,
+        "error: the memory does not suffice to run the model of recipe large_example:Task on its example() (it asks "
+        "for another 1048576.0 GiB); give smaller inputs, such as a smaller image-size, or use a machine with more "
+        "memory\n",
+    )
+
+
 def test_a_module_with_a_syntax_error(rewound_command: Rewound) -> None:
     Path("bad_syntax.py").write_text("def f(:\n")
     code, _, err = rewound_command("prune", "bad_syntax:Task")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rewound.tasks.datasets.packed_images import SIZES, Size
+from rewound.tasks.datasets.packed_images import SIZES, Size, digest_of
 
 CLASSES = ("n00000001", "n00000005", "n00000020")
-SMALL = Size(12, 6, 3, (4, 2))
+SMALL = Size(12, 6, 3, (4, 2), digest_of(CLASSES))
 Files = dict[str, bytes]  # path -> content
 
 

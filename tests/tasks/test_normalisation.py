@@ -101,9 +101,12 @@ def test_it_compiles_to_one_graph() -> None:
     assert torch.allclose(grouped.running_var, again.running_var)
 
 
-def test_a_group_of_one_value_is_refused() -> None:
-    with pytest.raises(InputError, match="a group of images has one value in each channel"):
-        GroupedBatchNorm2d(3, group=1)(torch.rand(4, 3, 1, 1))
+@pytest.mark.parametrize(("batch", "group"), [(4, 1), (1, 1), (1, 2)])
+def test_a_group_of_one_value_is_refused(batch: int, group: int) -> None:
+    norm = GroupedBatchNorm2d(3, group)
+    with pytest.raises(InputError, match=r"one value in each channel.*give larger images, or a larger batch-size and"):
+        norm(torch.rand(batch, 3, 1, 1))
+    assert norm.eval()(torch.rand(batch, 3, 1, 1)).shape == (batch, 3, 1, 1)
 
 
 def test_a_slim_network_is_the_masked_one_and_keeps_its_groups() -> None:

@@ -185,7 +185,7 @@ def test_a_subset_that_is_renamed_is_not_the_whole(copy: Path, tmp_path: Path) -
 
 
 def test_the_size_of_a_subset_is_known_without_it(copy: Path, tmp_path: Path) -> None:
-    assert packed_images.size("imagenette", 3) == (9, 6, 3, (3, 2))  # all held-out images: a class has only 2
+    assert packed_images.size("imagenette", 3)[:4] == (9, 6, 3, (3, 2))  # all held-out images: a class has only 2
     packing_images.prepare("imagenette", copy, tmp_path, per_class=3)
     assert len(load("imagenette", tmp_path, per_class=3).held_out) == 6
     for wrong in (0, 5):
@@ -237,6 +237,24 @@ def test_a_damaged_index_is_one_sentence(packed: Path) -> None:
         load("imagenette", packed)
 
 
+@pytest.mark.parametrize("per_class", [None, 1])
+def test_a_pack_without_its_index_is_one_sentence(copy: Path, tmp_path: Path, per_class: int | None) -> None:
+    where = packing_images.prepare("imagenette", copy, tmp_path, per_class)
+    (where / "index.safetensors").unlink()
+    option = "" if per_class is None else f" --per-class {per_class}"
+    for ask in (load, packed_images.check, packing_images.summary):
+        with pytest.raises(InputError) as raised:
+            ask("imagenette", tmp_path, per_class=per_class)
+        assert str(raised.value) == (
+            f"{where} is damaged (it has no index.safetensors): run `rewound data imagenette --from FILE-OR-FOLDER"
+            f"{option}` to make it anew"
+        )
+    with pytest.raises(InputError, match=r"no imagenette-2-per-class in [^(]*: get "):  # nor is it offered
+        load("imagenette", tmp_path, per_class=2)
+    packing_images.prepare("imagenette", copy, tmp_path, per_class)
+    load("imagenette", tmp_path, per_class=per_class)
+
+
 def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_images, "VERSION", 2)
     with pytest.raises(InputError, match=r"was packed in version 1 of the format, and this rewound reads version 2"):
@@ -247,6 +265,13 @@ def test_preparing_again_reads_nothing(packed: Path) -> None:
     lines: list[str] = []
     packing_images.prepare("imagenette", Path("elsewhere"), packed, say=lines.append)
     assert "is there already, and elsewhere was not read" in lines[0]
+
+
+def test_a_copy_in_the_place_of_the_pack_is_not_replaced_by_it(tmp_path: Path) -> None:
+    source = written(tmp_path / "imagenette", folders())
+    with pytest.raises(InputError, match=r"lies where imagenette is kept when it is prepared.*move it elsewhere first"):
+        packing_images.prepare("imagenette", source, tmp_path)
+    assert len(list(source.rglob("*.JPEG"))) == 18
 
 
 KILLED = """
@@ -342,6 +367,42 @@ def test_grey_images_are_decoded_as_rgb(tmp_path: Path) -> None:
         pixels = decoded(images.held_out, [index], name).pixels.reshape(-1, 3)
         assert torch.equal(pixels[:, 0], pixels[:, 1])
         assert torch.equal(pixels[:, 0], pixels[:, 2])
+
+
+def test_grey_values_of_16_bits_become_8_bits(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
+    content = encoded(Image.fromarray(grey), "PNG")
+    images, summary = prepared_with(tmp_path, "train/n00000005/train_1.JPEG", content)
+    assert "made anew as JPEG files in RGB: 1 stored as PNG with 16 bits" in summary
+    index = images.train.sizes.tolist().index([48, 64])
+    for name in OURS:
+        pixels = decoded(images.train, [index], name).pixels.reshape(48, 64, 3).numpy()
+        assert np.abs(pixels.astype(int) - (grey // 257)[..., None]).max() <= 3  # a smooth JPEG of quality 100
+
+
+@pytest.mark.parametrize(
+    ("values", "range_of_them"),
+    [
+        (np.array([[0, 70_000]], np.int32), "0 to 70000"),
+        (np.array([[-1, 5]], np.int32), "-1 to 5"),
+        (np.array([[0, 0.5]], np.float32), "0 to 0.5"),
+    ],
+)
+def test_grey_values_of_an_unknown_range_are_refused(values: np.ndarray, range_of_them: str) -> None:
+    with pytest.raises(jpegs.Unreadable, match=f"its grey values go from {range_of_them}, and not from 0 to 65535"):
+        jpegs._in_colours(Image.fromarray(values))  # no format that is read now has them
+
+
+def test_a_chroma_subsampling_that_simplejpeg_does_not_know_is_made_anew(tmp_path: Path) -> None:
+    flat = Image.new("RGB", (64, 64), (200, 40, 90))
+    content = bytearray(encoded(flat))  # 4:2:0: the first component has two samples across and two down,
+    content[content.index(b"\xff\xc0") + 11] = 0x14  # now one and four: 4:4:1
+    images, summary = prepared_with(tmp_path, "train/n00000005/train_1.JPEG", bytes(content))
+    assert "made anew as JPEG files in RGB: 1 with an unusual chroma subsampling" in summary
+    index = images.train.sizes.tolist().index([64, 64])
+    for name in OURS:
+        pixels = decoded(images.train, [index], name).pixels.reshape(-1, 3).float()
+        assert torch.allclose(pixels.mean(0), torch.tensor([200.0, 40.0, 90.0]), rtol=0, atol=3)
 
 
 @pytest.mark.parametrize("content", [encoded(picture(1))[:-60], b"", b"no picture", encoded(picture(1), "PNG")[:-60]])

@@ -20,7 +20,7 @@ import scipy.io
 
 from rewound.foundations.errors import InputError
 from rewound.tasks.datasets import packed_images, packing_images
-from rewound.tasks.datasets.packed_images import PackedImages, load
+from rewound.tasks.datasets.packed_images import IMAGENETTE, PackedImages, load
 from small_copies import CLASSES, Files, folders, images_by_class, small_sizes, written
 
 IMAGES = images_by_class()
@@ -239,6 +239,45 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {path.replace("n00000005", "tench"): jpeg for path, jpeg in TREE.items()},
         r"has the class tench, which is not a synset id such as n01440764: labels follow the order of these",
     ),
+    "other classes": (
+        lambda: {path.replace("n00000005", "n00000006"): jpeg for path, jpeg in TREE.items()},
+        r"has 3 classes, as imagenette has, but they are others \(n00000001, n00000006, n00000020\): give a copy of ",
+    ),
+    "other classes in the official archives": (
+        lambda: official() | {"ILSVRC2012_img_train.tar": tar_of({f"n0000000{i}.tar": tar_of({}) for i in range(3)})},
+        r"has 3 classes, as imagenette has, but they are others \(n00000000, n00000001, n00000002\)",
+    ),
+    "parquet that names other classes": (
+        lambda: parquet(("n00000001", "n00000006", "n00000020")),
+        r"has 3 classes, as imagenette has, but they are others \(n00000001, n00000006, n00000020\)",
+    ),
+    "several archives": (
+        lambda: {f"imagenette2{size}.tgz": tar_of(TREE, "w:gz") for size in ("", "-160", "-320")},
+        r"copy holds several copies of imagenette \(imagenette2-160.tgz, imagenette2-320.tgz, imagenette2.tgz\): give "
+        r"the one that you want, such as .*copy/imagenette2-160.tgz, or move the others elsewhere$",
+    ),
+    "an archive beside folders": (
+        lambda: TREE | {"imagenette2.tgz": tar_of(TREE, "w:gz")},
+        r"holds several copies of imagenette \(imagenette2.tgz, train\): give the one that you want, such as .*2.tgz",
+    ),
+    "an archive beside what was unpacked from it": (
+        lambda: {f"imagenette2/{path}": jpeg for path, jpeg in TREE.items()} | {"imagenette2.tgz": tar_of({}, "w:gz")},
+        r"holds several copies of imagenette \(imagenette2.tgz, imagenette2/train\): give the one that you want",
+    ),
+    "two copies in folders": (
+        lambda: {f"imagenette2-{size}/{path}": jpeg for size in (160, 320) for path, jpeg in TREE.items()},
+        r"holds several copies \(imagenette2-160/train, imagenette2-320/train\): give the one that you want, such as "
+        r".*copy/imagenette2-160$",
+    ),
+    "two copies in an archive": (
+        lambda: {"x.zip": zip_of({f"{copy}/{path}": jpeg for copy in "ab" for path, jpeg in TREE.items()})},
+        r"x.zip holds several copies \(a/train, b/train\): give the one that you want by itself$",
+    ),
+    "two lists that disagree": (
+        lambda: tiny() | {"old/val_annotations.txt": b"val_1.JPEG\tn00000005\n"},
+        r"copy gives tiny-imagenet-200/val/images/val_1.JPEG different classes, n00000005 in old/val_annotations.txt "
+        r"and n00000001 in tiny-imagenet-200/val/val_annotations.txt: leave only the list that came with the images",
+    ),
     "annotations are missing": (
         lambda: tiny() | {"tiny-imagenet-200/val/val_annotations.txt": b"val_0.JPEG\tn00000001\n"},
         r"nothing in .*copy says the class of tiny-imagenet-200/val/images/val_1.JPEG, .*val_annotations.txt and LOC",
@@ -298,6 +337,62 @@ def test_a_copy_that_is_not_whole_is_one_sentence(case: str, tmp_path: Path) -> 
     with pytest.raises(InputError, match=sentence):
         packed(files(), tmp_path)
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    "case", ["several archives", "two copies in folders", "other classes", "two lists that disagree"]
+)
+def test_nor_is_a_subset_taken_from_it(case: str, tmp_path: Path) -> None:
+    files, sentence = WRONG[case]
+    with pytest.raises(InputError, match=sentence):
+        packed(files(), tmp_path, per_class=1)
+
+
+@pytest.mark.parametrize("name", ["z_val_annotations.txt", "z/my-LOC_val_solution.csv", "z/val_annotations.txt"])
+def test_only_a_list_that_agrees_says_the_classes_of_val(name: str, tmp_path: Path) -> None:
+    right = name == "z/val_annotations.txt"
+    images = packed(tiny() | {name: b"val_1.JPEG\tn0000000" + (b"1" if right else b"5")}, tmp_path)
+    assert images.digest == packed(folders(), tmp_path / "folders").digest
+
+
+def test_a_list_says_nothing_of_images_in_folders_of_classes(tmp_path: Path) -> None:
+    lists = {"a/val_annotations.txt": b"val_0.JPEG\tn00000005\n", "b/val_annotations.txt": b"val_0.JPEG\tn00000001\n"}
+    assert packed(folders() | lists, tmp_path).digest == packed(folders(), tmp_path / "folders").digest
+
+
+READ = {
+    "folders": "the folders of classes in {}/copy",
+    "the folder of a gzipped tar": "the archive {}/copy/imagenette2-320.tgz",
+    "a gzipped tar": "the archive {}/copy/x.tgz",
+    "the official archives": "the official archives in {}/copy",
+    "parquet": "the parquet files in {}/copy",
+    "WebDataset": "the WebDataset shards in {}/copy",
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_is_read_is_said(kind: str, tmp_path: Path) -> None:
+    folder, said = written(tmp_path / "copy", files := COPIES[kind]()), []
+    source = next(folder.iterdir()) if len(files) == 1 else folder
+    packing_images.prepare("imagenette", source, tmp_path / "cache", say=said.append)
+    assert said[0] == f"reading {READ[kind].format(tmp_path)}"
+
+
+IMAGEWOOF = (
+    *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),
+    *("n02096294", "n02099601", "n02105641", "n02111889", "n02115641"),
+)
+
+
+def test_ten_other_classes_are_not_imagenette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def files(classes: tuple[str, ...]) -> Files:
+        return {f"{part}/{name}/{name}.JPEG": FIRST for part in ("train", "val") for name in classes}
+
+    assert packed(files(IMAGENETTE), tmp_path / "right", per_class=1).classes == IMAGENETTE
+    with pytest.raises(InputError, match=r"copy has 10 classes, as imagenette has, but they are others \(n02086240, "):
+        packed(files(IMAGEWOOF), tmp_path / "wrong", per_class=1)
 
 
 def test_an_archive_is_not_taken_for_a_shard_that_lies_beside_it(tmp_path: Path) -> None:

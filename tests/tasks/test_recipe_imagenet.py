@@ -189,6 +189,10 @@ def test_plans_need_no_data(kind: type[ImageNetResNet50], monkeypatch: pytest.Mo
             {"epochs": 80.0001},
             "the last change of the rate, at epoch 80: 80.0001 epochs are 100,080 steps; give",
         ),
+        (
+            {"epochs": 0.0001, "drops": [], "warmup-epochs": 0.0},
+            "^0.0001 epochs are 0 steps, as an epoch has 1,251 steps; give more epochs$",
+        ),
         ({"precision": "float16"}, "precision is float32 or bfloat16, not 'float16'"),
         ({"smallest-area": 1.5}, "smallest-area must be above 0 and at most 1, not 1.5"),
         ({"central-share": 0.0}, "central-share must be above 0 and at most 1, not 0"),

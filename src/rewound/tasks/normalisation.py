@@ -38,7 +38,10 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or len(x) <= self.group:
+        if not self.training:
+            return super().forward(x)
+        _check_variance(count := min(self.group, len(x)) * x.shape[2] * x.shape[3])
+        if len(x) <= self.group:
             return super().forward(x)
         if len(x) % self.group:
             raise InputError(
@@ -46,7 +49,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
                 "give a batch size that is a multiple of the group"
             )
         result, mean, variance = normalised(self, x, self.group)
-        _move_statistics(self, mean, variance, self.group * x.shape[2] * x.shape[3])
+        _move_statistics(self, mean, variance, count)
         return result
 
 
@@ -114,11 +117,7 @@ def _move_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: i
     """Move the running statistics of a layer by a mean and a biased variance of `count` values in each channel."""
     if layer.running_mean is None or layer.running_var is None:
         return
-    if count < 2:
-        raise InputError(
-            "a group of images has one value in each channel, which no variance can be told of; give larger images or "
-            "a larger batch-norm-group"
-        )
+    _check_variance(count)
     factor = layer.momentum
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
@@ -126,6 +125,14 @@ def _move_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: i
     assert factor is not None  # only a module that counts its batches may have no momentum
     layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
     layer.running_var.lerp_((variance * (count / (count - 1))).to(layer.running_var.dtype), factor)
+
+
+def _check_variance(count: int) -> None:
+    if count < 2:
+        raise InputError(
+            "a group of images has one value in each channel, which has no variance; give larger images, or a larger "
+            "batch-size and batch-norm-group"
+        )
 
 
 def normalised(

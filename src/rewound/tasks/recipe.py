@@ -7,6 +7,7 @@ Its fields are the hyperparameters (they are hashed into every address, and are 
 
 import inspect
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 from rewound.foundations.errors import InputError, check_kind, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.names import path_of, source_digest, unknown
+from rewound.foundations.quantities import sized
 from rewound.foundations.randomness import own_draws
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.flops import Profile, profile
@@ -193,8 +195,15 @@ class Recipe(ABC):
             return profile(self.skeleton, self.example(), self.costs)
         except InputError:
             raise
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             reason = str(error).strip().partition("\n")[0]
+            if isinstance(error, MemoryError) or "allocate memory" in reason:  # torch's type for it is a GPU's alone
+                asked = re.search(r"tried to allocate (\d+) bytes", reason)
+                more = f" (it asks for another {sized(int(asked[1]))})" if asked else ""
+                raise InputError(
+                    f"the memory does not suffice to run the model of recipe {self.label()} on its example(){more}; "
+                    "give smaller inputs, such as a smaller image-size, or use a machine with more memory"
+                ) from error
             raise InputError(f"the model of recipe {self.label()} does not take its example(): {reason}") from error
 
     @cached_property

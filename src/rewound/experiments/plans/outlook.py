@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.provenance import made_by, sources_of
+from rewound.experiments.plans.provenance import another, made_by, sources_of
 from rewound.experiments.plans.remaining import steps_to_do, to_recompute, todo
 from rewound.foundations.errors import few
 from rewound.foundations.notebook import html_table
@@ -218,10 +218,10 @@ def _made_otherwise(plan: Plan, store: Store, options: Options | None) -> list[s
             differing.update(name for name in today if made.get(name, today[name]) != today[name])
     if not differing:
         return []
-    counts = ", ".join(f"{name} ({count} of them)" for name, count in differing.items())
+    counts = ", ".join(f"{another(name)} ({count} of them)" for name, count in differing.items())
     remedies = ["give another store", *(["raise the recipe's version"] if "source" in differing else [])]
     remedies += [f"rename {name}" for name in differing if ":" in name]
     return [
-        f"note: stored results were made with another {counts}; they are used as they are, "
+        f"note: stored results were made with {counts}; they are used as they are, "
         f"to compute them anew {' or '.join(remedies)}"
     ]

@@ -6,7 +6,8 @@
 | Tiny-ImageNet | train/SYNSET/images/*.JPEG | val/images/*.JPEG, their classes in val_annotations.txt |
 | Kaggle's      | train/SYNSET/*.JPEG        | val/*.JPEG, their classes in LOC_val_solution.csv       |
 
-All of it may lie in other folders. Other files are left alone. Nothing is unpacked to disk.
+All of it may lie in other folders, but only one train and one val: two copies are an error. So are two lists that give
+an image of val different classes. Other files are left alone. Nothing is unpacked to disk.
 """
 
 import os
@@ -56,27 +57,54 @@ def listed(path: Path) -> Listed | None:
     train: list[tuple[str, str]] = []
     val: list[tuple[str, str]] = []
     classes: set[str] = set()
-    class_of: dict[str, str] = {}
     lists: list[str] = []
+    parts: set[str] = set()  # the folders train and val
     for each in files.paths():
-        if each.endswith(_LISTS):
+        if each.rpartition("/")[2] in _LISTS:
             lists.append(each)
         elif (place := _PLACE.fullmatch(each)) and "__MACOSX/" not in each:
             if place["class"]:
                 classes.add(place["class"])
             if place["file"] and PICTURE.fullmatch(place["file"]):
                 (train if place["part"] == "train" else val).append((each, place["class"] or ""))
-    with files.opened() as read:
-        for each in lists:
-            rows = re.findall(r"^([^\t,]+)[\t,](n\d+)", read(each).decode("utf-8", "replace"), re.MULTILINE)
-            class_of |= {PurePosixPath(name).stem: synset for name, synset in rows}
-    val = [(each, name or class_of.get(PurePosixPath(each).stem, "")) for each, name in val]
+                parts.add(each[: place.end("part")])
+    _check_one_copy(path, parts)
+    if any(not name for _, name in val):
+        val = _with_classes(val, lists, files, path)
     if classless := [each for each, name in train + val if not name]:
         raise InputError(
             f"nothing in {path} says the class of {few(classless)}: give a copy that has folders of classes in train "
             f"and val, or for val one of {' and '.join(_LISTS)}"
         )
     return Listed(train, val, classes.union(name for _, name in val), files.opened) if train or classes else None
+
+
+def _check_one_copy(path: Path, parts: set[str]) -> None:
+    for is_train in (True, False):
+        several = sorted(each for each in parts if (PurePosixPath(each).name == "train") == is_train)
+        if len(several) > 1:
+            example = f", such as {path / PurePosixPath(several[0]).parent}" if path.is_dir() else " by itself"
+            raise InputError(f"{path} holds several copies ({few(several)}): give the one that you want{example}")
+
+
+def _with_classes(val: list[tuple[str, str]], lists: list[str], files: "_Files", path: Path) -> list[tuple[str, str]]:
+    """The images of val with the classes that lists say; those in folders of classes have theirs."""
+    said: dict[str, dict[str, str]] = {}  # file without ending -> class -> the list that says it
+    with files.opened() as read:
+        for each in lists:
+            rows = re.findall(r"^([^\t,]+)[\t,](n\d+)", read(each).decode("utf-8", "replace"), re.MULTILINE)
+            for name, synset in rows:
+                said.setdefault(PurePosixPath(name).stem, {})[synset] = each
+    found = []
+    for each, name in val:
+        known = {} if name else said.get(PurePosixPath(each).stem, {})
+        if len(known) > 1:
+            both = " and ".join(f"{synset} in {source}" for synset, source in known.items())
+            raise InputError(
+                f"{path} gives {each} different classes, {both}: leave only the list that came with the images"
+            )
+        found.append((each, name or next(iter(known), "")))
+    return found
 
 
 def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -96,9 +96,10 @@ def checked(data: bytes) -> Checked:
     """The file as it is if all decoders give the same picture of it, else made anew as a JPEG of quality 100.
 
     Made anew, as in the authors' scripts: CMYK, which decoders turn into RGB in different ways; PNG and other formats
-    under the name of a JPEG; files with errors that decoders pass over.
+    under the name of a JPEG; files with errors that decoders pass over. So are those with a chroma subsampling, such as
+    4:4:1, that simplejpeg does not know. Grey values of 16 bits become 8.
     """
-    simplejpeg = _module("simplejpeg")
+    simplejpeg, odd = _module("simplejpeg"), "with errors that decoders pass over"
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         if colours in ("Gray", "YCbCr", "RGB"):
@@ -109,7 +110,9 @@ def checked(data: bytes) -> Checked:
         raise
     except ValueError:
         pass
-    return _made_anew(data)
+    except KeyError:  # it looks the subsampling up in a table
+        odd = "with an unusual chroma subsampling"
+    return _made_anew(data, odd)
 
 
 def check_installed() -> None:
@@ -123,15 +126,15 @@ def _check_size(height: int, width: int) -> None:
         raise Unreadable(f"it says that it has {width} x {height} pixels")
 
 
-def _made_anew(data: bytes) -> Checked:
+def _made_anew(data: bytes, odd: str) -> Checked:
     image_module = _module("PIL.Image")
     try:
         with image_module.open(io.BytesIO(data), formats=["JPEG", "PNG", "GIF", "BMP", "WEBP"]) as image:
             _check_size(image.height, image.width)
             image.load()
-            change = _change(image)
+            change = _change(image, odd)
             file = io.BytesIO()
-            image.convert("RGB").save(file, "JPEG", quality=100, subsampling=0)
+            _in_colours(image).save(file, "JPEG", quality=100, subsampling=0)
             return Checked(file.getvalue(), image.height, image.width, False, change)
     except Unreadable:
         raise
@@ -140,10 +143,29 @@ def _made_anew(data: bytes) -> Checked:
         raise Unreadable(reason) from error
 
 
-def _change(image: Any) -> str:
+def _change(image: Any, odd: str) -> str:
     if image.format not in ("JPEG", "MPO"):
-        return f"stored as {image.format}"
-    return "in CMYK" if image.mode == "CMYK" else "with errors that decoders pass over"
+        return f"stored as {image.format}{' with 16 bits' * _is_deep(image)}"
+    return "in CMYK" if image.mode == "CMYK" else odd
+
+
+def _in_colours(image: Any) -> Any:
+    """The image in RGB; Pillow itself would cut grey values of more than 8 bits off at 255, so that all become white.
+
+    >>> deep = _module("PIL.Image").fromarray(np.array([[0, 257, 65535]], np.uint16))
+    >>> [red for red, _, _ in np.asarray(_in_colours(deep))[0].tolist()]
+    [0, 1, 255]
+    """
+    if not _is_deep(image):
+        return image.convert("RGB")
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise Unreadable(f"its grey values go from {values.min():g} to {values.max():g}, and not from 0 to 65535")
+    return _module("PIL.Image").fromarray((values // 257).astype(np.uint8)).convert("RGB")
+
+
+def _is_deep(image: Any) -> bool:
+    return str(image.mode)[0] in "IF"  # I;16 and I are whole numbers, F are others
 
 
 def _module(name: str) -> ModuleType:

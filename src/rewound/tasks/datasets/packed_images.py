@@ -16,6 +16,7 @@ is the same whatever a whole pack was made from. A subset of N images of each cl
 its own, in the folder NAME-N-per-class.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -46,19 +47,32 @@ _AT_ONCE = 16  # pictures that a thread decodes before it asks for more
 
 
 class Size(NamedTuple):
-    """How many images a data set has."""
+    """How many images a data set has, and of which classes."""
 
     train: int
     held_out: int
     classes: int
     smallest: tuple[int, int]
     """The images of the smallest class, to train on and held out."""
+    synsets: str
+    """`digest_of` the classes."""
 
 
+def digest_of(classes: Iterable[str]) -> str:
+    """What the synset ids of a data set are recognised by, in whatever order they come."""
+    return hashlib.sha256("\n".join(sorted(classes)).encode()).hexdigest()
+
+
+IMAGENETTE: Final = (
+    *("n01440764", "n02102040", "n02979186", "n03000684", "n03028079"),
+    *("n03394916", "n03417042", "n03425413", "n03445777", "n03888257"),
+)
+_IMAGENET = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"  # of imagenet_synsets.txt in timm 1.0.31
+_TINY = "add4bf0c8712ef7fb4bca98e3bbaf07101636c5db62cce486fd2af71cc11caf8"  # of wnids.txt in tiny-imagenet-200.zip
 SIZES: Final = {
-    "imagenet": Size(1_281_167, 50_000, 1_000, (732, 50)),
-    "tinyimagenet": Size(100_000, 10_000, 200, (500, 50)),
-    "imagenette": Size(9_469, 3_925, 10, (858, 357)),
+    "imagenet": Size(1_281_167, 50_000, 1_000, (732, 50), _IMAGENET),
+    "tinyimagenet": Size(100_000, 10_000, 200, (500, 50), _TINY),
+    "imagenette": Size(9_469, 3_925, 10, (858, 357), digest_of(IMAGENETTE)),
 }
 REMEDIES: Final = {
     "imagenet": "get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from "
@@ -149,7 +163,8 @@ def size(name: str, per_class: int | None = None) -> Size:
     if not 1 <= as_whole("per-class", per_class) <= whole.smallest[0]:
         raise InputError(f"a subset of {name} has 1 to {whole.smallest[0]} images of each class, not {per_class}")
     held_out = whole.classes * per_class if per_class <= whole.smallest[1] else whole.held_out
-    return Size(whole.classes * per_class, held_out, whole.classes, (per_class, min(per_class, whole.smallest[1])))
+    smallest = per_class, min(per_class, whole.smallest[1])
+    return Size(whole.classes * per_class, held_out, whole.classes, smallest, whole.synsets)
 
 
 def load(name: str, cache: Path | None = None, per_class: int | None = None) -> PackedImages:
@@ -246,13 +261,15 @@ def folder(name: str, cache: Path, per_class: int | None = None) -> Path:
 
 
 def missing(name: str, cache: Path, per_class: int | None = None) -> InputError:
-    """What to do about a data set that was not prepared."""
+    """What to do about a data set that was not prepared, or has lost its index."""
+    if (where := folder(name, cache, per_class)).is_dir():
+        return Damaged(f"{where} is damaged (it has no {INDEX}): {preparation(name, per_class)} to make it anew")
     subset = re.compile(rf"{name}-(\d+)-per-class")
-    there = [int(found[1]) for path in sorted(cache.glob(f"{name}-*")) if (found := subset.fullmatch(path.name))]
-    other = [f"the whole of {name} is"] if per_class is not None and folder(name, cache).is_dir() else []
-    other += [f"its subset of {number} per class is" for number in there]
+    there = [path for path in sorted(cache.glob(f"{name}*")) if (path / INDEX).exists()]
+    other = [f"the whole of {name} is" for path in there if path.name == name]
+    other += [f"its subset of {found[1]} per class is" for path in there if (found := subset.fullmatch(path.name))]
     return InputError(
-        f"no {folder(name, Path(), per_class)} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
+        f"no {where.name} in {cache}{f' (but {other[0]})' if other else ''}: {REMEDIES[name]}, "
         f"then {preparation(name, per_class)}"
     )
 

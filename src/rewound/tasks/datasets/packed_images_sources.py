@@ -10,6 +10,7 @@
 | WebDataset shards     | *train*.tar and *val*.tar: KEY.jpg (or .jpeg, .png) and KEY.cls, a number                    |
 
 A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order.
+Where a copy has synset ids, they must be those of the data set: Imagewoof has ten classes, too, but not Imagenette's.
 Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
 
@@ -30,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from rewound.foundations.errors import InputError, few
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
-from rewound.tasks.datasets.packed_images import PARTS, Size
+from rewound.tasks.datasets.packed_images import PARTS, Size, digest_of
 
 _SYNSET = re.compile(r"n\d{8}")
 TRAIN, HELD_OUT = PARTS
@@ -46,9 +47,13 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a data set: its classes, and the images of a part, of each class all or as many as were asked for."""
+    """A copy of a data set: its classes, and the images of a part, of each class all or as many as were asked for.
+
+    `description` says what is read, as there may be more at the same place.
+    """
 
     path: Path
+    description: str
     classes: Sequence[str]
     images: Callable[[str], Iterator[Found]]
 
@@ -87,13 +92,18 @@ class _Request:
     size: Size
     per_class: int | None
 
+    @property
+    def folder(self) -> Path:
+        """The folder that was given, or that of the file that was."""
+        return self.path if self.path.is_dir() else self.path.parent
+
     def wanted(self, part: str) -> Wanted:
         """A subset has all held-out images if some classes have too few."""
         all_held_out = part == HELD_OUT and self.size.held_out != self.size.classes * (self.per_class or 0)
         return Wanted(self.size.classes, None if all_held_out else self.per_class)
 
     def check_classes(self, classes: Sequence[str]) -> None:
-        """An error unless there are as many classes as there must be, under their synset ids."""
+        """An error unless the classes are those of the data set, under their synset ids."""
         if odd := [each for each in classes if not _SYNSET.fullmatch(each)]:
             raise InputError(
                 f"{self.path} has the class {few(odd)}, which is not a synset id such as n01440764: labels follow the "
@@ -103,6 +113,11 @@ class _Request:
             raise InputError(
                 f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}: give a copy "
                 f"that is whole, and the right one of {', '.join(NAMES)}"
+            )
+        if digest_of(classes) != self.size.synsets:
+            raise InputError(
+                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others ({few(classes)}): "
+                f"give a copy of {self.name} with the classes that it was published with"
             )
 
     def checked_label(self, label: object, name: str) -> int:
@@ -153,9 +168,7 @@ def _optional(module: str, package: str) -> ModuleType:
 
 
 def _folders(request: _Request) -> Copy | None:
-    path = request.path
-    if path.is_dir() and (archives := [each for name in ARCHIVES[request.name] for each in sorted(path.glob(name))]):
-        path = archives[0]
+    path = _archive_in(request.path, request.name) or request.path
     if not (found := listed(path)):
         return None
     classes = sorted(found.classes)
@@ -174,7 +187,22 @@ def _folders(request: _Request) -> Copy | None:
                 if wanted.takes(labels[name]):
                     yield Found(labels[name], file, read(file))
 
-    return Copy(path, classes, images_of)
+    return Copy(path, f"{'the folders of classes in' if path.is_dir() else 'the archive'} {path}", classes, images_of)
+
+
+def _archive_in(folder: Path, name: str) -> Path | None:
+    """The archive that lies in a folder; an error if there are several, or folders of classes as well."""
+    if not folder.is_dir():
+        return None
+    archives = [each for pattern in ARCHIVES[name] for each in sorted(folder.glob(pattern))]
+    unpacked = [each for pattern in ("train", "*/train") for each in sorted(folder.glob(pattern)) if each.is_dir()]
+    if archives and len(archives) + len(unpacked) > 1:
+        there = [str(each.relative_to(folder)) for each in archives + unpacked]
+        raise InputError(
+            f"{folder} holds several copies of {name} ({few(there)}): give the one that you want, such as "
+            f"{archives[0]}, or move the others elsewhere"
+        )
+    return archives[0] if archives else None
 
 
 ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
@@ -198,7 +226,7 @@ def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
 
 def _official(request: _Request) -> Copy | None:
     """Labels as in torchvision's `ImageNet`: meta.mat numbers the synsets; those without children are the classes."""
-    folder = request.path if request.path.is_dir() else request.path.parent
+    folder = request.folder
     train, val, devkit = (folder / name for name in OFFICIAL)
     if not (train.exists() if request.path.is_dir() else request.path in (train, val, devkit)):
         return None
@@ -219,7 +247,7 @@ def _official(request: _Request) -> Copy | None:
                 if wanted.takes(label):
                     yield Found(label, member.name, content(inside, member))
 
-    return Copy(folder, classes, images)
+    return Copy(folder, f"the official archives in {folder}", classes, images)
 
 
 OFFICIAL: Final = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz")
@@ -276,7 +304,7 @@ _PART = re.compile(r"(?<![a-z])(train|val)")
 
 def _files_of_parts(request: _Request, suffix: str) -> dict[str, list[Path]] | None:
     """The files with this suffix in the folder, or in folders there, whose path says train or val."""
-    folder = request.path if request.path.is_dir() else request.path.parent
+    folder = request.folder
     if request.path.is_file() and not (request.path.suffix == suffix and _PART.search(request.path.name.lower())):
         return None
     files: dict[str, list[Path]] = {part: [] for part in PARTS}
@@ -298,10 +326,11 @@ def _parquet(request: _Request) -> Copy | None:
         return None
     _check_both(request, files, "parquet file")
     names = _class_names(files[TRAIN][0])
-    if names and len(names) != request.size.classes:
+    are_synsets = all(map(_SYNSET.fullmatch, names))
+    if names and (are_synsets or len(names) != request.size.classes):
         request.check_classes(names)
     # Numbers follow the order in which the file names its classes; where it names synset ids, ours is known to be it.
-    ours = sorted(names) if all(map(_SYNSET.fullmatch, names)) else names
+    ours = sorted(names) if are_synsets else names
     place = [ours.index(name) for name in names]
 
     def images(part: str) -> Iterator[Found]:
@@ -314,7 +343,8 @@ def _parquet(request: _Request) -> Copy | None:
             if wanted.nothing:
                 return
 
-    return Copy(request.path, ours or list(map(str, range(request.size.classes))), images)
+    numbers = list(map(str, range(request.size.classes)))
+    return Copy(request.path, f"the parquet files in {request.folder}", ours or numbers, images)
 
 
 def _class_names(path: Path) -> list[str]:
@@ -369,7 +399,8 @@ def _webdataset(request: _Request) -> Copy | None:
                     if wanted.nothing:
                         return
 
-    return Copy(request.path, list(map(str, range(request.size.classes))), images)
+    numbers = list(map(str, range(request.size.classes)))
+    return Copy(request.path, f"the WebDataset shards in {request.folder}", numbers, images)
 
 
 def _first_names(path: Path) -> list[str]:

@@ -94,8 +94,11 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
             return target
     if source is None:
         raise missing(name, cache, per_class)
+    if source.resolve().is_relative_to(target.resolve()):
+        raise InputError(f"{source} lies where {name} is kept when it is prepared, {target}; move it elsewhere first")
     check_installed()
     copy = copy_at(name, source, expected, per_class)
+    say(f"reading {copy.description}")
     try:
         with _unfinished(cache, target.name) as made:
             _write(name, copy, made, per_class, expected, say)

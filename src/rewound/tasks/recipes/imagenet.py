@@ -35,6 +35,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.quantities import counted
 from rewound.foundations.randomness import fold
 from rewound.method.costs import PAPER
 from rewound.method.schedule import Piece, Schedule
@@ -101,6 +102,9 @@ class PackedClassifier(Classifier):
                 "give drops and warmup-epochs together with epochs"
             )
         steps, last = round(self.epochs * self.steps_per_epoch), max(self.warmup_epochs, *self.drops, 0.0)
+        if steps < 1:
+            each = counted(int(self.steps_per_epoch), "step")
+            raise InputError(f"{self.epochs:g} epochs are 0 steps, as an epoch has {each}; give more epochs")
         if last * self.steps_per_epoch > steps - 1:
             raise InputError(
                 f"no step is left after the last change of the rate, at epoch {last:g}: {self.epochs:g} epochs are "
