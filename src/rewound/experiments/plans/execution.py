@@ -14,7 +14,7 @@ import torch
 
 from rewound.experiments.plans.options import Options, Paused, Stop
 from rewound.experiments.plans.planning import Node, Plan
-from rewound.experiments.plans.provenance import made_by
+from rewound.experiments.plans.provenance import another, made_by
 from rewound.experiments.plans.realisation import (
     Network,
     Realised,
@@ -152,7 +152,8 @@ class Job:
             if node.after:
                 check_same_data(node.after, worker.store, f"go on from {node.after.key[:12]}")
             if others:
-                worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with another {', '.join(others)}")
+                made = ", ".join(map(another, others))
+                worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with {made}")
             state, self.mask, facts = realised(node.after or node.state.root, *source)
         self.rates = rates(node.state, facts, *source)
         run = self.next_run(state)
@@ -184,9 +185,8 @@ class Job:
         self.waits.seconds, self.waits.waited = self.seconds, self.waited
         today, made = made_by(self.node, self.worker.options), notes.get("made", {})
         if differing := [name for name in made if today.get(name) != made[name]]:
-            self.worker.say(
-                f"note: {self.node.key[:12]} goes on from a draft that was made with another {', '.join(differing)}"
-            )
+            before = ", ".join(map(another, differing))
+            self.worker.say(f"note: {self.node.key[:12]} goes on from a draft that was made with {before}")
 
     def is_due(self) -> bool:
         """Whether to look at the run now, in the middle of an epoch too: an epoch may take an hour."""
