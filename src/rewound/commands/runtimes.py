@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from rewound.foundations.errors import Failed, InputError, as_whole, shown
-from rewound.method.structure.fitting import tensors_in
+from rewound.method.structure.trials import tensors_in
 from rewound.tasks.devices import device_named
 
 Inputs: TypeAlias = tuple[Tensor, ...]

@@ -17,7 +17,6 @@ from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.fitting import flatten_recurrent
 from rewound.method.structure.slimming import (
     Slim,
     contracted,
@@ -27,6 +26,7 @@ from rewound.method.structure.slimming import (
     slot_dimensions,
     tensors_of,
 )
+from rewound.method.structure.trials import flatten_recurrent
 
 T = TypeVar("T")
 Counts = list[tuple[nn.Module, Mapping[str, int]]]

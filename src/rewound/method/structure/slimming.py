@@ -23,8 +23,9 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
-from rewound.method.structure.fitting import correct_counts, flatten_recurrent, runnable_copy, tensors_in
+from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
+from rewound.method.structure.trials import flatten_recurrent, runnable_copy, tensors_in, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
@@ -195,9 +196,7 @@ def slim_to(
     masked, small = copy.deepcopy(model), copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
-            for dim, left in kept.get(name, {}).items():
-                gone = torch.ones(shapes[name][dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
-                parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
+            zero_gone(parameter, kept.get(name, {}))
     tensors = tensors_of(small)
     for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)
