@@ -181,3 +181,17 @@ def test_onnx_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(rewound.InputError, match=r"export to ONNX needs onnx and onnxscript and onnxruntime, not inst"):
         rewound.export(network(), tmp_path / "a.onnx", example_inputs=IMAGES)
+
+
+class Silent(nn.Linear):
+    """Puts out a number."""
+
+    def forward(self, x: Tensor) -> float:  # type: ignore[override]
+        return float(super().forward(x).sum())
+
+
+def test_a_network_without_tensors_in_its_outputs_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(rewound.InputError, match=r"the network puts out no tensor, but -?[0-9.]+, so that nothing"):
+        rewound.export(Silent(2, 1), path, example_inputs=torch.ones(1, 2))
+    assert not path.exists()

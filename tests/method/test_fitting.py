@@ -1,5 +1,7 @@
 """Counts in a user's own classes are right in a smaller network, whatever the example and the weights hide."""
 
+from collections import UserDict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
+from rewound.method.structure.trials import tensors_in
 
 TOKENS = torch.arange(12).reshape(2, 6) % 10
 
@@ -113,3 +116,37 @@ def test_a_number_that_may_be_any_stays() -> None:
     model.depth, model.longest = 32, 8  # sizes of its weights, too
     small = halved(model, TOKENS)[0].model
     assert (small.depth, small.longest, small.heads) == (32, 8, 4)
+
+
+@dataclass
+class Found:
+    """What a network puts out, as a record."""
+
+    classes: Tensor
+    sizes: Tensor
+
+
+torch.export.register_dataclass(Found, serialized_type_name="test_fitting.Found")
+
+
+class Recorded(Attention):
+    def forward(self, ids: Tensor) -> Found:  # type: ignore[override]
+        classes = self.hidden(ids)
+        return Found(classes, classes.abs())
+
+
+@pytest.mark.parametrize("where", ["module", "config"])
+def test_outputs_in_a_dataclass_are_compared(where: str) -> None:
+    if where == "module":
+        assert halved(Recorded(where), TOKENS)[0].model.heads == 4
+    else:
+        with pytest.raises(InputError, match="its outputs differ"):
+            halved(Recorded(where), TOKENS)
+
+
+def test_tensors_are_found_however_an_output_nests_them() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    for thing in ((one, None, [two]), {"a": one, "b": (two,)}, Found(one, two), UserDict(a=one, b={"c": two})):
+        assert [each.numel() for each in tensors_in(thing)] == [1, 2]
+    with pytest.raises(InputError, match="the network puts out no tensor, but None, so that nothing can be compared"):
+        tensors_in(None)
