@@ -330,6 +330,37 @@ def test_a_part_that_only_training_uses_is_refused() -> None:
     assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
 
 
+class Returned(nn.Module):
+    """Also returns what is inside, in training only; `how` says what of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(6, 8), nn.Linear(8, 4), how
+
+    def forward(self, x: torch.Tensor) -> object:
+        hidden = self.a(x).relu()
+        if not self.training:
+            return self.b(hidden)
+        if self.how == "dropped out":
+            return self.b(nn.functional.dropout(hidden)), hidden.sum(1)
+        return self.b(hidden), {"units": hidden, "mean": hidden.mean(1), "sum": hidden.sum(1)}[self.how]
+
+
+def test_what_only_training_returns_is_compared() -> None:
+    example = torch.randn(4, 6)
+    for how, says in (("units", "have other shapes"), ("mean", "differ")):
+        with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):
+            halved(Returned(how), example)
+    for how in ("sum", "dropped out"):
+        assert halved(Returned(how), example).model.a.out_features == 4
+
+
+def test_batches_without_variance_do_not_count_as_a_difference() -> None:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    almost_equal = 1 + 1e-12 * torch.randn(2, 64).double()  # each BatchNorm magnifies what differs 300 times
+    assert halved(nn.Sequential(*layers, nn.Linear(64, 2)).double(), almost_equal).model[0].out_features == 32
+
+
 @pytest.mark.parametrize("width", [6, 8])
 def test_slopes_of_prelu_go_with_their_channels(width: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8), nn.Conv2d(8, 4, 3))

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.randomness import own_draws
-from rewound.method.structure.trials import Call, Trial, runnable_copy, trials
+from rewound.method.structure.trials import Call, Trial, trials
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 
@@ -36,7 +35,8 @@ def correct_counts(
         _write(numbers, choice)
         if not (difference := _difference(tried)):
             _restore_others(tried, numbers, choice)
-            _check_training(masked, small, args, keywords)
+            for trial in tried:
+                trial.check_training()
             return
         failure = failure or difference
     raise InputError(
@@ -47,24 +47,6 @@ def correct_counts(
 
 def _difference(tried: Sequence[Trial]) -> str:
     return next((difference for trial in tried if (difference := trial.difference())), "")
-
-
-def _check_training(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """An error if the small network runs in evaluation mode only: a part that is used in training was not traced."""
-    device = next((parameter.device for parameter in masked.parameters()), torch.device("cpu"))
-    with own_draws(device):
-        try:
-            runnable_copy(masked).train()(*args, **keywords)
-        except Exception:  # it does not train on such an example; BatchNorm needs more than one value
-            return
-        try:
-            runnable_copy(small).train()(*args, **keywords)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(
-                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
-                "used only there reads units that are gone; keep those with skip=, or keep the network as it is"
-            ) from error
 
 
 def _convolution(old: Any, new: Any) -> None:

@@ -5,6 +5,7 @@ zeros, attention gives the same with any number of heads. So both are also run w
 that they have, and on an example in which elements differ.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, shown
+from rewound.foundations.randomness import own_draws
 
+_KEEP = "keep those with skip=, or keep the network as it is"
 _LONGER = 3  # steps of a sequence, in place of an example's only one
 
 
@@ -49,6 +52,48 @@ class Trial:
             if distance(given, expected) > self.tolerance:
                 return "its outputs differ"
         return ""
+
+    def check_training(self) -> None:
+        """An error if the networks differ in training mode, of which nothing was traced; afterwards they stay in it."""
+        try:
+            expected = self._trained(self.masked)
+        except Exception:  # it does not train on such an example; BatchNorm needs more than one value
+            return
+        try:
+            given = self._trained(self.small)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
+                f"used only there reads units that are gone; {_KEEP}"
+            ) from error
+        off = distance(given, expected)
+        bound = self.tolerance if off < torch.inf else sys.float_info.max
+        if off > self.tolerance and self._own_spread(expected) <= bound:  # where passes differ, only shapes count
+            how = "differ" if off < torch.inf else "have other shapes"
+            raise InputError(
+                f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
+                f"units that are gone; {_KEEP}"
+            )
+
+    def _trained(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        with own_draws(device, seed):
+            return self.examples[0].outputs(model.train())
+
+    def _own_spread(self, expected: Sequence[Tensor]) -> float:
+        """How much the masked network's outputs differ between passes: by dropout, and by rounding.
+
+        A batch of two examples may have almost no variance, and BatchNorm then magnifies the last digits.
+        """
+        spreads = []
+        for seed in range(1, 6):
+            for parameter in self.masked.parameters():
+                if parameter.is_floating_point():
+                    draws = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)).to(parameter)
+                    parameter.mul_(1 + 100 * torch.finfo(parameter.dtype).eps * draws)
+            spreads.append(distance(self._trained(self.masked, seed), expected))
+        return max(spreads)
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -85,7 +130,8 @@ def _trials(
     first = Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)
     masked, small = runnable_copy(masked), runnable_copy(small)
     _draw_weights(masked, small, kept)
-    examples = [each for each in examples if _runs_on(masked, each)]
+    if not (examples := [each for each in examples if _runs_on(masked, each)]):
+        return [first]
     return [first, Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)]
 
 
