@@ -195,3 +195,18 @@ def test_a_network_without_tensors_in_its_outputs_is_not_written(tmp_path: Path)
     with pytest.raises(rewound.InputError, match=r"the network puts out no tensor, but -?[0-9.]+, so that nothing"):
         rewound.export(Silent(2, 1), path, example_inputs=torch.ones(1, 2))
     assert not path.exists()
+
+
+class Plotted(nn.Linear):
+    """Keeps what it put out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = super().forward(x)
+        return self.seen
+
+
+def test_a_network_that_keeps_what_it_computed_is_written_and_measured(tmp_path: Path) -> None:
+    model, example = Plotted(2, 1), torch.ones(1, 2)
+    model(example)
+    rewound.export(model, tmp_path / "a.safetensors", example_inputs=example)
+    assert len(rewound.bench(model, example, backend="eager", seconds=0.01).timings) == 1

@@ -372,3 +372,17 @@ def test_a_folder_of_a_masked_run_is_not_taken_for_a_slim_one(tmp_path: Path) ->
     loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
     with pytest.raises(InputError, match="was made with slim False, not True"):
         loop.over(run)
+
+
+class Plotted(Residual):
+    """Keeps its features for a plot."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.norm(self.stem(x.double().unsqueeze(1))).relu()
+        return self.head((self.features + self.branch(self.features)).relu().mean(2))
+
+
+def test_a_model_that_keeps_what_it_computed_becomes_small() -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", True, Plotted())
+    loop.over(run)
+    assert loop.model.stem.out_channels < 6

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from architectures import IMAGES
 from rewound import InputError, Mask
+from rewound.foundations.copying import copied
 from rewound.method.structure.slimming import (
     Slim,
     contracted,
@@ -381,3 +382,36 @@ def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None
                 return super().forward(x)
 
     assert not units(Autocast(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.randn(2, 6),)).groups
+
+
+class Kept(nn.Module):
+    """Keeps what it computed, as for a plot, and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.hidden, self.seen = torch.zeros(0), list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.a(x).relu()
+        self.seen.append(self.hidden)
+        return self.b(self.hidden)
+
+
+def spectral() -> nn.Module:
+    layers = nn.Linear(6, 5), nn.utils.spectral_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [Kept, spectral])
+def test_a_network_that_keeps_what_it_computed_is_copied(make: Any) -> None:
+    model, example = make().train(), torch.randn(2, 6)
+    model(example).sum().backward()
+    found = units(model, (example,))
+    mask = found.mask_without([unit for group in found for unit in group.units[::2]])
+    small = slim(model, mask, (example,)).model.eval()
+    masked = copied(model).eval()
+    mask.apply(masked)
+    other = torch.randn(3, 6)
+    assert torch.allclose(masked(other), small(other), atol=1e-6)

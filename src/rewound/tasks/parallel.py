@@ -8,7 +8,6 @@ Rank 0 decides when a run is looked at, and whether it goes on afterwards. Befor
 prove that they hold the same; without several processes, everything here is the identity.
 """
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import own_draws
 from rewound.tasks import ranks
@@ -131,7 +131,7 @@ class Together:
 
     def _all_get_gradients(self, recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
         assert self._group is not None  # as whoever asks has found
-        synchronised(trial := copy.deepcopy(model), self._group)
+        synchronised(trial := copied(model), self._group)
         with own_draws(next(trial.parameters()).device):
             recipe.loss(trial, batch).backward()  # type: ignore[no-untyped-call]
         return all(each.grad is not None for each in trial.parameters() if each.requires_grad)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
 from rewound.method.structure.fitting import correct_counts
@@ -177,7 +178,7 @@ def slim(
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
     check_path(model, groups, mask, example_inputs, example_keywords)
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     mask.apply(masked)
     return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_dead_layers(mask, kept))
 
@@ -193,7 +194,7 @@ def slim_to(
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
     shapes = shapes_of(model)
-    masked, small = copy.deepcopy(model), copy.deepcopy(model)
+    masked, small = copied(model), copied(model)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))
