@@ -26,9 +26,9 @@ from rewound.tasks.recipes.resnet import ResNet
 EXAMPLE = (IMAGES.double(),)
 
 
-def network() -> ResNet:
-    """Two residual blocks of four channels, in float64, with all its tensors drawn."""
-    model = ResNet((2,), (4,), generator=torch.Generator().manual_seed(0)).double()
+def network(blocks: int = 2, width: int = 4) -> ResNet:
+    """Residual blocks of four channels, in float64, with all its tensors drawn."""
+    model = ResNet((blocks,), (width,), generator=torch.Generator().manual_seed(0)).double()
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(torch.linspace(0.1, 0.9, tensor.numel()).reshape(tensor.shape).sin() - 0.3)
@@ -234,15 +234,37 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
 def test_models_and_slots_that_do_not_fit_are_refused() -> None:
     model = network()
     made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
-    with pytest.raises(InputError, match="the model is a Linear and not a ResNet"):
+    with pytest.raises(InputError, match="the model is Linear here and ResNet in the network that was slimmed"):
         made.into(nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    name = INNER
-    optimizer.state[model.get_parameter(name)]["preconditioner"] = torch.eye(7)
+    with pytest.raises(InputError, match=r"stage1\.block2 is \w+ here and nothing in .* made in the same way"):
+        halved(network(1), EXAMPLE[0]).into(model)
+    with pytest.raises(InputError, match=r"of other shapes, than the large one that was slimmed: .* in the same way"):
+        made.into(network(width=6))
+    with pytest.raises(InputError, match="model must be of type Module, not 'x'; give the large model"):
+        made.into("x")  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step(model, optimizer)
+    with pytest.raises(InputError, match=r"have not become small; call into\(model\) before into_optimizer"):
+        made.into_optimizer(optimizer, model)
+    made.into(model)
+    name, slots = INNER, optimizer.state[model.get_parameter(INNER)]
+    slots["preconditioner"] = torch.eye(7)
     with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
         made.into_optimizer(optimizer, model)
+    assert slots["momentum_buffer"].shape == made.shapes[name], "what is refused stays as it was"
     with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
         made.into_optimizer(torch.optim.SGD(network().parameters(), lr=0.1), model)
+
+
+def test_masks_of_other_models_and_what_are_no_units_are_refused() -> None:
+    model, other = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    example = (torch.ones(1, 6),)
+    mask = half_mask(units(model, example))
+    for call in (lambda: slim(other, mask, example), lambda: units(other, example).whole(mask)):
+        with pytest.raises(InputError, match=r"this mask is for another model: no parameter here has .* of 0\.weight"):
+            call()
+    with pytest.raises(InputError, match="each unit must be of type Unit, not 1; give units of these groups"):
+        units(model, example).mask_without([1])  # type: ignore[list-item]
 
 
 def halved(model: nn.Module, example: torch.Tensor) -> Slim:

@@ -95,14 +95,14 @@ class Slim:
         Its modules, parameters and buffers stay the same objects, so that an optimizer, a scheduler and a training loop
         that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
         """
+        check_kind("model", model, nn.Module, "give the large model that is to become small")
         model = _unwrapped(model)
-        for (name, theirs), ours in zip(model.named_modules(), self.model.modules(), strict=False):
-            if type(theirs) is not type(ours):
-                raise InputError(f"{name or 'the model'} is a {type(theirs).__name__} and not a {type(ours).__name__}")
-        there, here = tensors_of(model), tensors_of(self.model)
-        if there.keys() != here.keys():
+        self._check_same_modules(model)
+        there, here, shapes = tensors_of(model), tensors_of(self.model), shapes_of(model)
+        if other := [name for name in {**there, **here} if shapes.get(name) != self.shapes.get(name)]:
             raise InputError(
-                f"this model has other tensors than the one that was slimmed: {few(sorted(there.keys() ^ here))}"
+                f"this model has other tensors, or of other shapes, than the large one that was slimmed: {few(other)}; "
+                "give a model that is made in the same way"
             )
         for name, tensor in there.items():
             replace_data(tensor, here[name])
@@ -110,12 +110,30 @@ class Slim:
             vars(model.get_submodule(name)).update(numbers)
         flatten_recurrent(model)
 
+    def _check_same_modules(self, model: nn.Module) -> None:
+        theirs, ours = dict(model.named_modules()), dict(self.model.named_modules())
+        for name in {**theirs, **ours}:
+            if type(theirs.get(name)) is not type(ours.get(name)):
+                one, other = (type(found[name]).__name__ if name in found else "nothing" for found in (theirs, ours))
+                raise InputError(
+                    f"{name or 'the model'} is {one} here and {other} in the network that was slimmed; give a model "
+                    "that is made in the same way"
+                )
+
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
-        for parameter, name in _names_of(optimizer, model).items():
-            slots = optimizer.state.get(parameter, {})
-            for key, value in slots.items():
-                slots[key] = self.slot(name, key, value)
+        names, small = _names_of(optimizer, model), shapes_of(self.model)
+        if large := [name for parameter, name in names.items() if tuple(parameter.shape) != small[name]]:
+            raise InputError(
+                f"{few(large)} of this model have not become small; call into(model) before into_optimizer"
+            )
+        cut = [
+            (slots, {key: self.slot(name, key, value) for key, value in slots.items()})
+            for parameter, name in names.items()
+            if (slots := optimizer.state.get(parameter))
+        ]
+        for slots, smaller in cut:
+            slots.update(smaller)
 
     def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
