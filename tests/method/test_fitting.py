@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
-from rewound.method.structure.trials import tensors_in
+from rewound.method.structure.trials import distance, tensors_in
 
 TOKENS = torch.arange(12).reshape(2, 6) % 10
 
@@ -150,3 +150,11 @@ def test_tensors_are_found_however_an_output_nests_them() -> None:
         assert [each.numel() for each in tensors_in(thing)] == [1, 2]
     with pytest.raises(InputError, match="the network puts out no tensor, but None, so that nothing can be compared"):
         tensors_in(None)
+
+
+def test_a_distance_beside_the_size_of_numbers_and_of_what_is_no_number() -> None:
+    nan, inf = torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.inf])
+    assert distance([nan, inf], [nan, inf]) == 0
+    assert distance([torch.tensor([200.0])], [torch.tensor([100.0])]) == 1
+    assert 1 < distance([nan], [inf]) < torch.inf
+    assert distance([nan], [nan, nan]) == distance([torch.ones(1)], [torch.ones(2)]) == torch.inf

@@ -107,7 +107,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
     one, other = (each if each.is_complex() else each.double() for each in (one, other))
     same = (one == other) | (one.isnan() & other.isnan())  # infinite ones included
     largest = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
-    off = (one - other).abs().masked_fill(same, 0).nan_to_num(torch.inf, torch.inf)
+    off = (one - other).abs().masked_fill(same, 0).nan_to_num(sys.float_info.max, sys.float_info.max)
     return float(off.max()) / max(1.0, largest) if off.numel() else 0.0
 
 
