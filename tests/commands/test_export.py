@@ -181,3 +181,32 @@ def test_onnx_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(rewound.InputError, match=r"export to ONNX needs onnx and onnxscript and onnxruntime, not inst"):
         rewound.export(network(), tmp_path / "a.onnx", example_inputs=IMAGES)
+
+
+class Silent(nn.Linear):
+    """Puts out a number."""
+
+    def forward(self, x: Tensor) -> float:  # type: ignore[override]
+        return float(super().forward(x).sum())
+
+
+def test_a_network_without_tensors_in_its_outputs_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(rewound.InputError, match=r"the network puts out no tensor, but -?[0-9.]+, so that nothing"):
+        rewound.export(Silent(2, 1), path, example_inputs=torch.ones(1, 2))
+    assert not path.exists()
+
+
+class Plotted(nn.Linear):
+    """Keeps what it put out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = super().forward(x)
+        return self.seen
+
+
+def test_a_network_that_keeps_what_it_computed_is_written_and_measured(tmp_path: Path) -> None:
+    model, example = Plotted(2, 1), torch.ones(1, 2)
+    model(example)
+    rewound.export(model, tmp_path / "a.safetensors", example_inputs=example)
+    assert len(rewound.bench(model, example, backend="eager", seconds=0.01).timings) == 1

@@ -123,6 +123,39 @@ def test_a_slim_run_is_resumed_by_a_script_with_a_new_large_model(tmp_path: Path
         )
 
 
+class Attended(nn.Module):
+    """Attention over the six numbers of a point, whose branch adds nothing before it is trained."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.heads, self.places = 8, nn.Parameter(torch.randn(6, 16))
+        self.first, self.qkv, self.branch, self.last = (nn.Linear(*s) for s in ((1, 16), (16, 48), (16, 16), (16, 3)))
+        nn.init.zeros_(self.branch.weight)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.double().unsqueeze(2)) + self.places
+        q, k, v = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in self.qkv(hidden).chunk(3, 2))
+        found = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last((hidden + self.branch(found)).mean(1))
+
+
+def test_a_resumed_run_counts_heads_whose_branch_is_silent_before_training(tmp_path: Path) -> None:
+    ends = []
+    heads = Pruner(pattern="unit", only=("qkv.*",))
+    for name, stop in (("whole", None), ("parts", T + 1)):
+        options = {"checkpoint": tmp_path / name, "pruner": heads, "compression": 2, "rate": 0.5}
+        first, run, _ = trained("lr-rewinding", "adamw", True, Attended(0), **options)
+        first.over(run, until=stop)
+        if stop is not None:
+            first, run, _ = trained("lr-rewinding", "adamw", True, Attended(1), **options)
+            first.over(run)
+        assert (first.model.heads, len(first.model.qkv.weight)) == (4, 24)
+        ends.append(first.model.state_dict())
+    assert_same(*ends)
+
+
 def test_a_finished_slim_run_gives_its_small_network_and_goes_on_to_a_larger_compression(tmp_path: Path) -> None:
     first, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
     first.over(run)
@@ -339,3 +372,17 @@ def test_a_folder_of_a_masked_run_is_not_taken_for_a_slim_one(tmp_path: Path) ->
     loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
     with pytest.raises(InputError, match="was made with slim False, not True"):
         loop.over(run)
+
+
+class Plotted(Residual):
+    """Keeps its features for a plot."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.norm(self.stem(x.double().unsqueeze(1))).relu()
+        return self.head((self.features + self.branch(self.features)).relu().mean(2))
+
+
+def test_a_model_that_keeps_what_it_computed_becomes_small() -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", True, Plotted())
+    loop.over(run)
+    assert loop.model.stem.out_channels < 6

@@ -196,3 +196,36 @@ def test_rates_that_cannot_be_are_refused(fields: dict[str, Any], density: float
     with pytest.raises(InputError) as caught:
         Pruner(**fields)(convolutions(), density)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"2.*": 0.5}, r"rates '2\.\*' removes no units: those of 2\.weight stay \(it is an output of the network\)"),
+        ({"0.*": 0.5, "2.*": 0.5}, r"rates '2\.\*' removes no units"),
+        ({"0.bias": 0.5}, r"rates '0\.bias' removes no units: it matches no weight of a layer"),
+    ],
+)
+def test_rates_by_which_no_unit_goes_are_refused(rates: dict[str, float], message: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(InputError, match=message):
+        Pruner(pattern="unit", rates=rates)(model, example_inputs=torch.ones(1, 6))
+
+
+class Sum(nn.Module):
+    """Two layers that produce the same units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.one(x) + self.other(x))
+        return found
+
+
+def test_a_rate_for_one_of_several_layers_that_produce_the_same_units_is_refused() -> None:
+    with pytest.raises(InputError, match=r"removes no units: other\.weight also produce them, and have no rate"):
+        Pruner(pattern="unit", rates={"one.*": 0.5})(Sum(), example_inputs=torch.ones(1, 6))
+    mask = Pruner(pattern="unit", rates={"o*": 0.5})(Sum(), example_inputs=torch.ones(1, 6))
+    assert mask["last.weight"].sum() == 4 * 4

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from architectures import IMAGES
 from rewound import InputError, Mask
+from rewound.foundations.copying import copied
 from rewound.method.structure.slimming import (
     Slim,
     contracted,
@@ -25,9 +26,9 @@ from rewound.tasks.recipes.resnet import ResNet
 EXAMPLE = (IMAGES.double(),)
 
 
-def network() -> ResNet:
-    """Two residual blocks of four channels, in float64, with all its tensors drawn."""
-    model = ResNet((2,), (4,), generator=torch.Generator().manual_seed(0)).double()
+def network(blocks: int = 2, width: int = 4) -> ResNet:
+    """Residual blocks of four channels, in float64, with all its tensors drawn."""
+    model = ResNet((blocks,), (width,), generator=torch.Generator().manual_seed(0)).double()
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(torch.linspace(0.1, 0.9, tensor.numel()).reshape(tensor.shape).sin() - 0.3)
@@ -233,15 +234,37 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
 def test_models_and_slots_that_do_not_fit_are_refused() -> None:
     model = network()
     made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
-    with pytest.raises(InputError, match="the model is a Linear and not a ResNet"):
+    with pytest.raises(InputError, match="the model is Linear here and ResNet in the network that was slimmed"):
         made.into(nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    name = INNER
-    optimizer.state[model.get_parameter(name)]["preconditioner"] = torch.eye(7)
+    with pytest.raises(InputError, match=r"stage1\.block2 is \w+ here and nothing in .* made in the same way"):
+        halved(network(1), EXAMPLE[0]).into(model)
+    with pytest.raises(InputError, match=r"of other shapes, than the large one that was slimmed: .* in the same way"):
+        made.into(network(width=6))
+    with pytest.raises(InputError, match="model must be of type Module, not 'x'; give the large model"):
+        made.into("x")  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step(model, optimizer)
+    with pytest.raises(InputError, match=r"have not become small; call into\(model\) before into_optimizer"):
+        made.into_optimizer(optimizer, model)
+    made.into(model)
+    name, slots = INNER, optimizer.state[model.get_parameter(INNER)]
+    slots["preconditioner"] = torch.eye(7)
     with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
         made.into_optimizer(optimizer, model)
+    assert slots["momentum_buffer"].shape == made.shapes[name], "what is refused stays as it was"
     with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
         made.into_optimizer(torch.optim.SGD(network().parameters(), lr=0.1), model)
+
+
+def test_masks_of_other_models_and_what_are_no_units_are_refused() -> None:
+    model, other = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    example = (torch.ones(1, 6),)
+    mask = half_mask(units(model, example))
+    for call in (lambda: slim(other, mask, example), lambda: units(other, example).whole(mask)):
+        with pytest.raises(InputError, match=r"this mask is for another model: no parameter here has .* of 0\.weight"):
+            call()
+    with pytest.raises(InputError, match="each unit must be of type Unit, not 1; give units of these groups"):
+        units(model, example).mask_without([1])  # type: ignore[list-item]
 
 
 def halved(model: nn.Module, example: torch.Tensor) -> Slim:
@@ -330,6 +353,37 @@ def test_a_part_that_only_training_uses_is_refused() -> None:
     assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
 
 
+class Returned(nn.Module):
+    """Also returns what is inside, in training only; `how` says what of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(6, 8), nn.Linear(8, 4), how
+
+    def forward(self, x: torch.Tensor) -> object:
+        hidden = self.a(x).relu()
+        if not self.training:
+            return self.b(hidden)
+        if self.how == "dropped out":
+            return self.b(nn.functional.dropout(hidden)), hidden.sum(1)
+        return self.b(hidden), {"units": hidden, "mean": hidden.mean(1), "sum": hidden.sum(1)}[self.how]
+
+
+def test_what_only_training_returns_is_compared() -> None:
+    example = torch.randn(4, 6)
+    for how, says in (("units", "have other shapes"), ("mean", "differ")):
+        with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):
+            halved(Returned(how), example)
+    for how in ("sum", "dropped out"):
+        assert halved(Returned(how), example).model.a.out_features == 4
+
+
+def test_batches_without_variance_do_not_count_as_a_difference() -> None:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    almost_equal = 1 + 1e-12 * torch.randn(2, 64).double()  # each BatchNorm magnifies what differs 300 times
+    assert halved(nn.Sequential(*layers, nn.Linear(64, 2)).double(), almost_equal).model[0].out_features == 32
+
+
 @pytest.mark.parametrize("width", [6, 8])
 def test_slopes_of_prelu_go_with_their_channels(width: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8), nn.Conv2d(8, 4, 3))
@@ -350,3 +404,36 @@ def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None
                 return super().forward(x)
 
     assert not units(Autocast(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.randn(2, 6),)).groups
+
+
+class Kept(nn.Module):
+    """Keeps what it computed, as for a plot, and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.hidden, self.seen = torch.zeros(0), list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.a(x).relu()
+        self.seen.append(self.hidden)
+        return self.b(self.hidden)
+
+
+def spectral() -> nn.Module:
+    layers = nn.Linear(6, 5), nn.utils.spectral_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [Kept, spectral])
+def test_a_network_that_keeps_what_it_computed_is_copied(make: Any) -> None:
+    model, example = make().train(), torch.randn(2, 6)
+    model(example).sum().backward()
+    found = units(model, (example,))
+    mask = found.mask_without([unit for group in found for unit in group.units[::2]])
+    small = slim(model, mask, (example,)).model.eval()
+    masked = copied(model).eval()
+    mask.apply(masked)
+    other = torch.randn(3, 6)
+    assert torch.allclose(masked(other), small(other), atol=1e-6)

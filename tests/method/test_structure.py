@@ -207,3 +207,58 @@ def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
     (group,) = found
     with pytest.raises(InputError, match="no smaller network was found that equals the masked one"):
         slim(model, found.mask_without(group.units[:1]), (torch.ones(4, 3),))
+
+
+class Positions(nn.Module):
+    """Tables of 32 positions, of which a sequence reads as many as it has; `how` says how they are cut."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.heads = how, 4
+        self.words, self.table, self.more = nn.Embedding(9, 8), nn.Embedding(32, 8), nn.Parameter(torch.randn(32, 8))
+        self.bias = nn.Parameter(torch.randn(4, 32, 32))
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.last = nn.Linear(8, 9)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length, words = ids.shape[1], self.words(ids)
+        if self.how == "relative":
+            q, k, v = (
+                each(words).view(*ids.shape, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v)
+            )
+            bias = self.bias[:, :length, :length]
+            found = nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
+            return self.last(self.o(found.flatten(2)))
+        if self.how == "table":
+            words = words + self.table.weight[:length]
+        elif self.how == "sum":
+            words = words + (self.table.weight + self.more)[:length]
+        elif self.how == "computed":
+            words = words + self.k(self.q(self.more).relu())[:length]
+        return self.last(self.o(words).relu())
+
+
+@pytest.mark.parametrize("how", ["table", "sum", "computed", "relative"])
+def test_what_the_example_does_not_read_of_a_table_stays(how: str) -> None:
+    torch.manual_seed(0)
+    model, short, long = Positions(how).double().eval(), torch.arange(14).reshape(2, 7) % 9, torch.arange(24)[None] % 9
+    found = units(model, (short,))
+    table, dim = {"table": ("table.weight", 0), "relative": ("bias", 1)}.get(how, ("more", 0))
+    assert (table, dim) in found.pinned
+    assert (table, dim) not in [place for group in found for place in group.members]
+    mask = found.mask_without(unit for group in found for unit in group.units[::2])
+    small = slim(model, mask, (short,)).model
+    mask.apply(model)
+    assert torch.allclose(model(long), small(long), rtol=0, atol=1e-12)
+
+
+def test_a_table_that_is_read_from_its_middle_says_what_the_example_does_not_read() -> None:
+    class Middle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Parameter(torch.randn(32, 8)), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x + self.table[8 : 8 + x.shape[1]])
+
+    assert units(Middle(), (torch.ones(2, 5, 8),)).pinned["table", 0] == "the example does not read it"

@@ -7,7 +7,6 @@
 | safetensors  | .safetensors | tensors alone, by the names that the network's class has |
 """
 
-import copy
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +31,13 @@ from rewound.commands.runtimes import (
     same_outputs,
     write_onnx,
 )
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path, check_kind, shown
 from rewound.foundations.names import unknown
 from rewound.foundations.quantities import sized
 from rewound.foundations.wholefiles import replacing, writable_file
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.fitting import tensors_in
+from rewound.method.structure.trials import tensors_in
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.statefile import separate
 
@@ -106,7 +106,7 @@ def export(
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
         exported, example = network, inputs_in(example_inputs)
-    exported = copy.deepcopy(exported).eval().cpu()
+    exported = copied(exported).eval().cpu()
     if mask is not None:
         check_kind("mask", mask, Mask, "give the rewound.Mask that the network was trained under")
         mask.apply(exported)
@@ -151,7 +151,7 @@ def _without_units(model: nn.Module, mask: Mask | None, example: Inputs) -> nn.M
 
 def _write_tensors(model: nn.Module, example: Inputs, file: Path) -> tuple[float, None]:
     save_file(separate(model.state_dict()), file, {"format": "pt"})
-    again = copy.deepcopy(model)
+    again = copied(model)
     for tensor in again.state_dict().values():
         tensor.zero_()
     again.load_state_dict(load_file(file))

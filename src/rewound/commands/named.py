@@ -4,7 +4,6 @@ What a file says is not trusted: of the recipes that tickets and stores name, on
 used. Any other, or what makes the network of a ticket without a recipe, is given by its import path.
 """
 
-import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.pruning.mask import Mask
@@ -111,7 +111,7 @@ def _of_model(name: str, ticket: Ticket, dense: nn.Module) -> NamedNetwork:
             f"{name} does not say what its network takes, or more than tensors by position; "
             "give the network itself with example_inputs, in Python"
         )
-    model = copy.deepcopy(dense)
+    model = copied(dense)
     ticket.into(model)
     return NamedNetwork(name, model, ticket.mask, dense, tuple(each[:1] for each in inputs), MULTIPLY_ADDS)
 

@@ -5,7 +5,6 @@ and sizes that differ between them become variables of slower kernels. So each n
 its own, as one graph of fixed shapes; a network that needs several graphs is refused.
 """
 
-import copy
 import importlib.util
 import linecache
 import logging
@@ -24,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import Failed, InputError, as_whole, shown
-from rewound.method.structure.fitting import tensors_in
+from rewound.method.structure.trials import tensors_in
 from rewound.tasks.devices import device_named
 
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -226,7 +226,7 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
     """
     given = tensors_in(model(*inputs))
     try:
-        exact = tensors_in(copy.deepcopy(model).double()(*(_doubled(each) for each in inputs)))
+        exact = tensors_in(copied(model).double()(*(_doubled(each) for each in inputs)))
     except RuntimeError:  # its own code makes tensors of another type, so that its rounding is not known
         largest = [float(each.abs().max()) if each.numel() else 0.0 for each in given]
         kinds = [torch.finfo(each.dtype).eps if each.is_floating_point() else 0.0 for each in given]
@@ -237,7 +237,7 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
 @torch.no_grad()
 def same_outputs(model: nn.Module, other: nn.Module, inputs: Inputs) -> bool:
     """Whether another network puts out the same as the model, in evaluation mode, but for rounding."""
-    one, two = (copy.deepcopy(each).eval() for each in (model, other))
+    one, two = (copied(each).eval() for each in (model, other))
     try:
         expected(one, inputs).check(tensors_in(two(*inputs)), "the other network")
     except Failed:

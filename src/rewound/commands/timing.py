@@ -6,7 +6,6 @@ come from resampling the rounds. One thread of a CPU is measured in CPU time, wh
 network is checked to put out on every backend what it puts out eagerly.
 """
 
-import copy
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from rewound.commands.runtimes import (
     prepared,
     same_outputs,
 )
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import Failed, InputError, as_number, as_whole, check_kind, shown
 from rewound.foundations.names import unknown
 from rewound.foundations.notebook import html_line, html_table, text_table
@@ -211,7 +211,7 @@ def bench(
             variants, remarks = variants_of(network, network, mask, example)
     # Copies: the given networks stay in their modes and on their devices.
     inputs = tuple(tensor.to(on.device) for tensor in example)
-    here = [each._replace(model=copy.deepcopy(each.model).eval().to(on.device)) for each in variants]
+    here = [each._replace(model=copied(each.model).eval().to(on.device)) for each in variants]
     sizes = [_size(each, example, costs) for each in variants]
     timings: list[Timing] = []
     with on.in_use():
@@ -269,7 +269,7 @@ def variants_of(
     if mask is None:
         return [Variant("dense", dense)], []
     check_kind("mask", mask, Mask, "the order is rewound.bench(network, example_inputs, mask)")
-    pruned = copy.deepcopy(model)
+    pruned = copied(model)
     mask.apply(pruned)
     variants = [Variant("dense", dense), Variant("pruned", pruned, mask)]
     try:

@@ -5,19 +5,18 @@ objects stay the same: the modules, the parameters that optimizer, scheduler and
 What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.fitting import flatten_recurrent
 from rewound.method.structure.slimming import (
     Slim,
     contracted,
@@ -27,6 +26,7 @@ from rewound.method.structure.slimming import (
     slot_dimensions,
     tensors_of,
 )
+from rewound.method.structure.trials import flatten_recurrent
 
 T = TypeVar("T")
 Counts = list[tuple[nn.Module, Mapping[str, int]]]
@@ -53,7 +53,7 @@ class Shrunk:
         for _, key, name, value in self._slots():
             self._large_slot(name, key, self.slim.slot(name, key, value))
         for thing in self._states:
-            _load(copy.deepcopy(thing), self._cut_state(thing.state_dict()))
+            _load(copied(thing), self._cut_state(thing.state_dict()))
 
     def begin(self) -> None:
         """Make everything small."""

@@ -5,7 +5,6 @@ A slim recipe has the data, loss, optimizer, schedule and evaluation of its reci
 `expanded_state` takes a slim state there, and `cut_state` brings it back.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.slimming import KeptIndices, contracted, expanded, kept_indices, shapes_of, slim_to
@@ -53,7 +53,7 @@ def _slim_recipe(recipe: Recipe, kept: KeptIndices) -> Recipe:
     _keep_layout(recipe.skeleton, template)
 
     def model(self: Recipe, seed: int) -> nn.Module:
-        return copy.deepcopy(template)
+        return copied(template)
 
     def source_digest(self: Recipe) -> str:
         return recipe.source_digest()

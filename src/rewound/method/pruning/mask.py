@@ -114,19 +114,24 @@ class Mask(Mapping[str, Tensor]):
         """(parameter, its mask on the parameter's device), whatever the model is wrapped in."""
         check_kind("model", model, nn.Module, "give the model itself")
         parameters = plain_parameters(model, tied=True)
-        if wrong := self._strangers(parameters):
-            raise InputError(
-                f"this mask is for another model: no parameter here has the name and shape of {few(wrong)}"
-            )
+        self.check_shapes({name: parameter.shape for name, parameter in parameters.items()})
         return [(parameters[name], mask.to(parameters[name].device)) for name, mask in self.items()]
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model has a parameter of every name and shape of the mask."""
-        return not self._strangers(plain_parameters(model, tied=True))
+        parameters = plain_parameters(model, tied=True)
+        return not self._strangers({name: parameter.shape for name, parameter in parameters.items()})
 
-    def _strangers(self, parameters: Mapping[str, Tensor]) -> list[str]:
+    def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """An error for a mask of a model whose parameters have other names and shapes than these."""
+        if wrong := self._strangers(shapes):
+            raise InputError(
+                f"this mask is for another model: no parameter here has the name and shape of {few(wrong)}"
+            )
+
+    def _strangers(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
         """The names under which there is no parameter of the mask's shape."""
-        return [name for name, mask in self.items() if name not in parameters or parameters[name].shape != mask.shape]
+        return [name for name, mask in self.items() if tuple(shapes.get(name, (-1,))) != tuple(mask.shape)]
 
 
 def _count(kept: Tensor) -> int:

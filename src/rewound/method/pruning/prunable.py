@@ -7,7 +7,6 @@ zeros in the original leave the weight dense. Both norms divide by a norm, weigh
 spectral_norm by that of the matrix: where nothing is left, that is 0/0, so a weight must stay there.
 """
 
-import copy
 from collections.abc import Collection, Iterator
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from rewound.foundations.copying import copied
 from rewound.method.pruning.mask import plain_name, plain_parameters
 
 _NORMALISATION = (
@@ -100,7 +100,7 @@ def _originals(model: nn.Module) -> Iterator[tuple[str, ParametrizationList, str
 
 @torch.no_grad()
 def _keeps_zeros(weight: ParametrizationList, name: str) -> bool:
-    trial = copy.deepcopy(weight).eval()  # in training, spectral_norm moves its vectors whenever it is used
+    trial = copied(weight).eval()  # in training, spectral_norm moves its vectors whenever it is used
     original = trial.get_parameter(name)
     pruned = (torch.rand(original.shape, generator=torch.Generator().manual_seed(0)) < 0.5).to(original.device)
     original.masked_fill_(pruned, 0)
@@ -112,7 +112,7 @@ def _keeps_zeros(weight: ParametrizationList, name: str) -> bool:
 @torch.no_grad()
 def _norm_dimension(weight: ParametrizationList, name: str) -> list[int | None]:
     """The first dimension along which a slice of zeros makes the weight not finite, if any; None: zeros everywhere."""
-    trial = copy.deepcopy(weight).eval()
+    trial = copied(weight).eval()
     original = trial.get_parameter(name)
     values = torch.randn(original.shape, generator=torch.Generator().manual_seed(0)).to(original)
     dimensions: list[int | None] = []

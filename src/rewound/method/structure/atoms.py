@@ -61,6 +61,8 @@ class Atoms:
     """Atoms that must stay, and why."""
     produced: list[Tensor] = field(default_factory=list)
     """Atoms of weights that put something out, by operation."""
+    reads: list[Tensor] = field(default_factory=list)
+    """Atoms that a layer sums over: what is tied to none of them has no effect on what the example gives."""
     joint: list[Factor] = field(default_factory=list)
     """Factors of several dimensions, all of which must be boxes once units are gone."""
 
@@ -73,6 +75,11 @@ class Atoms:
         """What goes with one goes with the other; tensors of one shape, or that expand to one."""
         shape = torch.add(one, other).shape
         self.ties.append(torch.stack([each.expand(shape).reshape(-1) for each in (one, other)]))
+
+    def read(self, one: Tensor, other: Tensor) -> None:
+        """Tie what a layer sums over: what it is given and its weights."""
+        self.tie(one, other)
+        self.reads.append(one.reshape(-1))
 
     def pin(self, atoms: Tensor, reason: str) -> None:
         """What must stay."""
@@ -145,7 +152,8 @@ class Atoms:
     def settle(self) -> tuple[Tensor, dict[int, str]]:
         """The component of each atom (STAYS for those that are pinned), and why atoms are pinned, by atom.
 
-        What is left of factors with several dimensions is tied first, each so that most units remain.
+        What is left of factors with several dimensions is tied first, each so that most units remain. What no layer
+        reads on the example stays: a longer input may read it, as it does the rest of a table of positions.
         """
         pinned = torch.cat([torch.zeros(0, dtype=torch.int64), *[atoms for atoms, _ in self.pins]])
         edges = torch.cat([torch.stack([pinned, torch.zeros_like(pinned)]), *self.ties], 1)
@@ -161,7 +169,10 @@ class Atoms:
 
                 self.only(factor, max(free, key=units_left))
                 roots = _joined(roots, self.ties[-1])
-        return roots, self._reasons()
+        read = torch.cat([torch.zeros(1, dtype=torch.int64), *self.reads])
+        unread = ~torch.isin(roots, roots[read])
+        self.pin(unread.nonzero(), "the example does not read it")
+        return roots.masked_fill(unread, STAYS), self._reasons()
 
     def _reasons(self) -> dict[int, str]:
         """The first reason for each atom that is tied to one that was pinned."""

@@ -2,10 +2,9 @@
 
 Those of torch's own layers follow from their weights. A whole number of a user's own class may count anything: the
 likely ones are written anew, the network is run on an example, and other choices are tried until it equals the masked
-one. If none does, it is refused. A number that makes no difference on the example stays as it was.
+one (`trials`). If none does, it is refused. A number that may be any stays as it was.
 """
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.randomness import own_draws
+from rewound.method.structure.trials import Call, Trial, trials
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 
@@ -31,13 +29,14 @@ def correct_counts(
 ) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     _rewrite_counts(masked, small)
-    trial = _trial(masked, small, args, keywords)
-    numbers, failure = _own_numbers(masked, small, trial.small, kept), ""
+    tried = trials(masked, small, kept, Call(args, keywords))
+    numbers, failure = _own_numbers(masked, [small, *(trial.small for trial in tried)], kept), ""
     for choice in itertools.islice(_choices(numbers), _TRIES):
         _write(numbers, choice)
-        if not (difference := trial.difference()):
-            _restore_others(trial, numbers, choice)
-            _check_training(masked, small, args, keywords)
+        if not (difference := _difference(tried)):
+            _restore_others(tried, numbers, choice)
+            for trial in tried:
+                trial.check_training()
             return
         failure = failure or difference
     raise InputError(
@@ -46,97 +45,8 @@ def correct_counts(
     )
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """The small network in evaluation mode, and what the masked one puts out on some examples."""
-
-    small: nn.Module
-    examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-    expected: Sequence[list[Tensor]]
-    tolerance: float
-
-    def difference(self) -> str:
-        """What is wrong with the small network, in words; nothing if it equals the masked one."""
-        for (args, keywords), expected in zip(self.examples, self.expected, strict=True):
-            try:
-                given = tensors_in(self.small(*args, **keywords))
-            except Exception as error:  # whatever a module's own code raises where a count is wrong
-                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            if len(given) != len(expected) or not all(map(self._equal, given, expected)):
-                return "its outputs differ"
-        return ""
-
-    def _equal(self, one: Tensor, other: Tensor) -> bool:
-        close = {"rtol": self.tolerance, "atol": self.tolerance}
-        return one.shape == other.shape and torch.allclose(one, other, **close, equal_nan=True)
-
-
-def runnable_copy(model: nn.Module) -> nn.Module:
-    """A copy of a network, to be run."""
-    made = copy.deepcopy(model)
-    flatten_recurrent(made)
-    return made
-
-
-def flatten_recurrent(model: nn.Module) -> None:
-    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call.
-
-    They are in several pieces after a change of their shapes, and in every copy.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-
-
-def _trial(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Trial:
-    """In float64 or, where the network's own code makes tensors of another type, in the type that it has."""
-    examples = [(args, keywords)]
-    if any(map(_says_nothing, tree_leaves(examples))):
-        examples.append(tree_map_only(Tensor, _drawn, (args, keywords)))
-    doubled = tree_map_only(Tensor, _doubled, examples)
-    pair = [copy.deepcopy(each).double().eval() for each in (masked, small)]
-    try:
-        return _Trial(pair[1], doubled, _outputs(pair[0], doubled), 1e-9)
-    except RuntimeError:
-        pair = [runnable_copy(each).eval() for each in (masked, small)]
-        return _Trial(pair[1], examples, _outputs(pair[0], examples), 1e-4)
-
-
-def _outputs(model: nn.Module, examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[list[Tensor]]:
-    return [tensors_in(model(*args, **keywords)) for args, keywords in examples]
-
-
-def _says_nothing(thing: Any) -> bool:
-    """Whether it is an input of zeros: without biases, any network of the right shapes puts out zeros for it."""
-    return isinstance(thing, Tensor) and thing.is_floating_point() and not bool(thing.any())
-
-
-def _drawn(tensor: Tensor) -> Tensor:
-    if not _says_nothing(tensor):
-        return tensor
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _check_training(masked: nn.Module, small: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """An error if the small network runs in evaluation mode only: a part that is used in training was not traced."""
-    device = next((parameter.device for parameter in masked.parameters()), torch.device("cpu"))
-    with own_draws(device):
-        try:
-            runnable_copy(masked).train()(*args, **keywords)
-        except Exception:  # it does not train on such an example; BatchNorm needs more than one value
-            return
-        try:
-            runnable_copy(small).train()(*args, **keywords)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(
-                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
-                "used only there reads units that are gone; keep those with skip=, or keep the network as it is"
-            ) from error
+def _difference(tried: Sequence[Trial]) -> str:
+    return next((difference for trial in tried if (difference := trial.difference())), "")
 
 
 def _convolution(old: Any, new: Any) -> None:
@@ -222,23 +132,26 @@ class _Number:
     name: str
     options: tuple[int, ...]
     """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
+    beyond: int
+    """More than it was, and more than there is now of what it may count."""
 
     def write(self, option: int) -> None:
+        self.set(self.options[min(option, len(self.options) - 1)])
+
+    def set(self, value: int) -> None:
         for module in self.modules:
-            setattr(module, self.name, self.options[min(option, len(self.options) - 1)])
+            setattr(module, self.name, value)
 
 
 _Numbers = Mapping[tuple[type, str], Sequence[_Number]]
 
 
-def _own_numbers(
-    large: nn.Module, small: nn.Module, copied: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]
-) -> _Numbers:
+def _own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[str, Mapping[int, Tensor]]) -> _Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
     found: dict[tuple[type, str], list[_Number]] = {}
     tensors = large.state_dict(keep_vars=True)
-    for (prefix, old), new, twin in zip(large.named_modules(), small.modules(), copied.modules(), strict=True):
-        if any(isinstance(new, kind) for kind in COUNTS) or _is_conv1d(new):
+    for (prefix, old), *new in zip(large.named_modules(), *(each.modules() for each in smaller), strict=True):
+        if any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
             continue
         start = f"{prefix}." if prefix else ""
         inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
@@ -252,7 +165,8 @@ def _own_numbers(
             ]
             options = tuple(dict.fromkeys([value, *([sizes[value]] if value in sizes else []), *parts]))
             if len(options) > 1:
-                found.setdefault((type(old), name), []).append(_Number((new, twin), name, options))
+                beyond = 1 + max(value, *(left for size, left in sizes.items() if size % value == 0))
+                found.setdefault((type(old), name), []).append(_Number(tuple(new), name, options, beyond))
     return found
 
 
@@ -276,24 +190,22 @@ def _write(found: _Numbers, choice: Sequence[int]) -> None:
             number.write(option)
 
 
-def _restore_others(trial: _Trial, found: _Numbers, choice: Sequence[int]) -> None:
-    """Put back each number that makes no difference: it may be a layer's index, or the longest input."""
-    for place in range(len(choice)):
+def _restore_others(tried: Sequence[Trial], found: _Numbers, choice: Sequence[int]) -> None:
+    """Put back each number that counts nothing here, as any would do: a layer's index, or the longest input.
+
+    That it makes no difference what it was is not enough: on an example of one token, a wrong number of heads does not.
+    """
+    for place, numbers in enumerate(found.values()):
         without = [0 if other == place else option for other, option in enumerate(choice)]
         _write(found, without)
-        if not trial.difference():
+        if _difference(tried):
+            continue
+        for number in numbers:
+            number.set(number.beyond)
+        if not _difference(tried):
             choice = without
     _write(found, choice)
 
 
 def _is_size_of_head(name: str) -> bool:
     return name in ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv", "dim_head")
-
-
-def tensors_in(thing: Any) -> list[Tensor]:
-    """The tensors of an output, however it nests them."""
-    if isinstance(thing, Tensor):
-        return [thing]
-    if isinstance(thing, Mapping):
-        thing = list(thing.values())
-    return [tensor for each in thing for tensor in tensors_in(each)] if isinstance(thing, list | tuple) else []

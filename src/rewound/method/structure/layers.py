@@ -19,14 +19,14 @@ def convolution(
     outputs, reads = atoms.along(weight, 0), atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
     if groups == 1:
-        atoms.tie(inputs, reads)
+        atoms.read(inputs, reads)
     else:
         in_groups, out_groups = inputs.reshape(groups, -1), outputs.reshape(groups, -1)
         if in_groups.shape[1] == 1:  # depthwise: whole groups go
             atoms.pin(reads, "a depthwise convolution reads one channel")
             atoms.tie(out_groups, in_groups)
         else:  # every group loses the same places
-            atoms.tie(in_groups, reads[None])
+            atoms.read(in_groups, reads[None])
             atoms.tie(out_groups, out_groups[:1])
     return _put_out(atoms, value, outputs, bias, 1 if x.rank == weight.rank else 0)
 
@@ -36,7 +36,7 @@ def transposed_convolution(
 ) -> Labels:
     groups = _groups(args, kwargs)
     inputs = atoms.alone(x, 1, "it is a dimension that a convolution runs over")
-    atoms.tie(inputs, atoms.along(weight, 0))
+    atoms.read(inputs, atoms.along(weight, 0))
     atoms.put_out(weight, 1)
     outputs = atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
@@ -78,7 +78,7 @@ def _read(atoms: Atoms, x: Labels, weight: Labels) -> None:
     """The columns of a weight go with the last dimension of what it reads."""
     last = x.rank - 1
     for factor in x.along(last):
-        atoms.tie(atoms.only(factor, last), atoms.along(weight, 1))
+        atoms.read(atoms.only(factor, last), atoms.along(weight, 1))
     if not x.along(last):
         atoms.pin(atoms.along(weight, 1), "it reads what cannot shrink")
 
@@ -128,7 +128,7 @@ def _tie_summed(atoms: Atoms, x: Labels, dx: int, y: Labels, dy: int) -> None:
     of_x, of_y = x.along(dx), y.along(dy)
     for one in of_x:
         for other in of_y:
-            atoms.tie(atoms.only(one, dx), atoms.only(other, dy))
+            atoms.read(atoms.only(one, dx), atoms.only(other, dy))
     for side, others in ((of_x, of_y), (of_y, of_x)):
         if not others:
             for factor in side:
@@ -159,6 +159,8 @@ def einsum(atoms: Atoms, value: Any, equation: str, operands: Sequence[Labels], 
             atoms.pin(labelled[0][0], "an einsum reads it beside what cannot shrink")
         elif labelled:
             known[letter] = labelled[0][0]
+            if letter not in output:
+                atoms.read(labelled[0][0], labelled[-1][0])
     for x, term in zip(operands, terms, strict=True):
         for letter in term if x.is_weight else "":
             if letter in output:
@@ -273,8 +275,8 @@ def _cell(atoms: Atoms, x: Labels, weights: Sequence[Labels], has_biases: bool) 
         atoms.tie(atoms.along(each, 0).reshape(-1, size), hidden[None])
     read = hidden if projection is None else atoms.along(projection, 0)
     if projection is not None:
-        atoms.tie(hidden, atoms.along(projection, 1))
-    atoms.tie(read, atoms.along(by_state, 1))
+        atoms.read(hidden, atoms.along(projection, 1))
+    atoms.read(read, atoms.along(by_state, 1))
     _read(atoms, x, by_input)
     for each in (by_input, by_state, *([] if projection is None else [projection])):
         atoms.put_out(each, 0)

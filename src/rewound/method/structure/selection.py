@@ -250,6 +250,11 @@ class Candidates:
         inside = (name for number in self.free for name, _ in self.groups.groups[number].members)
         return list(dict.fromkeys([*(name for name in inside if name in self.groups.shapes), *self.counted]))
 
+    @property
+    def free_producers(self) -> list[list[str]]:
+        """For each group that may lose units, the weights that produce them."""
+        return [self._producers(self.groups.groups[number]) for number in self.free]
+
     def ranked_by(self, group: UnitGroup) -> list[Dimension]:
         """The weights whose scores are those of the units."""
         inside = [place for place in group.members if place[0] in self.weights]

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
-from rewound.method.structure.fitting import correct_counts, flatten_recurrent, runnable_copy, tensors_in
+from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
+from rewound.method.structure.trials import flatten_recurrent, runnable_copy, tensors_in, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
@@ -93,14 +95,14 @@ class Slim:
         Its modules, parameters and buffers stay the same objects, so that an optimizer, a scheduler and a training loop
         that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
         """
+        check_kind("model", model, nn.Module, "give the large model that is to become small")
         model = _unwrapped(model)
-        for (name, theirs), ours in zip(model.named_modules(), self.model.modules(), strict=False):
-            if type(theirs) is not type(ours):
-                raise InputError(f"{name or 'the model'} is a {type(theirs).__name__} and not a {type(ours).__name__}")
-        there, here = tensors_of(model), tensors_of(self.model)
-        if there.keys() != here.keys():
+        self._check_same_modules(model)
+        there, here, shapes = tensors_of(model), tensors_of(self.model), shapes_of(model)
+        if other := [name for name in {**there, **here} if shapes.get(name) != self.shapes.get(name)]:
             raise InputError(
-                f"this model has other tensors than the one that was slimmed: {few(sorted(there.keys() ^ here))}"
+                f"this model has other tensors, or of other shapes, than the large one that was slimmed: {few(other)}; "
+                "give a model that is made in the same way"
             )
         for name, tensor in there.items():
             replace_data(tensor, here[name])
@@ -108,12 +110,30 @@ class Slim:
             vars(model.get_submodule(name)).update(numbers)
         flatten_recurrent(model)
 
+    def _check_same_modules(self, model: nn.Module) -> None:
+        theirs, ours = dict(model.named_modules()), dict(self.model.named_modules())
+        for name in {**theirs, **ours}:
+            if type(theirs.get(name)) is not type(ours.get(name)):
+                one, other = (type(found[name]).__name__ if name in found else "nothing" for found in (theirs, ours))
+                raise InputError(
+                    f"{name or 'the model'} is {one} here and {other} in the network that was slimmed; give a model "
+                    "that is made in the same way"
+                )
+
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
-        for parameter, name in _names_of(optimizer, model).items():
-            slots = optimizer.state.get(parameter, {})
-            for key, value in slots.items():
-                slots[key] = self.slot(name, key, value)
+        names, small = _names_of(optimizer, model), shapes_of(self.model)
+        if large := [name for parameter, name in names.items() if tuple(parameter.shape) != small[name]]:
+            raise InputError(
+                f"{few(large)} of this model have not become small; call into(model) before into_optimizer"
+            )
+        cut = [
+            (slots, {key: self.slot(name, key, value) for key, value in slots.items()})
+            for parameter, name in names.items()
+            if (slots := optimizer.state.get(parameter))
+        ]
+        for slots, smaller in cut:
+            slots.update(smaller)
 
     def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
@@ -176,7 +196,7 @@ def slim(
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
     check_path(model, groups, mask, example_inputs, example_keywords)
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     mask.apply(masked)
     return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_dead_layers(mask, kept))
 
@@ -192,12 +212,10 @@ def slim_to(
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
     shapes = shapes_of(model)
-    masked, small = copy.deepcopy(model), copy.deepcopy(model)
+    masked, small = copied(model), copied(model)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
-            for dim, left in kept.get(name, {}).items():
-                gone = torch.ones(shapes[name][dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
-                parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
+            zero_gone(parameter, kept.get(name, {}))
     tensors = tensors_of(small)
     for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)

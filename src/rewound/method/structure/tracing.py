@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
-from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.mask import Mask, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
@@ -77,6 +77,7 @@ class Units:
         """The mask that removes units: all weights that belong to them, those of biases and normalisation included."""
         lost: dict[Dimension, list[int]] = {}
         for unit in gone:
+            check_kind("each unit", unit, Unit, "give units of these groups, as groups.groups[0].units[:2]")
             for place, indices in unit.indices.items():
                 if place[0] in self.shapes:
                     lost.setdefault(place, []).extend(indices)
@@ -124,7 +125,8 @@ class Units:
         return found
 
     def by_first_name(self, mask: Mask) -> dict[str, Tensor]:
-        """What a mask keeps of each parameter, of a tied one under its first name."""
+        """What a mask keeps of each parameter, a tied one under its first name; an error for another model's mask."""
+        mask.check_shapes({plain_name(name): shape for name, shape in self.shapes.items()})
         found: dict[str, Tensor] = {}
         for name, kept in mask.items():
             first = self.first_names.get(name, name)

@@ -1,6 +1,7 @@
 """Pruning of whole units, as the fields of a pruner say: which may go, how many, and the mask without them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 
 import torch
@@ -48,7 +49,7 @@ def mask_of_units(
     scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, observations)
     alive = alive_units(network.groups, before)
     if pruner.rates:
-        gone = network.at_rates(_rate(pruner, model), scores, alive).units()
+        gone = _at_rates(pruner, network, model, scores, alive).units()
     else:
         assert density is not None  # as `check_density` has checked
         order = network.removal(scores, alive)
@@ -74,7 +75,7 @@ def kept_of_units(
     """How much is left at most (weights or operations), or exactly where rates say it; an error if it cannot be."""
     network = candidates_of(pruner, shapes, model, groups, profile)
     if pruner.rates:
-        return network.at_rates(_rate(pruner, model), no_scores, network.whole).smallest
+        return _at_rates(pruner, network, model, no_scores, network.whole).smallest
     pruner.check_density(density)
     assert density is not None  # as just checked
     return target_of(pruner, network, density)
@@ -140,9 +141,33 @@ def _check_shrinks(pruner: PrunerFields, order: Removal, target: int, density: f
         )
 
 
-def _rate(pruner: PrunerFields, model: nn.Module | None) -> Callable[[str], float]:
+def _at_rates(
+    pruner: PrunerFields, network: Candidates, model: nn.Module | None, scores: UnitScores, alive: Sequence[Tensor]
+) -> Removal:
+    """The units that go by the pruner's rates; an error for a pattern of them by which none goes."""
     names = all_names(model) if model is not None else {}
-    return lambda name: pruner.rate_of(names.get(name, (name,)))
+
+    def rate(name: str) -> float:
+        return pruner.rate_of(names.get(name, (name,)))
+
+    for glob in (glob for glob, part in dict(pruner.rates).items() if part):
+        matched = [
+            name for name in network.weights if any(fnmatchcase(each, glob) for each in names.get(name, (name,)))
+        ]
+        may_go = [producers for producers in network.free_producers if set(producers) & set(matched)]
+        if not any(all(map(rate, producers)) for producers in may_go):
+            reason = _why_not(network, matched, [name for name in (may_go or [[]])[0] if not rate(name)])
+            raise InputError(f"rates {glob!r} removes no units: {reason}")
+    return network.at_rates(rate, scores, alive)
+
+
+def _why_not(network: Candidates, matched: Sequence[str], others: Sequence[str]) -> str:
+    if others:
+        return f"{few(others)} also produce them, and have no rate; give them one, too, or leave out the pattern"
+    if not matched:
+        return "it matches no weight of a layer; give a pattern of weights, or leave it out"
+    pinned = network.groups.pinned.get((matched[0], 0), "only, skip and the pattern leave none, or it does not train")
+    return f"those of {matched[0]} stay ({pinned}); leave out the pattern, or let it match other layers"
 
 
 def _unit_scores(

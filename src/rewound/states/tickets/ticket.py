@@ -3,7 +3,6 @@
 What the file looks like, and why reading it needs no trust, is in `fileformat`.
 """
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path, check_kind, few, warn
 from rewound.foundations.wholefiles import write_whole
 from rewound.method.pruning.counts import Counts, parameter_count
@@ -86,7 +86,7 @@ class Ticket:
         >>> load(path).slim(net, x).model[0]
         Linear(in_features=4, out_features=3, bias=True)
         """
-        network = copy.deepcopy(large_network(model, self.about))
+        network = copied(large_network(model, self.about))
         self.into(network)
         inputs, keywords = self._example(model, example_inputs, example_keywords)
         return slim(_averaged(network), self.mask, inputs, keywords)

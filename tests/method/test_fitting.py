@@ -1,0 +1,160 @@
+"""Counts in a user's own classes are right in a smaller network, whatever the example and the weights hide."""
+
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rewound import InputError, Mask
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import units
+from rewound.method.structure.trials import distance, tensors_in
+
+TOKENS = torch.arange(12).reshape(2, 6) % 10
+
+
+class Attention(nn.Module):
+    """Eight heads of four beside a shortcut; `where` says where their number is."""
+
+    def __init__(self, where: str = "module", *, gain: float = 1.0) -> None:
+        super().__init__()
+        self.config, self.where = SimpleNamespace(heads=8), where
+        self.kind: torch.dtype | None = None
+        if where == "module":
+            self.heads = 8
+        self.words = nn.Embedding(10, 32)
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.gain = nn.Parameter(torch.full((32,), gain))
+        self.last = nn.Linear(32, 5)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        words = self.words(ids).to(self.kind or self.words.weight.dtype)
+        heads = self.heads if self.where == "module" else self.config.heads
+        q, k, v = (f(words).view(*ids.shape, heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        found = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last(words + self.gain * self.o(found))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.hidden(ids)
+
+
+class Silent(Attention):
+    """Its branch ends with a layer of zeros, as in many networks before they are trained."""
+
+    def __init__(self, where: str = "module") -> None:
+        super().__init__(where)
+        nn.init.zeros_(self.o.weight)
+
+
+class Single(Attention):
+    """Its code says that it computes in float32, and its branch is faint."""
+
+    def __init__(self) -> None:
+        super().__init__(gain=1e-5)
+        self.kind = torch.float32
+
+
+class Chosen(Attention):
+    """Puts out which class is the largest."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.hidden(ids).argmax(-1)
+
+
+def halved(model: nn.Module, example: Tensor) -> tuple[Slim, Mask]:
+    """The network with half of its heads, and the mask that says so."""
+    found = units(model, (example,))
+    (heads,) = (group for group in found if len(group) == 8)
+    mask = found.mask_without(heads.units[::2])
+    return slim(model, mask, (example,)), mask
+
+
+HIDING: dict[str, tuple[Any, Tensor]] = {
+    "equal tokens": (Attention, torch.zeros(2, 6, dtype=torch.long)),
+    "equal tokens that are not 0": (Attention, torch.full((2, 6), 9)),
+    "one token": (Attention, torch.tensor([[1], [2]])),
+    "a layer of zeros": (Silent, TOKENS),
+    "float32": (Single, TOKENS),
+    "classes": (Chosen, TOKENS),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_heads_are_counted_where_the_example_shows_no_difference(name: str) -> None:
+    torch.manual_seed(0)
+    make, example = HIDING[name]
+    model = make().eval()
+    small, mask = halved(model, example)
+    assert small.model.heads == 4
+    model.load_state_dict(Attention().state_dict())  # as after training
+    mask.apply(model)
+    small.model.load_state_dict(small.state(model.state_dict()))
+    model.kind = small.model.kind = None
+    assert torch.allclose(model.double().hidden(TOKENS), small.model.double().hidden(TOKENS), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (Attention, TOKENS),
+        (Attention, torch.zeros(2, 6, dtype=torch.long)),
+        (Attention, torch.tensor([[1], [2]])),
+        (Silent, TOKENS),
+    ],
+)
+def test_a_count_outside_of_modules_is_refused_where_the_example_hides_it(make: Any, example: Tensor) -> None:
+    with pytest.raises(InputError, match=r"no smaller network was found that equals the masked one \(its outputs"):
+        halved(make("config"), example)
+
+
+def test_a_number_that_may_be_any_stays() -> None:
+    model = Attention()
+    model.depth, model.longest = 32, 8  # sizes of its weights, too
+    small = halved(model, TOKENS)[0].model
+    assert (small.depth, small.longest, small.heads) == (32, 8, 4)
+
+
+@dataclass
+class Found:
+    """What a network puts out, as a record."""
+
+    classes: Tensor
+    sizes: Tensor
+
+
+torch.export.register_dataclass(Found, serialized_type_name="test_fitting.Found")
+
+
+class Recorded(Attention):
+    def forward(self, ids: Tensor) -> Found:  # type: ignore[override]
+        classes = self.hidden(ids)
+        return Found(classes, classes.abs())
+
+
+@pytest.mark.parametrize("where", ["module", "config"])
+def test_outputs_in_a_dataclass_are_compared(where: str) -> None:
+    if where == "module":
+        assert halved(Recorded(where), TOKENS)[0].model.heads == 4
+    else:
+        with pytest.raises(InputError, match="its outputs differ"):
+            halved(Recorded(where), TOKENS)
+
+
+def test_tensors_are_found_however_an_output_nests_them() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    for thing in ((one, None, [two]), {"a": one, "b": (two,)}, Found(one, two), UserDict(a=one, b={"c": two})):
+        assert [each.numel() for each in tensors_in(thing)] == [1, 2]
+    with pytest.raises(InputError, match="the network puts out no tensor, but None, so that nothing can be compared"):
+        tensors_in(None)
+
+
+def test_a_distance_beside_the_size_of_numbers_and_of_what_is_no_number() -> None:
+    nan, inf = torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.inf])
+    assert distance([nan, inf], [nan, inf]) == 0
+    assert distance([torch.tensor([200.0])], [torch.tensor([100.0])]) == 1
+    assert 1 < distance([nan], [inf]) < torch.inf
+    assert distance([nan], [nan, nan]) == distance([torch.ones(1)], [torch.ones(2)]) == torch.inf
