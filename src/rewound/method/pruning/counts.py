@@ -53,6 +53,14 @@ class Counts(NamedTuple):
         """
         return self._replace(kept=round(density * self.selected))
 
+    def density(self, asked: float) -> float:
+        """What fraction of the weights is left; that asked for, if it was met up to one weight.
+
+        >>> Counts(kept=115, selected=144, network=200).density(0.8), Counts(25, 100, 200).density(0.3)
+        (0.8, 0.25)
+        """
+        return asked if abs(self.kept - self.at(asked).kept) <= 1 else self.kept / self.selected
+
     def __str__(self) -> str:
         return f"{self.compression:.2f}x of the pruned weights, {self.network_compression:.2f}x of the whole network"
 
