@@ -141,10 +141,11 @@ def _warn_of_uncounted(network: Candidates, profile: Profile, model: nn.Module |
     every = {name: names.get(name, (name,)) for name in profile.uncounted if name not in looked_up}
     weights = [n for n, each in every.items() if inside.intersection(each) and set(network.weights).intersection(each)]
     if weights:
+        added = "it is" if len(weights) == 1 else "they are"
         warn(
-            f"of='flops' finds no product with {few(weights)}: unless they are only added to something, their "
-            "operations count in full or not at all, whatever is removed, and another part of the FLOPs is left than "
-            "asked for; use layers of torch.nn there, or of='weights'"
+            f"of='flops' finds no product with {few(weights)}: unless {added} only added to something, what that costs "
+            "counts in full or not at all, whatever is removed, and another part of the FLOPs is left than asked for; "
+            "use layers of torch.nn there, or of='weights'"
         )
 
 
@@ -155,17 +156,23 @@ def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
     if smallest > target:
         nearest = -(-10_000 * smallest // total) / 10_000  # rounded up, so that it can be reached
         raise InputError(
-            f"density {density:g} cannot be reached by removing units: {nearest:.4g} of the {pruner.of} are left where "
-            "every group has as few units as it may; give at least that, or prune single weights, too"
+            f"density {density:g} cannot be reached by removing units: {100 * nearest:.4g}% of the {_counted(pruner)} "
+            f"are left where every group has as few units as it may; give a density of at least {nearest:.4g}, or "
+            "prune single weights, too"
         )
     return target
+
+
+def _counted(pruner: PrunerFields) -> str:
+    """What density is a fraction of, in words."""
+    return "FLOPs" if pruner.of == "flops" else pruner.of
 
 
 def _check_shrinks(pruner: PrunerFields, order: Removal, target: int, density: float) -> None:
     """An error for a mask that has lost more than the target keeps, by more than the size of units explains."""
     if target > (left := order.left(0)) + order.largest_batch:
         raise InputError(
-            f"density {density:g} keeps {target:,} {pruner.of}, but only {left:,} are left: a mask only shrinks"
+            f"density {density:g} keeps {target:,} {_counted(pruner)}, but only {left:,} are left: a mask only shrinks"
         )
 
 
