@@ -37,6 +37,6 @@ for _ in run:
     model.train()
 last = run.levels[-1]
 print(model)
-print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"{last.compression:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
 print(f"the last epoch took {seconds:.2f} s")
 torch.save(model.state_dict(), "digits-slim.pt")

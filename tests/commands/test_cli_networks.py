@@ -408,3 +408,22 @@ def test_inspect_what_is_no_ticket(rewound_command: Rewound) -> None:
     code, _, err = rewound_command("inspect", "t.safetensors")
     assert code == 2
     assert re.fullmatch(r"error: the ticket t.safetensors is damaged: .*; save it or get it again\n", err)
+
+
+@pytest.mark.parametrize("slim", [(), ("--slim",)])
+def test_prune_to_a_part_of_the_flops_says_what_is_left_of_the_weights(
+    rewound_command: Rewound, slim: tuple[str, ...]
+) -> None:
+    words = ("--pattern", "unit", "--of", "flops", "--compression", 2, "--one-shot", "--out", "pruned", *slim)
+    code, out, err = rewound_command("prune", "tiny:Tiny", *words)
+    assert (code, err) == (0, "")
+    level, dense = (json.loads(Path("pruned/summary.json").read_text())["levels"][each] for each in (1, 0))
+    row = level_rows("pruned")[1]
+    mask = rewound.load(f"pruned/levels/{row['ticket']}").mask
+    shapes = Tiny().shapes
+    left = sum(mask.counts[name] for name in shapes) / sum(mask[name].numel() for name in shapes)
+    assert level["compression"] == pytest.approx(1 / left)
+    assert float(row["compression"]) == pytest.approx(mask.total / mask.kept)
+    assert level["flops"] <= 0.5 * dense["flops"]
+    flops = f"{dense['flops'] / level['flops']:.2f}x of the FLOPs"
+    assert f"level 1: {1 / left:.2f}x, {level['network_compression']:.2f}x of the whole network, {flops}, val" in out

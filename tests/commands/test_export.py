@@ -87,6 +87,13 @@ class ForOne(nn.Linear):
         return super().forward(x).reshape(1, 4)
 
 
+class OfAnyNumber(nn.Linear):
+    """It takes arguments without names, whose sizes torch.export cannot leave open one by one."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(inputs[0])
+
+
 class Undecided(nn.Linear):
     """What it computes depends on values, which no graph can say."""
 
@@ -98,6 +105,8 @@ def test_a_network_that_takes_one_batch_size(tmp_path: Path) -> None:
     made = rewound.export(ForOne(4, 4), tmp_path / "a.pt2", example_inputs=torch.ones(1, 4))
     assert made.batch == 1
     assert str(made).endswith("takes only batches of 1")
+    made = rewound.export(OfAnyNumber(4, 4), tmp_path / "b.pt2", example_inputs=torch.ones(3, 4))
+    assert made.batch == 3, "as docs/deploy.md says"
 
 
 def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:

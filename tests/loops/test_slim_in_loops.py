@@ -252,7 +252,7 @@ AROUND = {
 @pytest.mark.numeric
 @pytest.mark.parametrize("kind", AROUND)
 def test_optimizers_inside_others_several_and_with_slots_of_other_shapes(kind: str) -> None:
-    """All but Adafactor treat each element by itself, and so train what they train under a mask."""
+    """Those that treat each element by itself train what they train under a mask."""
     outputs, points_seen = [], points()
     for slim in (False, True):
         model = Residual()
@@ -271,6 +271,23 @@ def test_optimizers_inside_others_several_and_with_slots_of_other_shapes(kind: s
         assert (model.stem.out_channels < 6) == slim
     if kind != "adafactor":
         assert close(*outputs)
+
+
+@pytest.mark.parametrize(("kind", "by_shape"), [("AdamW", False), ("Adafactor", True), ("Muon", True)])
+def test_steps_that_depend_on_the_shape_of_a_matrix_are_those_of_the_small_network(kind: str, by_shape: bool) -> None:
+    """The exception to law 8."""
+    outputs, x = [], points().double()
+    for slim in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16, bias=False), nn.ReLU(), nn.Linear(16, 3, bias=False)).double()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.02)
+        options = {"compression": 2, "one_shot": True, "pruner": UNITS, "slim": slim, "say": lambda _: None}
+        for _ in rewound.epochs(3, model, optimizer, **options):
+            optimizer.zero_grad()
+            (model(x) - x[:, :3]).square().mean().backward()
+            optimizer.step()
+        outputs.append(model(x).detach())
+    assert close(*outputs) != by_shape
 
 
 def test_a_trained_module_in_also_stays_as_it_is() -> None:

@@ -1,5 +1,6 @@
 """Own loops that remove whole units: the units are found from what the loop calls its model with."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,53 @@ def test_units_go_to_a_part_of_the_operations() -> None:
     run = loop.over(loop.run(compression=2, one_shot=True, retrain_epochs=1, pruner=Pruner(pattern="unit", of="flops")))
     dense = rewound.profile(network(), batch(0, 0)[0][:1]).total()
     assert rewound.profile(loop.model, batch(0, 0)[0][:1]).total(run.mask) <= dense / 2
+
+
+# What the levels say of themselves
+
+
+@pytest.mark.parametrize("slim", [False, True])
+@pytest.mark.parametrize("of", ["weights", "flops"])
+def test_the_table_and_the_lines_have_what_is_left_and_not_what_was_asked_for(
+    tmp_path: Path, of: str, slim: bool
+) -> None:
+    def loop_of(seed: int) -> Loop:
+        torch.manual_seed(seed)
+        return Loop(
+            nn.Sequential(
+                nn.Unflatten(1, (1, 6)),
+                nn.Conv1d(1, 21, 3),
+                nn.ReLU(),
+                nn.Conv1d(21, 13, 3),
+                nn.Flatten(),
+                nn.Linear(26, 3),
+            )
+        )
+
+    options = {"compression": 3, "rate": 0.5, "retrain_epochs": 1, "slim": slim, "checkpoint": tmp_path}
+    pruner = Pruner(pattern="unit", of=of)
+    first = loop_of(0)
+    first.over(first.run(pruner=pruner, **options), until=T + 1)
+    loop = loop_of(0)
+    run = loop.over(loop.run(pruner=pruner, **options))
+    with (tmp_path / "levels" / "levels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["ticket"] for row in rows] == [f"{each}x.safetensors" for each in ("1.00", "2.00", "3.00")]
+    dense = rewound.profile(loop_of(0).model, batch(0, 0)[0][:1])
+    for row, reached in zip(rows, run.levels, strict=True):
+        mask = rewound.load(tmp_path / "levels" / row["ticket"]).mask
+        assert float(row["compression"]) == pytest.approx(mask.total / mask.kept)
+        assert float(row["compression"]) == pytest.approx(int(row["weights"]) / int(row["weights_kept"]))
+        assert reached.measured_density == pytest.approx(mask.density)
+        left = None if of == "weights" else pytest.approx(dense.total(mask) / dense.total())
+        assert reached.flops_left == left
+    measured, part = f"{1 / run.mask.density:.2f}x", run.levels[-1].flops_left
+    assert measured != "3.00x"
+    if of == "flops":
+        assert part is not None
+        goal = "3x of the FLOPs"
+        said = f"level 2 of 2: {1 / part:.2f}x of the FLOPs, {measured} of the weights (density {run.mask.density:.4g})"
+    else:
+        goal, said = "3x (2.", f"level 2 of 2: {measured} (density {run.mask.density:.4g})"
+    assert f"by lr-rewinding to {goal}" in loop.said[0]
+    assert loop.said[-1].startswith(said)

@@ -201,7 +201,9 @@ def test_wrapped_and_compiled_models_are_seen_through() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 0.0893 of the weights are left"),
+        ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 8.93% of the weights are left"),
+        ({"density": 0.05}, "; give a density of at least 0.0893, or prune single weights, too"),
+        ({"density": 0.9, "min_units": 40}, "cannot be reached by removing units: 100% of the weights are left where"),
         ({"density": 0.5, "round_to": 5}, "round_to must be from 1 to the 4 units of 2.weight, not 5; lower it, or"),
         ({"density": 1.5}, "density must be above 0 and at most 1, not 1.5"),
         ({"density": 0.5, "round_to": 0}, "round_to must be at least 1 unit, not 0"),

@@ -45,6 +45,7 @@ class LevelReport:
 
     level: int
     density: float
+    """What is left of the weights that may be pruned: of layers, also where units go with their biases."""
     compression: float
     val: float
     test: float
@@ -236,6 +237,8 @@ def prune(
             say(f"{failure}; the levels before it remain")
             break
         whole = f"{level.network_compression:.2f}x of the whole network"
+        if pruner.of == "flops":
+            whole += f", {levels[0].flops / level.flops:.2f}x of the FLOPs"
         say(f"level {number}: {level.compression:.2f}x, {whole}, val {level.val:.4f}, test {level.test:.4f}")
         scores = [level.val for level in levels]
         if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):

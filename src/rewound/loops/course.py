@@ -131,12 +131,14 @@ class Course(Choices):
         number = bisect_right(ends, position)
         return number, ends[number]
 
-    def described(self, done: int, network_compression: float) -> str:
-        """One line about the whole run, of which so many units are done."""
+    def described(self, done: int, counts: Counts) -> str:
+        """One line about the whole run, of which so many units are done; `counts` are to be reached at its end."""
         dense = f"{counted(self.dense.length, f'dense {self.unit}')}, then " if self.dense.length else ""
         levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, self.unit)}"
         whole = counted(self.length, self.unit) + (f", {done:,} of them done" if done else "")
-        goal = f"{self.compression:g}x ({network_compression:.2f}x of the whole network)"
+        by_flops = self.the_pruner.of == "flops"  # how many weights are left then is not known before
+        rest = "of the FLOPs" if by_flops else f"({counts.network_compression:.2f}x of the whole network)"
+        goal = f"{self.compression:g}x {rest}"
         return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 
     def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:

@@ -129,7 +129,7 @@ class _Iteration:
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
         counts = course.counts(subjects.model, subjects.optimizer) if mask is None else run.counts(mask)
-        run.say(course.described(run.progress.epoch, counts.at(course.levels[-1].density).network_compression))
+        run.say(course.described(run.progress.epoch, counts.at(course.levels[-1].density)))
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
             run.say(f"{why}: {few(self._untrained)}")
@@ -251,8 +251,14 @@ class _Iteration:
             )
         reached = progress.reached_at(run.present.density, progress.epoch)
         mask = progress.mask if progress.mask is not None else Mask({})
-        whole = run.counts(mask).network_compression
-        progress.reached.append(reached._replace(network_compression=whole))
+        counts = run.counts(mask)
+        progress.reached.append(
+            reached._replace(
+                network_compression=counts.network_compression,
+                measured_density=counts.density(reached.density),
+                flops_left=None if run.structure is None else run.structure.flops_left(mask),
+            )
+        )
         self._keep_level(progress.returned(max_drop))
         self._keeper.keep()
         self._saved_at = time.monotonic()

@@ -19,6 +19,7 @@ class Reached(NamedTuple):
 
     level: int
     density: float
+    """The density that the level was pruned to: of the weights, or of the FLOPs if the pruner counts those."""
     done: int
     """How many epochs, or steps if the loop counts those, were done by then, the dense run included."""
     value: float | None
@@ -27,15 +28,28 @@ class Reached(NamedTuple):
     """The name of the value."""
     higher_is_better: bool = True
     network_compression: float | None = None
-    """Compression of all parameters; `1 / density` is that of the prunable ones. None in earlier checkpoints."""
+    """Compression of all parameters. None in earlier checkpoints."""
+    measured_density: float | None = None
+    """The fraction of the prunable weights that is left. None in earlier checkpoints."""
+    flops_left: float | None = None
+    """The fraction of the FLOPs that is left, if the pruner counts those."""
+
+    @property
+    def compression(self) -> float:
+        """How many times fewer of the prunable weights are left."""
+        return 1 / (self.density if self.measured_density is None else self.measured_density)
 
     def described(self, levels: int, length: int, unit: str = "epoch") -> str:
         """One line for a person.
 
         >>> Reached(3, 0.512, 360, 0.912, network_compression=1.9).described(levels=11, length=1080)
         'level 3 of 11: 1.95x (density 0.512), 1.90x of the whole network, epoch 360 of 1,080, accuracy 0.912'
+        >>> Reached(1, 0.5, 10, None, measured_density=0.625, flops_left=0.48).described(levels=1, length=10)
+        'level 1 of 1: 2.08x of the FLOPs, 1.60x of the weights (density 0.625), epoch 10 of 10'
         """
-        level = f"level {self.level} of {levels}: {1 / self.density:.2f}x (density {self.density:.4g})"
+        weights = "" if self.flops_left is None else f"{1 / self.flops_left:.2f}x of the FLOPs, "
+        weights += f"{self.compression:.2f}x" + (" of the weights" if weights else "")
+        level = f"level {self.level} of {levels}: {weights} (density {1 / self.compression:.4g})"
         if self.network_compression is not None:
             level += f", {self.network_compression:.2f}x of the whole network"
         value = "" if self.value is None else f", {self.metric} {self.value:g}"

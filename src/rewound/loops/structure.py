@@ -125,6 +125,7 @@ class Structure:
             self._shrunk.end()
             self._shrunk = None
         if self.slims and mask is not None:
+            _ = self._profile  # that of the large network, also where a run is resumed in a level
             shrunk = Shrunk(self.subjects, self._slim(mask))
             shrunk.begin()
             self._shrunk = shrunk
@@ -159,6 +160,14 @@ class Structure:
         model, seed = self.subjects.model, torch.initial_seed()
         groups, costs = self.units, self._profile
         return self.pruner.prune(parameters, density, before, seed=seed, model=model, groups=groups, profile=costs)
+
+    def flops_left(self, mask: Mask) -> float | None:
+        """The fraction of the operations of a forward pass that a mask leaves, where the pruner counts those."""
+        if self.pruner.of != "flops" or self.example is None:
+            return None
+        costs = self._profile
+        assert costs is not None  # as the example is known
+        return costs.total(mask) / costs.total()
 
     @cached_property
     def _profile(self) -> Profile | None:

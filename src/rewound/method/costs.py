@@ -1,6 +1,7 @@
 """What one call of a layer costs: tables from module type to a pure function that says so.
 
-A subclass costs what its nearest listed ancestor does, and a module in no row is free. The package has two tables:
+A subclass costs what its nearest listed ancestor does, and a module in no row what the products in it do. The package
+has two tables:
 
 | layer                     | `MULTIPLY_ADDS`                       | `PAPER` (ResNet-20: 41,886,986)                  |
 |---------------------------|---------------------------------------|--------------------------------------------------|
@@ -11,6 +12,7 @@ A subclass costs what its nearest listed ancestor does, and a module in no row i
 | batch normalisation       | 0                                     | 2 per element                                    |
 | ReLU, global mean         | 0                                     | 1 per element                                    |
 | residual sum (`Add`)      | 0                                     | 1 per element of branch and block input          |
+| product outside of layers | 1 per multiplication (`products`)     | the same                                         |
 
 Padding and causal masks save nothing: each position counts in full.
 """

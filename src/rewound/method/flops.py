@@ -1,11 +1,13 @@
 """How many operations one forward pass takes, dense and under a mask.
 
-What a call of each module costs is in `costs`. Under a mask the term of a weight falls with its kept count, everything
-else stays. Your own layer is one more line: `profile(model, example, {**MULTIPLY_ADDS, MyLayer: my_cost})`.
+What a call of each module costs is in `costs`. Products outside of these modules are found by `products`; they count if
+the table has a layer that does the same. Under a mask the term of a weight falls with its kept count, everything else
+stays. Your own layer is one more line: `profile(model, example, {**MULTIPLY_ADDS, MyLayer: my_cost})`.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from rewound.foundations.errors import InputError, check_kind, shown
 from rewound.method.costs import MULTIPLY_ADDS, CostFunction, Costs
+from rewound.method.products import Products
 from rewound.method.pruning.mask import by_plain_name
 
 
@@ -52,7 +53,8 @@ class Profile:
 
     @property
     def uncounted(self) -> list[str]:
-        """Names of the matrices and larger weights that no rule charged, such as embeddings and unlisted layers."""
+        """Names of the matrices and larger weights that nothing was charged to: embeddings, weights of layers and of
+        operations that are not known, and those that others are computed from."""
         return [name for name, shape in self.shapes.items() if len(shape) > 1 and name not in self.weights]
 
     def per_element(self) -> dict[str, float]:
@@ -133,24 +135,31 @@ class FirstPass:
         if module is self._model and module.training and self._counted is None and given and given[0].ndim:
             self.examples, self._counted = given[0].shape[0], _Counted(module, self._costs)
             self._counted.look(self._hooks, strict=False)
+            if module in self._counted.rules:  # its own hook comes too late
+                self._counted.products.hide()
 
     def _end(self, module: nn.Module, args: object, output: object) -> None:
         if module is self._model and self._counted is not None:
             self.close()
-            if output is not None and not self._counted.failed:  # None: the pass has failed
+            if output is not None and not self._counted.has_failed:  # None: the pass has failed
                 self.profile = self._counted.profile()
 
 
 class _Counted:
-    """What the modules of a model that are called cost."""
+    """What the modules of a model that are called cost, and the products outside of them."""
 
     def __init__(self, model: nn.Module, costs: Costs) -> None:
         self.parameters = by_plain_name(dict(model.named_parameters()))
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.rules = {module: rule for module in model.modules() if (rule := _rule(module, costs)) is not None}
-        self.products, self.attends = _Products(), nn.MultiheadAttention in costs
+        self.products, self.costs = Products(self.parameters), costs
         self.weights: dict[str, tuple[int, ...]] = {}
         self.fixed, self.failed = 0, False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something could not be counted."""
+        return self.failed or self.products.failed
 
     def look(self, until: ExitStack, *, strict: bool = True) -> None:
         """Count what is called until then; errors are raised in the pass, or noted as failed."""
@@ -161,10 +170,18 @@ class _Counted:
             except Exception:  # of a rule that does not know this use of a layer
                 self.failed = True
 
+        def begin(module: nn.Module, args: object) -> None:
+            self.products.hide()
+
+        def end(module: nn.Module, args: object, output: object) -> None:
+            self.products.show()
+
         for module in self.rules:
             hook = self.charge if strict else try_to_charge
+            until.enter_context(module.register_forward_pre_hook(begin, prepend=True))
+            until.enter_context(module.register_forward_hook(end, prepend=True, always_call=True))
             until.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
-        until.enter_context(self.products)
+        self.products.look(until, strict=strict)
 
     def charge(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -180,28 +197,15 @@ class _Counted:
 
     def profile(self) -> Profile:
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        fixed = self.fixed + (self.products.operations if self.attends else 0)
-        return Profile(shapes, {name: self.weights[name] for name in shapes if name in self.weights}, fixed)
-
-
-class _Products(TorchFunctionMode):
-    """Counts attention that a module of any type computes with `F.scaled_dot_product_attention`.
-
-    nn.MultiheadAttention is not counted again: it reaches that function only inside another torch function, where the
-    mode is off. An active mode also keeps nn.TransformerEncoder off its fused path, which would call no submodule.
-    """
-
-    operations = 0
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            rows, value = given["query"].shape[:-1].numel(), given["value"]
-            self.operations += rows * value.shape[-2] * (given["query"].shape[-1] + value.shape[-1])
-        return func(*args, **kwargs)
+        weights, fixed = dict(self.weights), self.fixed
+        for product in self.products.found:
+            if product.layer not in self.costs:
+                continue
+            if product.weight is None:
+                fixed += product.operations
+            else:
+                weights[product.weight] = _add(weights.get(product.weight, (0,)), product.parts)
+        return Profile(shapes, {name: weights[name] for name in shapes if name in weights}, fixed)
 
 
 def _rule(module: nn.Module, costs: Costs) -> CostFunction | None:
@@ -218,9 +222,9 @@ def _restore(training: Mapping[nn.Module, bool]) -> None:
 
 
 def _add(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    # A single number holds for every part.
-    parts = max(len(one), len(other))
-    return tuple(one[i % len(one)] + other[i % len(other)] for i in range(parts))
+    # A number holds for all the parts that its own part is divided into.
+    parts = math.lcm(len(one), len(other))
+    return tuple(one[i * len(one) // parts] + other[i * len(other) // parts] for i in range(parts))
 
 
 def _tensors(value: object) -> list[Tensor]:

@@ -366,7 +366,8 @@ class Pruner(PrunerFields):
                 "outside normalisation layers" + (", selected by only and skip" if shapes else "")
             )
         if tell and (others := [name for name in given if name not in chosen]):
-            warn(f"pattern {self.pattern!r} does not divide {few(others)}: they are neither pruned nor counted")
+            are = "is" if len(others) == 1 else "are"
+            warn(f"pattern {self.pattern!r} does not divide {few(others)}, which {are} neither pruned nor counted")
         return chosen
 
 

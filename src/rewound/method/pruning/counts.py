@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import warn
+from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, plain_parameters
 from rewound.method.technique import Facts
 
@@ -52,6 +53,15 @@ class Counts(NamedTuple):
         Counts(kept=25, selected=100, network=2000)
         """
         return self._replace(kept=round(density * self.selected))
+
+    def density(self, asked: float) -> float:
+        """What fraction of the weights is left; that asked for, if no other number of weights could meet it.
+
+        >>> Counts(kept=115, selected=144, network=200).density(0.8), Counts(25, 100, 200).density(0.3)
+        (0.8, 0.25)
+        """
+        met = not self.selected or self.kept == kept_count(self.selected, asked)
+        return asked if met else self.kept / self.selected
 
     def __str__(self) -> str:
         return f"{self.compression:.2f}x of the pruned weights, {self.network_compression:.2f}x of the whole network"

@@ -60,6 +60,19 @@ def normalisation_scales(model: nn.Module) -> list[str]:
     ]
 
 
+def embeddings(model: nn.Module) -> list[str]:
+    """The plain names of the tables that rows are looked up in.
+
+    >>> embeddings(nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2)))
+    ['0.weight']
+    """
+    return [
+        plain_name(f"{path}.weight".lstrip("."))
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    ]
+
+
 def dense_originals(model: nn.Module, names: Collection[str]) -> list[str]:
     """The named parametrized originals whose zeros do not reach the weight that the layer uses.
 

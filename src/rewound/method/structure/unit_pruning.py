@@ -7,11 +7,17 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.errors import InputError, check_kind, few, warn
 from rewound.method.flops import Profile
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, all_names
-from rewound.method.pruning.prunable import dense_originals, divided_by_norm, normalisation_scales, prunable_weights
+from rewound.method.pruning.prunable import (
+    dense_originals,
+    divided_by_norm,
+    embeddings,
+    normalisation_scales,
+    prunable_weights,
+)
 from rewound.method.pruning.scores import Observations, draws
 from rewound.method.pruning.settings import PrunerFields, Shapes
 from rewound.method.structure.selection import (
@@ -46,6 +52,8 @@ def mask_of_units(
     """All parameters of units that may go, without those of the units that go; `score` gives scores of weights."""
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     network = candidates_of(pruner, shapes, model, groups, profile)
+    if pruner.of == "flops" and profile is not None:
+        _warn_of_uncounted(network, profile, model)
     scores = _unit_scores(pruner, network, parameters, before, cache(score), seed, model, observations)
     alive = alive_units(network.groups, before)
     if pruner.rates:
@@ -117,7 +125,29 @@ def _size(pruner: PrunerFields, counted: Shapes, profile: Profile | None) -> Net
         return NetworkSize(counted, dict.fromkeys(counted, 1))
     if profile is None:
         raise InputError(f"of={pruner.of!r} needs the costs of a forward pass; give profile=rewound.profile(...)")
-    return NetworkSize(profile.shapes, profile.per_element(), profile.fixed)
+    size = NetworkSize(profile.shapes, profile.per_element(), profile.fixed)
+    if not size.without({}):
+        raise InputError(
+            f"of={pruner.of!r} counts no operations in this network, so that no part of them can be left; use layers "
+            "of torch.nn, or matrix products and convolutions of torch, or of='weights'"
+        )
+    return size
+
+
+def _warn_of_uncounted(network: Candidates, profile: Profile, model: nn.Module | None) -> None:
+    """Warn of weights that may lose units and whose operations a mask does not change."""
+    names = all_names(model) if model is not None else {}
+    looked_up = embeddings(model) if model is not None else []  # which takes no operations
+    inside = {name for number in network.free for name, _ in network.groups.groups[number].members}
+    every = {name: names.get(name, (name,)) for name in profile.uncounted if name not in looked_up}
+    weights = [n for n, each in every.items() if inside.intersection(each) and set(network.weights).intersection(each)]
+    if weights:
+        added = "it is" if len(weights) == 1 else "they are"
+        warn(
+            f"of='flops' finds no product with {few(weights)}: unless {added} only added to something, what that costs "
+            "counts in full or not at all, whatever is removed, and another part of the FLOPs is left than asked for; "
+            "use layers of torch.nn there, or of='weights'"
+        )
 
 
 def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
@@ -127,17 +157,23 @@ def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
     if smallest > target:
         nearest = -(-10_000 * smallest // total) / 10_000  # rounded up, so that it can be reached
         raise InputError(
-            f"density {density:g} cannot be reached by removing units: {nearest:.4g} of the {pruner.of} are left where "
-            "every group has as few units as it may; give at least that, or prune single weights, too"
+            f"density {density:g} cannot be reached by removing units: {100 * nearest:.4g}% of the {_counted(pruner)} "
+            f"are left where every group has as few units as it may; give a density of at least {nearest:.4g}, or "
+            "prune single weights, too"
         )
     return target
+
+
+def _counted(pruner: PrunerFields) -> str:
+    """What density is a fraction of, in words."""
+    return "FLOPs" if pruner.of == "flops" else pruner.of
 
 
 def _check_shrinks(pruner: PrunerFields, order: Removal, target: int, density: float) -> None:
     """An error for a mask that has lost more than the target keeps, by more than the size of units explains."""
     if target > (left := order.left(0)) + order.largest_batch:
         raise InputError(
-            f"density {density:g} keeps {target:,} {pruner.of}, but only {left:,} are left: a mask only shrinks"
+            f"density {density:g} keeps {target:,} {_counted(pruner)}, but only {left:,} are left: a mask only shrinks"
         )
 
 

@@ -4,6 +4,9 @@
     levels/3.81x.safetensors    the level that was pruned to a compression of 3.81
     levels/levels.csv           a row each
 
+The name of a file has the compression that the level was to be pruned to, as far as its run knows no better; the table
+has what was measured: whole units meet a compression only nearly, and that of FLOPs is none of weights.
+
 All that a row says is in its ticket, which has a checksum. So the table is written anew from the tickets whenever a run
 goes on, and neither loses rows nor has one twice. A run that goes on to a larger compression adds its levels; where
 two compressions look the same with two decimals, the later file gets more.
@@ -47,6 +50,7 @@ class KeptLevel:
 
     level: int
     density: float
+    """What it was to be pruned to, or what is left; the name of its file says this."""
     counts: Counts
     flops: int | None
     """Of one example; None where nobody knows them."""
@@ -64,7 +68,7 @@ class KeptLevel:
     def row(self, returned: bool) -> dict[str, str]:
         """What the table says of it."""
         numbers = {
-            "compression": 1 / self.density,
+            "compression": 1 / self.counts.density(self.density),
             "network_compression": self.counts.network_compression,
             "weights_kept": self.counts.kept,
             "weights": self.counts.selected,
