@@ -132,9 +132,10 @@ def _trials(
     first = Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)
     masked, small = runnable_copy(masked), runnable_copy(small)
     _draw_weights(masked, small, kept)
-    if not (examples := [each for each in examples if _runs_on(masked, each)]):
+    expected = {place: found for place, each in enumerate(examples) if (found := _numbers(masked, each)) is not None}
+    if not expected:
         return [first]
-    return [first, Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)]
+    return [first, Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)]
 
 
 def _draw_weights(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]) -> None:
@@ -162,12 +163,13 @@ def zero_gone(parameter: Tensor, kept: Mapping[int, Tensor]) -> None:
         parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
 
 
-def _runs_on(model: nn.Module, example: Call) -> bool:
-    """Whether a network runs on an example, and puts out numbers."""
+def _numbers(model: nn.Module, example: Call) -> list[Tensor] | None:
+    """What a network puts out on an example; None where it does not run, or what comes out are not numbers."""
     try:
-        return not any(bool(each.isnan().any()) for each in example.outputs(model))
+        found = example.outputs(model)
     except Exception:  # whatever its own code raises for inputs that it does not take
-        return False
+        return None
+    return None if any(bool(each.isnan().any()) for each in found) else found
 
 
 # Examples that show more
@@ -181,12 +183,12 @@ def _telling(model: nn.Module, given: Call) -> Iterator[Call]:
     for place, leaf in enumerate(leaves):
         if _says_nothing(leaf) and (other := _varied(leaf, most)) is not None:
             tried = [*leaves[:place], other, *leaves[place + 1 :]]
-            if _runs_on(model, tree_unflatten(tried, spec)):
+            if _numbers(model, tree_unflatten(tried, spec)) is not None:
                 leaves, changed = tried, True
     if changed:
         yield tree_unflatten(leaves, spec)
     longer = tree_unflatten([_longer(leaf, most) if _is_one_step(leaf) else leaf for leaf in leaves], spec)
-    if any(map(_is_one_step, leaves)) and most >= _LONGER and _runs_on(model, longer):
+    if any(map(_is_one_step, leaves)) and most >= _LONGER and _numbers(model, longer) is not None:
         yield longer
 
 
