@@ -33,13 +33,13 @@ from functools import lru_cache, partial  # noqa: E402
 from itertools import count  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, ClassVar  # noqa: E402
+from unittest.mock import patch  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from block_stem import with_blocks  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.datasets import packed_images  # noqa: E402
 from rewound.tasks.datasets.jpegs import decoder_version, decoders, fastest_decoder  # noqa: E402
@@ -47,6 +47,7 @@ from rewound.tasks.datasets.packed_images import Encoded, PackedFile, PackedPart
 from rewound.tasks.feed import Feed, nearly_in_sequence, threads_to_decode  # noqa: E402
 from rewound.tasks.fleets.captured import program  # noqa: E402
 from rewound.tasks.fleets.place import Place, Run  # noqa: E402
+from rewound.tasks.recipes import resnet  # noqa: E402
 from rewound.tasks.recipes.imagenet import ImageNetResNet50, PackedClassifier, TinyImageNetResNet50  # noqa: E402
 from rewound.tasks.training import State, begin  # noqa: E402
 
@@ -114,14 +115,6 @@ class Drawn:
 @dataclass(frozen=True)
 class ImageNet(Drawn, ImageNetResNet50):
     """ImageNet's recipe on noise."""
-
-
-@dataclass(frozen=True)
-class Blocks(ImageNet):
-    """The same with another way to compute the first layers."""
-
-    def model(self, seed: int) -> nn.Module:
-        return with_blocks(super().model(seed))
 
 
 @dataclass(frozen=True)
@@ -396,14 +389,18 @@ def main(arguments: Sequence[str]) -> None:
         with torch._inductor.config.patch(assert_indirect_indexing=False):
             return captured(ImageNet(**{"batch_size": 256, "weight_decay": 2e-4, **fields}), device, seconds)
 
+    def plain() -> dict[str, Any]:
+        """With the first layers as torch has them."""
+        torch._dynamo.reset()
+        with patch.object(resnet, "_is_compiled_training", return_value=False):
+            return captured(ImageNet(**{"batch_size": 256, "weight_decay": 3e-4, **fields}), device, seconds)
+
     # A group as large as the batch is torch's own BatchNorm2d.
     variants: dict[str, Callable[[], dict[str, Any]]] = {
         "resident-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds),
         "resident-1024": lambda: captured(ImageNet(**fields), device, seconds),
         "profile-256": lambda: captured(ImageNet(**{"batch_size": 256, **fields}), device, seconds, profiling=True),
-        "resident-256-blocks": lambda: captured(
-            Blocks(**{"batch_size": 256, **fields, "image_size": 128 if options.smoke else 224}), device, seconds
-        ),
+        "resident-256-plain": plain,
         "resident-256-unchecked": unchecked,
         "tiny-256": lambda: captured(Tiny(**fields), device, seconds),
         "tiny-256-two": lambda: captured(Tiny(**fields), device, seconds, networks=2),

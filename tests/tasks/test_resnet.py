@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from rewound import Mask, Pruner
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.tasks.recipes.cifar10 import ResNet20
-from rewound.tasks.recipes.resnet import ResNet, SamePool, resnet34, resnet50
+from rewound.tasks.recipes.resnet import ResNet, SamePool, Stem, resnet34, resnet50
 from sameness import assert_same
 
 
@@ -52,6 +53,53 @@ def test_the_pool_pads_as_tensorflow_does() -> None:
     assert SamePool()(even)[0, 0, 0].tolist() == [2, 3]
     assert SamePool()(odd)[0, 0, 0].tolist() == [4, 3, 1]
     assert SamePool()(-1 - even[:, :, :3])[0, 0].tolist() == [[-1, -3], [-1, -3]], "beyond the end there is nothing"
+
+
+@pytest.mark.parametrize("spoiled", [None, math.nan, math.inf])
+def test_the_first_layers_are_the_same_in_the_form_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, spoiled: float | None
+) -> None:
+    """Stem and pool compute what torch's own do, with the same gradients, also where pixels of a window are equal."""
+    draw = torch.Generator().manual_seed(0)
+    stem = Stem(3, 8, 7, 2).double().train()
+    images = torch.randint(-3, 4, (2, 3, 20, 24), generator=draw).double()
+    if spoiled is not None:
+        images[1, 0, 5, 5] = spoiled
+    found = []
+    for open_gate in (False, True):
+        monkeypatch.setattr("rewound.tasks.recipes.resnet._is_compiled_training", lambda *_, gate=open_gate: gate)
+        x = images.clone().requires_grad_()
+        convolved = stem(x)
+        drawn = torch.randint(-3, 4, convolved.shape, generator=torch.Generator().manual_seed(1)).double()
+        ties = (drawn + 0 * convolved.detach()).requires_grad_()  # few different numbers, and what is none
+        pooled = SamePool()(ties)
+        weights = torch.rand(pooled.shape, generator=torch.Generator().manual_seed(2)).double()
+        gradients = torch.autograd.grad((weights * pooled).sum(), ties)
+        found.append((convolved, pooled, *gradients, *torch.autograd.grad(convolved.square().sum(), [x, stem.weight])))
+    plain, other = found
+    torch.testing.assert_close(other, plain, rtol=1e-12, atol=1e-10, equal_nan=True)
+    if spoiled is None:
+        assert all(bool(each.any()) for each in plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does it, not we
+def test_compiled_training_takes_the_form_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a captured step calls the network; here the CPU counts as a GPU."""
+    net = ResNet((1,), (8,), generator=torch.Generator().manual_seed(0), stem_size=7, stem_stride=2, pool=True)
+    asked = "rewound.tasks.recipes.resnet._is_compiled_training"
+    monkeypatch.setattr(asked, lambda module, x: module.training and torch.compiler.is_dynamo_compiling())
+    for training in (True, False):
+        called: list[str] = []
+
+        def backend(graph: torch.fx.GraphModule, _: object, called: list[str] = called) -> torch.fx.GraphModule:
+            called.extend(str(node.target) for node in graph.graph.nodes)
+            return graph
+
+        forward = torch.compile(lambda tensors, x: functional_call(net, tensors, (x,)), backend=backend)
+        net.train(training)
+        forward(dict(net.named_parameters()), torch.rand(2, 3, 32, 32))
+        assert any("max_pool2d" in name for name in called) != training
+        torch.compiler.reset()
 
 
 @pytest.mark.parametrize(
