@@ -1,7 +1,7 @@
 """How fast networks train on one GPU: the eager loop, one captured step, fleets of K; and whether it is right.
 
     PYTHONPATH=src python benchmarks/gpu_fleet.py                                       the table for cifar10-resnet20
-    PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56 [--cudnn]
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe transformer:Transformer      a recipe of a user's
     PYTHONPATH=src python benchmarks/gpu_fleet.py --check                               captured = eager, fleet = alone
     PYTHONPATH=src python benchmarks/gpu_fleet.py --parts                               where a cold start's time goes
@@ -33,6 +33,7 @@ from rewound.foundations.errors import Diverged, InputError  # noqa: E402
 from rewound.foundations.randomness import fold, permutation  # noqa: E402
 from rewound.method.pruning.mask import Mask  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
+from rewound.tasks.fleets import captured  # noqa: E402
 from rewound.tasks.fleets.captured import Program, program  # noqa: E402
 from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
 from rewound.tasks.fleets.place import Run  # noqa: E402
@@ -319,6 +320,7 @@ def main() -> int:
     parser.add_argument("--recipe", default="cifar10-resnet20", help=f"{', '.join(KINDS)}, or module:Class")
     parser.add_argument("--check", action="store_true", help="check instead of measuring")
     parser.add_argument("--parts", action="store_true", help="time the parts of a cold start instead")
+    parser.add_argument("--cudnn", action="store_true", help="cuDNN's convolutions instead of ours for few channels")
     parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")
     parser.add_argument("--steps", type=int, default=391, help="steps per repeat")
@@ -328,6 +330,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"this needs a CUDA GPU; torch {torch.__version__} sees none", file=sys.stderr)
         return 2
+    if options.cudnn:
+        captured.few_channels = lambda device: {}  # type: ignore[attr-defined]
     kind, data = chosen(options.recipe)
     what = f"{options.recipe}, batch {kind().batch_size}, {data}"
     print(f"{what}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewound.tasks.feed import streamed
+from rewound.tasks.fleets.convolutions import few_channels
 from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.tasks.recipe import Batch, Recipe
 from rewound.tasks.resident import ResidentRecipe
@@ -120,7 +121,10 @@ class Program:
 
         # Functions of tensors alone, so that one compilation serves every place.
         def compiled(function: Callable[..., None]) -> Callable[..., None]:
-            return function if backend is None else torch.compile(function, backend=backend, dynamic=False)
+            if backend is None:
+                return function
+            options = few_channels(device) if backend == "inductor" else {}
+            return torch.compile(function, backend=backend, dynamic=False, options=options or None)
 
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm
         flat = (

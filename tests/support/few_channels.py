@@ -1,0 +1,94 @@
+"""What `test_convolutions` checks, on a GPU or, as a script with TRITON_INTERPRET=1, by Triton's interpreter.
+
+TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels compiled
+"""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rewound.tasks.fleets import convolutions
+
+LAST = torch.channels_last
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.cpu().double() - expected).norm() / expected.norm())
+
+
+def differences(channels: int, device: torch.device, kind: torch.dtype) -> None:
+    """An error unless the operations agree with float64 to the rounding of what they put out."""
+    draw = torch.Generator().manual_seed(0)
+    pixels = 2 * convolutions._SUMMED[channels]["each"]
+    height, width = 4, 8  # not square, so that rows are not mistaken for columns
+    shape = (pixels // (height * width), channels, height, width)
+    x, above = (torch.randn(shape, generator=draw).to(device, kind).contiguous(memory_format=LAST) for _ in range(2))
+    weight = torch.randn(channels, channels, 3, 3, generator=draw).to(device, kind).contiguous(memory_format=LAST)
+    exact_x, exact_weight = (each.cpu().double().requires_grad_() for each in (x, weight))
+    y = F.conv2d(exact_x, exact_weight, padding=1)
+    dx, dweight = torch.autograd.grad(y, [exact_x, exact_weight], above.cpu().double())
+    rounding = torch.finfo(kind).eps / 2
+    for layout in (LAST, torch.contiguous_format):  # weights as they come
+        given = weight.contiguous(memory_format=layout)
+        assert relative(convolutions._convolved(x, given, False), y.detach()) < rounding
+        assert relative(convolutions._convolved(above, given, True), dx) < rounding
+    sums = convolutions._weight_sums(x, above)
+    assert sums.shape[0] == 2
+    # Products of half precision are exact in float32, and so many of them are added one after the other at most.
+    assert relative(sums.sum(0).permute(0, 3, 1, 2), dweight) < pixels * torch.finfo(torch.float32).eps
+    print(f"{channels} channels agree")
+
+
+def compiled(device: torch.device, kind: torch.dtype) -> None:
+    """An error unless a compiled step takes the operations for what they do, and nothing else, with the same result."""
+    layers = [(3, 16, 1, 3), (16, 16, 1, 3), (16, 32, 2, 3), (32, 32, 1, 3), (32, 32, 1, 1), (32, 64, 2, 3)]
+    layers += [(64, 64, 1, 3)]
+    convs = [nn.Conv2d(i, o, size, stride, size // 2, bias=False) for i, o, stride, size in layers]
+    with_bias = nn.Conv2d(64, 64, 3, padding=1)
+    torch.manual_seed(0)
+    network = nn.Sequential(*convs, with_bias).to(device).to(memory_format=LAST)
+    images = torch.randn(16, 3, 16, 16).to(device).contiguous(memory_format=LAST)
+    expected = gradients(network.double(), images.double())
+    network.float()
+    calls = []
+    plain = convolutions._put
+
+    def counted(graph: torch.fx.Graph, before: torch.fx.Node, operation: object, *given: object) -> torch.fx.Node:
+        calls.append(operation)
+        return plain(graph, before, operation, *given)
+
+    convolutions._put = counted  # type: ignore[assignment]
+
+    def loss(images: Tensor) -> Tensor:
+        with torch.autocast(device.type, kind):
+            return network(images).float().square().sum()
+
+    options = {"post_grad_custom_pre_pass": convolutions.FewChannels(), "force_layout_optimization": True}
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        step = torch.compile(loss, dynamic=False, options=options)
+        found = torch.autograd.grad(step(images), list(network.parameters()))
+    # For a GPU torch takes the gradient of a bias apart, so that the rest of that layer's backward pass suits, too.
+    backward = 4 if device.type == "cuda" else 3
+    assert calls.count(convolutions._CONVOLVE) == 3 + backward
+    assert calls.count(convolutions._SUM) == backward
+    # Eight layers forward and backward, each of which rounds once.
+    for mine, theirs in zip(found, expected, strict=True):
+        assert relative(mine, theirs) < 16 * torch.finfo(kind).eps
+    print("the compiled step agrees")
+
+
+def gradients(network: nn.Module, images: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(network(images).square().sum(), list(network.parameters()))
+    return [each.cpu().double() for each in found]
+
+
+if __name__ == "__main__":
+    # bfloat16 is unknown to numpy, which the interpreter computes with.
+    for name in sys.argv[1:]:
+        if name == "kernels":
+            for number in (16, 32, 64):
+                differences(number, torch.device("cpu"), torch.float16)
+        else:
+            compiled(torch.device("cpu"), torch.float16)
