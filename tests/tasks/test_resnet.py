@@ -98,7 +98,7 @@ def test_compiled_training_takes_the_form_for_gpus(monkeypatch: pytest.MonkeyPat
         forward = torch.compile(lambda tensors, x: functional_call(net, tensors, (x,)), backend=backend)
         net.train(training)
         forward(dict(net.named_parameters()), torch.rand(2, 3, 32, 32))
-        assert any("max_pool2d" in name for name in called) != training
+        assert any("autograd_function" in name for name in called) == training, "our pool"
         torch.compiler.reset()
 
 
