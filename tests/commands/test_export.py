@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import rewound
 from command_line import Rewound
 from rewound.commands import exporting
+from rewound.commands.runtimes import same_outputs
+from rewound.commands.timing import OTHER_OUTPUTS
 from sameness import assert_same
 from tiny import Tiny
 
@@ -219,3 +221,41 @@ def test_a_network_that_keeps_what_it_computed_is_written_and_measured(tmp_path:
     model(example)
     rewound.export(model, tmp_path / "a.safetensors", example_inputs=example)
     assert len(rewound.bench(model, example, backend="eager", seconds=0.01).timings) == 1
+
+
+class Masked(nn.Module):
+    """Puts out what no number is: minus infinity for what may not be chosen, and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.register_buffer("forbidden", torch.tensor([False, True, False, False]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.b(self.a(x).relu())
+        return y.masked_fill(self.forbidden, -torch.inf), torch.fft.rfft(y)
+
+
+@pytest.mark.parametrize("to", ["torch-export", "safetensors"])
+def test_infinite_and_complex_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(4, 8)
+    mask = rewound.Pruner(pattern="unit")(model, density=0.5, example_inputs=x)
+    file = tmp_path / f"network{exporting.FORMATS[to][0]}"
+    made = rewound.export(model, file, to=to, example_inputs=x, mask=mask, slim=True)
+    assert made.deviation < 1e-6
+    found = rewound.bench(model, x, mask, backend="eager", seconds=0.1)
+    assert [timing.network for timing in found.timings] == ["dense", "pruned", "slim"]
+    assert OTHER_OUTPUTS not in found.remarks
+    wrong = Masked()
+    wrong.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        wrong.b.bias += 1e-3
+    assert not same_outputs(model, wrong, (x,))
+    turned = Masked()
+    turned.load_state_dict(model.state_dict())
+    turned.forward = lambda x: (model(x)[0], model(x)[1].conj())  # type: ignore[method-assign]
+    assert not same_outputs(model, turned, (x,))
+    moved = Masked()
+    moved.load_state_dict({**model.state_dict(), "forbidden": torch.tensor([True, False, False, False])})
+    assert not same_outputs(model, moved, (x,))
