@@ -259,3 +259,34 @@ def test_infinite_and_complex_outputs_are_compared(tmp_path: Path, monkeypatch: 
     moved = Masked()
     moved.load_state_dict({**model.state_dict(), "forbidden": torch.tensor([True, False, False, False])})
     assert not same_outputs(model, moved, (x,))
+
+
+class Remembers(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.seen = nn.Linear(8, 16), nn.Linear(16, 8), 0
+        self.c = nn.Linear(8, 8, bias=False)
+        self.c.weight = nn.Parameter(torch.randn(8, 8))
+        self.d = nn.Linear(8, 8, bias=False)
+        self.d.weight = self.c.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.d(self.c(self.b(self.a(x).relu())))
+        return y
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_network_with_a_state_that_is_no_tensor(tmp_path: Path) -> None:
+    model, x = Remembers(), torch.randn(4, 8)
+    rewound.export(model, tmp_path / "network.pt2", example_inputs=x)
+    with pytest.raises(rewound.InputError, match=r"cannot write _extra_state: it is a dict, and safetensors holds"):
+        rewound.export(model, tmp_path / "network.safetensors", example_inputs=x)
+    (dense,) = rewound.bench(model, x, backend="eager", seconds=0.1).sizes
+    assert dense.bytes == 4 * dense.parameters == 4 * (8 * 16 + 16 + 16 * 8 + 8 + 8 * 8)  # tied weights once
