@@ -175,6 +175,8 @@ def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
     ("options", "says"),
     [
         ({"example_inputs": None}, "example_inputs must be what the network takes, tensors with a batch, not None"),
+        ({"example_inputs": 3}, "tensors with a batch, not 3; for a network that takes anything else, give a module"),
+        ({"example_inputs": ({"x": 1},)}, "tensors with a batch, not {'x': 1}; for a network that takes anything else"),
         ({"mask": {}}, "mask must be of type Mask"),
         ({"network": 5}, "network must be of type Module, not 5; give a module, the path of a ticket"),
         ({"network": "digits"}, "'digits' has inputs and a mask of its own"),

@@ -189,9 +189,14 @@ def onnx_session(file: Path, on: Machine) -> Any:
 
 def inputs_in(given: Tensor | Sequence[Tensor] | None) -> Inputs:
     """The inputs of a module that was given."""
-    inputs = (given,) if isinstance(given, Tensor) else tuple(given or ())
-    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
-        raise InputError(f"example_inputs must be what the network takes, tensors with a batch, not {shown(given)}")
+    inputs = tuple(given) if isinstance(given, list | tuple) else (given,)
+    wrong = [each for each in inputs if not isinstance(each, Tensor) or not each.ndim]
+    if wrong or not inputs:
+        raise InputError(
+            "example_inputs must be what the network takes, tensors with a batch, not "
+            f"{shown(wrong[0] if wrong else given)}; for a network that takes anything else, give a module around it "
+            "that takes tensors"
+        )
     return inputs
 
 
