@@ -225,6 +225,15 @@ def test_a_network_that_keeps_what_it_computed_is_written_and_measured(tmp_path:
     assert len(rewound.bench(model, example, backend="eager", seconds=0.01).timings) == 1
 
 
+def test_the_line_says_what_the_outputs_were_compared_with(tmp_path: Path) -> None:
+    """A network of bfloat16 is read back bit for bit, and differs from what float64 gives."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).bfloat16()
+    made = rewound.export(model, tmp_path / "n.safetensors", example_inputs=torch.randn(4, 8, dtype=torch.bfloat16))
+    assert made.deviation > 1e-4
+    assert f"differ from the network's in float64 by {made.deviation:.1e} at most" in str(made)
+
+
 class Masked(nn.Module):
     """Puts out what no number is: minus infinity for what may not be chosen, and complex numbers."""
 
