@@ -313,6 +313,8 @@ def test_a_batch_of_an_example() -> None:
         ({"backend": []}, "at most once, and one at least"),
         ({"batch": 3}, "example_inputs has 8 examples, and batch is 3; give one example, or no batch"),
         ({"example_inputs": None}, "example_inputs must be what the network takes, tensors with a batch, not None"),
+        ({"example_inputs": 3}, "tensors with a batch, not 3; for a network that takes anything else, give a module"),
+        ({"example_inputs": ({"x": 1},)}, "tensors with a batch, not {'x': 1}; for a network that takes anything else"),
         ({"mask": {"0.weight": 1}}, r"mask must be of type Mask, .*rewound.bench\(network, example_inputs, mask\)"),
         ({"network": 5}, "network must be of type Module, not 5; give a module, the path of a ticket, a key or a"),
         ({"network": {"a": 5}}, "several networks are given as modules by name"),

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import rewound
 from command_line import Rewound
 from rewound.commands import exporting
+from rewound.commands.runtimes import same_outputs
+from rewound.commands.timing import OTHER_OUTPUTS
 from sameness import assert_same
 from tiny import Tiny
 
@@ -173,6 +175,8 @@ def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
     ("options", "says"),
     [
         ({"example_inputs": None}, "example_inputs must be what the network takes, tensors with a batch, not None"),
+        ({"example_inputs": 3}, "tensors with a batch, not 3; for a network that takes anything else, give a module"),
+        ({"example_inputs": ({"x": 1},)}, "tensors with a batch, not {'x': 1}; for a network that takes anything else"),
         ({"mask": {}}, "mask must be of type Mask"),
         ({"network": 5}, "network must be of type Module, not 5; give a module, the path of a ticket"),
         ({"network": "digits"}, "'digits' has inputs and a mask of its own"),
@@ -219,3 +223,81 @@ def test_a_network_that_keeps_what_it_computed_is_written_and_measured(tmp_path:
     model(example)
     rewound.export(model, tmp_path / "a.safetensors", example_inputs=example)
     assert len(rewound.bench(model, example, backend="eager", seconds=0.01).timings) == 1
+
+
+def test_the_line_says_what_the_outputs_were_compared_with(tmp_path: Path) -> None:
+    """A network of bfloat16 is read back bit for bit, and differs from what float64 gives."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).bfloat16()
+    made = rewound.export(model, tmp_path / "n.safetensors", example_inputs=torch.randn(4, 8, dtype=torch.bfloat16))
+    assert made.deviation > 1e-4
+    assert f"differ from the network's in float64 by {made.deviation:.1e} at most" in str(made)
+
+
+class Masked(nn.Module):
+    """Puts out what no number is: minus infinity for what may not be chosen, and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.register_buffer("forbidden", torch.tensor([False, True, False, False]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.b(self.a(x).relu())
+        return y.masked_fill(self.forbidden, -torch.inf), torch.fft.rfft(y)
+
+
+@pytest.mark.parametrize("to", ["torch-export", "safetensors"])
+def test_infinite_and_complex_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(4, 8)
+    mask = rewound.Pruner(pattern="unit")(model, density=0.5, example_inputs=x)
+    file = tmp_path / f"network{exporting.FORMATS[to][0]}"
+    made = rewound.export(model, file, to=to, example_inputs=x, mask=mask, slim=True)
+    assert made.deviation < 1e-6
+    found = rewound.bench(model, x, mask, backend="eager", seconds=0.1)
+    assert [timing.network for timing in found.timings] == ["dense", "pruned", "slim"]
+    assert OTHER_OUTPUTS not in found.remarks
+    wrong = Masked()
+    wrong.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        wrong.b.bias += 1e-3
+    assert not same_outputs(model, wrong, (x,))
+    turned = Masked()
+    turned.load_state_dict(model.state_dict())
+    turned.forward = lambda x: (model(x)[0], model(x)[1].conj())  # type: ignore[method-assign]
+    assert not same_outputs(model, turned, (x,))
+    moved = Masked()
+    moved.load_state_dict({**model.state_dict(), "forbidden": torch.tensor([True, False, False, False])})
+    assert not same_outputs(model, moved, (x,))
+
+
+class Remembers(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.seen = nn.Linear(8, 16), nn.Linear(16, 8), 0
+        self.c = nn.Linear(8, 8, bias=False)
+        self.c.weight = nn.Parameter(torch.randn(8, 8))
+        self.d = nn.Linear(8, 8, bias=False)
+        self.d.weight = self.c.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.d(self.c(self.b(self.a(x).relu())))
+        return y
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_network_with_a_state_that_is_no_tensor(tmp_path: Path) -> None:
+    model, x = Remembers(), torch.randn(4, 8)
+    rewound.export(model, tmp_path / "network.pt2", example_inputs=x)
+    with pytest.raises(rewound.InputError, match=r"cannot write _extra_state: it is a dict, and safetensors holds"):
+        rewound.export(model, tmp_path / "network.safetensors", example_inputs=x)
+    (dense,) = rewound.bench(model, x, backend="eager", seconds=0.1).sizes
+    assert dense.bytes == 4 * dense.parameters == 4 * (8 * 16 + 16 + 16 * 8 + 8 + 8 * 8)  # tied weights once

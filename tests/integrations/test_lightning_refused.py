@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.tuner import Tuner
 
 from lightning_module import MARKS, Module, fit, loader, rewinding, trainer
 from rewound import InputError
@@ -53,6 +54,13 @@ def test_early_stopping_is_refused(tmp_path: Path) -> None:
 def test_an_average_over_denser_networks_is_refused(averaging: Callback, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Averaging would average denser networks into the pruned one; leave it out"):
         fit(trainer(tmp_path, averaging, rewinding()), Module("epoch"))
+
+
+def test_a_search_for_a_rate_needs_a_trainer_of_its_own(tmp_path: Path) -> None:
+    module, given = Module(), trainer(tmp_path, rewinding(), enable_progress_bar=False)
+    module.lr = 0.1  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"has no mask: .*; resume another one, and search for a learning rate or"):
+        Tuner(given).lr_find(module, loader(), num_training=4, update_attr=False)
 
 
 def test_one_callback_prunes_a_module(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Muon, lr_scheduler
+from torch.optim import SGD, AdamW, Muon, NAdam, lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 import rewound
@@ -367,3 +367,73 @@ def test_slots_that_could_not_be_read_back_are_refused_after_the_first_epoch() -
     one_step(model, optimizer, next(run), 0)
     with pytest.raises(InputError, match="the state of Keeping is not plain data, so it could not be read back safely"):
         next(run)
+
+
+class Counting(SGD):
+    """Keeps an average of its gradients in float32, whatever the weights are, and a whole number."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                slots = self.state[parameter]
+                average = slots.setdefault("average", torch.zeros_like(parameter, dtype=torch.float32))
+                average.mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
+                slots["steps"] = slots.get("steps", torch.zeros((), dtype=torch.int64)) + 1
+                parameter.grad.copy_(average)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        (
+            NAdam,
+            [
+                ("step", torch.float32),
+                ("mu_product", torch.float32),
+                ("exp_avg", torch.bfloat16),
+                ("exp_avg_sq", torch.bfloat16),
+            ],
+        ),
+        (Counting, [("average", torch.float32), ("steps", torch.int64)]),
+    ],
+)
+@pytest.mark.parametrize("several", [False, True], ids=["one", "two"])
+def test_slots_keep_their_types_when_a_run_is_resumed_or_rewound(
+    kind: Callable[..., Optimizer],
+    types: list[tuple[str, torch.dtype]],
+    several: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewound.loops.iteration, "SAVE_SECONDS", 0.0)
+
+    def over(folder: Path, until: int | None = None) -> dict[str, Any]:
+        model = network().bfloat16()
+        optimizers = [kind(part, lr=0.01) for part in (halves(model) if several else [[*model.parameters()]])]
+        run = rewound.epochs(
+            T,
+            model,
+            optimizers,
+            compression=1.5,
+            technique="weight-rewinding",
+            checkpoint=folder,
+            say=lambda text: None,
+        )
+        for epoch in run:
+            for step in range(STEPS):
+                x, y = batch(epoch, step)
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x.bfloat16()), y).backward()
+                for each in optimizers:
+                    each.step()
+            slots = [slot for each in optimizers for found in each.state.values() for slot in found.items()]
+            assert {(name, slot.dtype) for name, slot in slots} == set(types), f"in epoch {epoch}"
+            if epoch == until:
+                break
+        return {"model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+
+    whole = over(tmp_path / "whole")
+    for until in (2, T + 1):
+        over(tmp_path / "left", until)
+    assert_same(over(tmp_path / "left"), whole)

@@ -315,6 +315,34 @@ def test_the_table_counts_the_small_network(tmp_path: Path) -> None:
     assert run.levels[-1].network_compression == pytest.approx(float(row["network_compression"]))
 
 
+class Remembers(Residual):
+    """Has a state that is no tensor."""
+
+    seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+def test_a_state_that_is_no_tensor_is_saved_and_rewound_with_the_others(technique: str, tmp_path: Path) -> None:
+    whole, run, _ = trained(technique, "sgd", True, Remembers(), checkpoint=tmp_path / "whole")
+    whole.over(run)
+    assert "level 1 is not kept as a ticket: cannot save _extra_state: it is a dict, not a tensor" in whole.said
+    left, run, _ = trained(technique, "sgd", True, Remembers(), checkpoint=tmp_path / "left")
+    left.over(run, until=T + 1)
+    again, run, _ = trained(technique, "sgd", True, Remembers(), checkpoint=tmp_path / "left")
+    again.over(run)
+    assert_same(again.model.state_dict(), whole.model.state_dict())
+
+
 class Shadow:
     """An average as many scripts have it: a dict of tensors by name."""
 

@@ -236,3 +236,30 @@ def test_the_table_and_the_lines_have_what_is_left_and_not_what_was_asked_for(
         goal, said = "3x (2.", f"level 2 of 2: {measured} (density {run.mask.density:.4g})"
     assert f"by lr-rewinding to {goal}" in loop.said[0]
     assert loop.said[-1].startswith(said)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other, self.head = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.one(x).relu() + self.other(x.flip(1)).relu())
+        return y
+
+
+@pytest.mark.parametrize("slim", [False, True])
+def test_tickets_of_levels_hold_tied_weights_once(slim: bool, tmp_path: Path) -> None:
+    loop = Loop(Tied())
+    run = loop.over(loop.run(compression=2, one_shot=True, pruner=UNITS, slim=slim, checkpoint=tmp_path))
+    for name, density in (("1.00x", 1.0), ("2.00x", run.mask.density)):
+        ticket = rewound.load(tmp_path / "levels" / f"{name}.safetensors")
+        assert ticket.state["one.weight"] is ticket.state["other.weight"]
+        assert ticket.mask.density == density
+        large = Tied()
+        ticket.into(large)
+        assert large.one.weight is large.other.weight
+    x = batch(0, 0)[0]
+    assert torch.allclose(large(x), loop.model(x), atol=1e-5)

@@ -73,6 +73,38 @@ def test_effects_are_those_of_autograd_on_each_batch() -> None:
     assert torch.allclose(effects["0.weight"], expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        Pruner("l2"),
+        Pruner("l2", pattern="2:4"),
+        Pruner(pattern="block 4x4", scope="layer"),
+        Pruner("l2", pattern="unit"),
+    ],
+)
+def test_weights_of_half_precision_are_ranked_as_they_are_in_float64(pruner: Pruner, dtype: torch.dtype) -> None:
+    """Squares of weights around 1e-4 are zero in float16, and means over blocks are rounded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    for parameter in model.parameters():
+        parameter.data.mul_(1e-3)
+    masks = []
+    for kind in (dtype, torch.float64):
+        example = torch.zeros(1, 32, dtype=kind) if pruner.by_units else None
+        masks.append(pruner(model.to(kind), None if pruner.pattern == "2:4" else 0.3, example_inputs=example))
+    assert masks[0] == masks[1]
+
+
+def test_effects_of_weights_of_half_precision_are_not_lost() -> None:
+    model = nn.Linear(3, 1, bias=False).half()
+    model.weight.data.copy_(torch.tensor([[1e-3, 3e-3, 2e-3]]))
+    given = [torch.full((1, 3), 1e-5, dtype=torch.float16)]
+    effects = observations(model, given, lambda model, x: model(x).sum()).effects["weight"]
+    expected = model.weight.detach().double() * given[0].double()
+    assert torch.allclose(effects.double(), expected, rtol=1e-5, atol=0)
+
+
 def test_activation_is_what_layers_read() -> None:
     model = convolutions()
     found = observations(model, batches(), mean_square)

@@ -60,7 +60,7 @@ class Export:
             if self.to == "safetensors"
             else "; " + ("takes batches of any size" if self.batch is None else f"takes only batches of {self.batch}")
         )
-        checked = f"loaded again, its outputs differ from the network's by {self.deviation:.1e} at most"
+        checked = f"loaded again, its outputs differ from the network's in float64 by {self.deviation:.1e} at most"
         return f"{self.path}: {self.to}, {sized(self.bytes)}; {checked}{batches}"
 
 
@@ -150,6 +150,13 @@ def _without_units(model: nn.Module, mask: Mask | None, example: Inputs) -> nn.M
 
 
 def _write_tensors(model: nn.Module, example: Inputs, file: Path) -> tuple[float, None]:
+    state: Mapping[str, object] = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"cannot write {name}: it is a {type(value).__name__}, and safetensors holds tensors alone; export to "
+                "onnx or torch-export"
+            )
     save_file(separate(model.state_dict()), file, {"format": "pt"})
     again = copied(model)
     for tensor in again.state_dict().values():

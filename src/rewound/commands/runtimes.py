@@ -189,9 +189,14 @@ def onnx_session(file: Path, on: Machine) -> Any:
 
 def inputs_in(given: Tensor | Sequence[Tensor] | None) -> Inputs:
     """The inputs of a module that was given."""
-    inputs = (given,) if isinstance(given, Tensor) else tuple(given or ())
-    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
-        raise InputError(f"example_inputs must be what the network takes, tensors with a batch, not {shown(given)}")
+    inputs = tuple(given) if isinstance(given, list | tuple) else (given,)
+    wrong = [each for each in inputs if not isinstance(each, Tensor) or not each.ndim]
+    if wrong or not inputs:
+        raise InputError(
+            "example_inputs must be what the network takes, tensors with a batch, not "
+            f"{shown(wrong[0] if wrong else given)}; for a network that takes anything else, give a module around it "
+            "that takes tensors"
+        )
     return inputs
 
 
@@ -228,9 +233,7 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
     try:
         exact = tensors_in(copied(model).double()(*(_doubled(each) for each in inputs)))
     except RuntimeError:  # its own code makes tensors of another type, so that its rounding is not known
-        largest = [float(each.abs().max()) if each.numel() else 0.0 for each in given]
-        kinds = [torch.finfo(each.dtype).eps if each.is_floating_point() else 0.0 for each in given]
-        return Expected(given, [ROUNDOFF**2 * eps * most for eps, most in zip(kinds, largest, strict=True)])
+        return Expected(given, [ROUNDOFF**2 * _roundoff(each.dtype) * _largest(each) for each in given])
     return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
 
 
@@ -246,14 +249,26 @@ def same_outputs(model: nn.Module, other: nn.Module, inputs: Inputs) -> bool:
 
 
 def _allowed(given: Tensor, exact: Tensor) -> float:
-    if not given.is_floating_point():
-        return 0.0
-    largest = float(exact.abs().max()) if exact.numel() else 0.0
-    return ROUNDOFF * (_distance(given, exact) + torch.finfo(given.dtype).eps * largest)
+    eps = _roundoff(given.dtype)
+    return ROUNDOFF * (_distance(given, exact) + eps * _largest(exact)) if eps else 0.0
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    """The relative rounding error of a type; 0 for whole numbers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _largest(tensor: Tensor) -> float:
+    """The size of its largest number that is finite."""
+    sizes = tensor.abs()
+    return float(sizes.where(sizes.isfinite(), 0).max()) if tensor.numel() else 0.0
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double().cpu() - other.double().cpu()).abs().max()) if one.numel() else 0.0
+    if not one.numel():
+        return 0.0
+    one, other = (each.cpu() if each.is_complex() else each.double().cpu() for each in (one, other))
+    return float((one - other).abs().masked_fill(one == other, 0).max())  # infinity less infinity would be no number
 
 
 def _doubled(tensor: Tensor) -> Tensor:

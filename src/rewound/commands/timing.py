@@ -284,7 +284,7 @@ def variants_of(
 
 
 def _size(variant: Variant, example: tuple[Tensor, ...], costs: Costs) -> Size:
-    tensors = variant.model.state_dict().values()
+    tensors = (*variant.model.parameters(), *variant.model.buffers())  # tied ones once
     try:
         one = tuple(tensor[:1] for tensor in example)
         flops = profile(variant.model, one, costs).total(variant.mask)

@@ -117,7 +117,8 @@ class Rewind(Callback):
             saved = checkpoint.get("rewound")
             if not isinstance(saved, dict):
                 raise InputError(
-                    "this checkpoint has no mask: it was saved without the Rewind callback; resume another one"
+                    "this checkpoint has no mask: it was saved without the Rewind callback; resume another one, and "
+                    "search for a learning rate or a batch size with a Trainer without Rewind"
                 )
             self._saved = saved
 

@@ -36,7 +36,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, few, shown
 from rewound.foundations.wholefiles import replacing
-from rewound.loops.optimizers import Scheduler, unsaved_inner, with_inner
+from rewound.loops.optimizers import Scheduler, members, unsaved_inner, with_inner
 from rewound.method.pruning.mask import plain_name
 from rewound.tasks import ranks
 
@@ -127,10 +127,15 @@ class Subjects:
                 f"cannot rewind the optimizer: its groups have {now} parameters and had {before} when the weights were "
                 "saved; give it all of them before the first epoch"
             )
+        saved = states["optimizer"]
+        loaded = list(zip(unsaved_inner(self.optimizer), states.get("held", []), strict=False))
         with _same_groups(self.optimizer):
-            self.optimizer.load_state_dict(states["optimizer"])
-            for inner, state in zip(unsaved_inner(self.optimizer), states.get("held", []), strict=False):
+            self.optimizer.load_state_dict(saved)
+            for inner, state in loaded:
                 inner.load_state_dict(state)
+        if _types(states["model"]) == _types(self.model.state_dict()):
+            for each, state in (*zip(members(self.optimizer), saved.get("members", [saved]), strict=True), *loaded):
+                _put_back_types(each, state)
 
     def resume(self, states: SavedStates) -> None:
         """Put back everything, as if the process had never ended."""
@@ -231,6 +236,27 @@ def _entry(whole: object, name: str, kind: type) -> Any:
 
 def _shapes(state: Mapping[str, object]) -> dict[str, object]:
     return {name: getattr(tensor, "shape", "no tensor") for name, tensor in state.items()}
+
+
+def _types(state: Mapping[str, object]) -> dict[str, object]:
+    return {name: getattr(tensor, "dtype", "no tensor") for name, tensor in state.items()}
+
+
+def _put_back_types(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Give the slots of an optimizer the types they were saved with.
+
+    Torch's own `load_state_dict` casts each slot but "step" to the type of its parameter: NAdam's `mu_product`, the
+    counters of an optimizer, and slots of float32 beside weights of bfloat16 would go on in another type.
+    """
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for parameter, number in zip(parameters, numbers, strict=True):
+        for name, saved in state["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != saved.dtype:
+                optimizer.state[parameter][name] = saved.to(loaded.device, copy=True)
 
 
 def _sizes(optimizer: Optimizer | Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
+from rewound.states.tickets.ticket import first_names
 from rewound.tasks import ranks
 
 Parameters = Mapping[str, nn.Parameter]
@@ -139,7 +140,9 @@ class Structure:
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
         """A state of the small network that this mask leaves, in the shapes of the large one."""
         kept = kept_indices(self.units, mask, self.shapes) if self.slims else {}
-        return expanded(state, kept, self.shapes)
+        first = first_names({name: each for name, each in state.items() if isinstance(each, Tensor)})
+        large = expanded({name: state[name] for name in state if first.get(name, name) == name}, kept, self.shapes)
+        return {name: large[first.get(name, name)] for name in state}  # tied ones are one tensor, as they were
 
     @property
     def facts(self) -> dict[str, object]:

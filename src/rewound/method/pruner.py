@@ -256,6 +256,7 @@ class Pruner(PrunerFields):
             assert found is not None  # as checked in `prune`
             return found.effects[name]
         score = lookup("score", self.score, SCORES)
+        weight = weight.float() if weight.itemsize < 4 else weight  # in half precision, small squares would be zero
         scores = score(weight, name, seed)
         if self.score not in SCORES and not _is_score(scores, weight, left):
             raise InputError(

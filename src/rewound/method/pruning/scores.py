@@ -82,7 +82,10 @@ def observations(
     ([[3.0, 10.0]], [3.0, 5.0])
     """
     parameters = {name: p for name, p in plain_parameters(model, tied=False).items() if p.requires_grad}
-    effects = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    # In half precision most products would be zero.
+    effects = {
+        name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in parameters.items()
+    }
     training = [module for module in model.modules() if module.training]
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     reads, taken = _Reads(plain_parameters(model, tied=True)), 0
@@ -97,7 +100,7 @@ def observations(
             taken += 1
             for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if gradient is not None:
-                    effects[name] += (parameter.detach() * gradient).abs()
+                    effects[name] += (parameter.detach().to(effects[name]) * gradient).abs()
     finally:
         for module in training:
             module.training = True

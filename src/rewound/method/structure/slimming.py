@@ -271,7 +271,7 @@ def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Te
     for name, tensor in tensors.items():
         for dim, left in kept.get(plain_name(name), {}).items():
             tensor = tensor.index_select(dim, left.to(tensor.device))
-        found[name] = tensor.clone()
+        found[name] = tensor.clone() if isinstance(tensor, Tensor) else copy.deepcopy(tensor)  # a module's extra state
     return found
 
 
@@ -289,7 +289,7 @@ def expanded(
             size = list(tensor.shape)
             size[dim] = shapes[plain_name(name)][dim]
             tensor = tensor.new_zeros(size).index_copy_(dim, left.to(tensor.device), tensor.detach())
-        found[name] = tensor.clone()
+        found[name] = tensor.clone() if isinstance(tensor, Tensor) else copy.deepcopy(tensor)  # a module's extra state
     return found
 
 

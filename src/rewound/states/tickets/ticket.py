@@ -119,7 +119,7 @@ class Ticket:
                     f"cannot put {name}, {tensor.dtype}, into {own[name].dtype}: its values would be lost; load it "
                     "into a model of floating-point weights, and convert that"
                 )
-        for name, owner in _owners(own).items():
+        for name, owner in first_names(own).items():
             tensor, tied = self.state[name], self.state[owner]
             if tensor is not tied and not torch.equal(tensor, tied):
                 raise InputError(
@@ -223,7 +223,7 @@ def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]
     wrong = [name for name, kept in mask.items() if name not in state or state[name].shape != kept.shape]
     if wrong:
         raise InputError(f"this mask is for another model: no tensor here has the name and shape of {few(wrong)}")
-    owners = _owners(state)
+    owners = first_names(state)
     kept: dict[str, Tensor] = {}
     for name in (name for name in state if name in mask):  # tied: pruned under any of its names
         tensor, owner = mask[name].cpu(), owners[name]
@@ -255,7 +255,7 @@ def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:
         )
 
 
-def _owners(state: Mapping[str, Tensor]) -> dict[str, str]:
+def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     """The first name of each tensor: tied ones lie in the same memory."""
     first: dict[object, str] = {}
     memory = {name: (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) for name, t in state.items()}
