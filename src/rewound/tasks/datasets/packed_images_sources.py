@@ -14,7 +14,6 @@ Where a copy has synset ids, they must be those of the data set: Imagewoof has t
 Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
 
-import importlib
 import io
 import json
 import re
@@ -26,10 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from rewound.foundations.errors import InputError, few
+from rewound.foundations.names import optional
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
 from rewound.tasks.datasets.packed_images import PARTS, Size, digest_of
 
@@ -157,11 +156,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {error}; get it again") from error
 
 
-def _optional(module: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"this copy needs {package} to be read: `pip install {package}`") from error
+def _package(module: str, name: str) -> Any:
+    return optional(module, f"this copy needs {name} to be read: `pip install {name}`")
 
 
 # Folders of classes
@@ -283,7 +279,7 @@ def _truth(devkit: Path, classes: Sequence[str]) -> list[int]:
                 wanted[name] = content(tar, member)
     meta, numbers = wanted.values()
     try:
-        synsets = _optional("scipy.io", "scipy").loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        synsets = _package("scipy.io", "scipy").loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = synsets[synsets["num_children"] == 0]
         synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
         return [classes.index(synset_of[int(number)]) for number in numbers.split()]
@@ -356,7 +352,7 @@ def _class_names(path: Path) -> list[str]:
 
 def _opened_parquet(path: Path) -> Any:
     try:
-        return _optional("pyarrow.parquet", "pyarrow").ParquetFile(path)
+        return _package("pyarrow.parquet", "pyarrow").ParquetFile(path)
     except InputError:
         raise
     except Exception as error:  # pyarrow raises a dozen types for damaged input
