@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
 from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
@@ -44,7 +44,10 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
         for name, value in result["made"].items():
             made.setdefault(name, Counter())[value] += 1
         if not failed:
-            layers.extend(_layers(end.key, result))
+            layers += [
+                LayerRow(end.key, name, each["kept"], each["total"], each["flops"])
+                for name, each in result["layers"].items()
+            ]
             curves.extend(reader.way(target, end.key).curve(end.key, end.steps, result["val"]))
     return Tables(rows, layers, curves, missing, made)
 
@@ -157,14 +160,11 @@ def _mean(losses: float, steps: int) -> float:
     return float(f"{losses / steps:.7g}")
 
 
-def _words(scores: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={value:.10g}" for name, value in scores.items())
-
-
 def _row(target: Target, result: Measurements | None, reader: _Reader) -> Row:
     metric, root = target.recipe.metric, target.state.root
     by_units = isinstance(root, Pruned) and root.pruner.by_units
     seconds, waited = reader.spent_on(target)
+    others = result.get("others", {}) if result else {}
     return Row(
         recipe=target.task,
         pruning=target.pruning,
@@ -184,7 +184,7 @@ def _row(target: Target, result: Measurements | None, reader: _Reader) -> Row:
         direction=metric.direction,
         asked_density=target.density if by_units else None,
         parameters=parameters_left(result) if result else None,
-        others=_words(result.get("others", {})) if result else "",
+        others=" ".join(f"{name}={value:.10g}" for name, value in others.items()),
         waited=round(waited, 3) or None,
     )
 
@@ -207,7 +207,3 @@ def measured_density(target: Target, result: Measurements) -> float:
     names = root.pruner.selected(result["layers"], target.recipe.skeleton)
     layers = [result["layers"][name] for name in names]
     return sum(layer["kept"] for layer in layers) / sum(layer["total"] for layer in layers)
-
-
-def _layers(key: str, result: Measurements) -> list[LayerRow]:
-    return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]
