@@ -77,7 +77,7 @@ def _labels(row: Row) -> dict[str, str | int | float]:
         "compression": row.compression,
         "retrain_epochs": row.retrain_epochs,
         "trial": row.trial,
-        "metric": f"{row.metric} ({row.unit}, {row.direction} is better)",
+        "metric": row.measured_by.described(),
         "key": row.key or None,
     }
     return {name: value for name, value in found.items() if value is not None}

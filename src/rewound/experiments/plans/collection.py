@@ -18,7 +18,7 @@ from rewound.experiments.sweeps.sweep import Sweep
 from rewound.experiments.sweeps.targets import Target
 from rewound.foundations.collector import collector_paused
 from rewound.foundations.errors import InputError
-from rewound.foundations.metric import Metric
+from rewound.foundations.metric import ACCURACY
 from rewound.foundations.names import optional
 from rewound.foundations.notebook import html_line, html_table, text_table
 from rewound.foundations.quantities import counted
@@ -319,7 +319,7 @@ class SweepResults:
             "density": [f"{row.density:.4g}" for row in self.rows],
             "retrain epochs": ["" if row.retrain_epochs is None else f"{row.retrain_epochs:g}" for row in self.rows],
             "trial": [str(row.trial) for row in self.rows],
-            "metric": [_metric(row) for row in self.rows],
+            "metric": [row.metric if row.measured_by == ACCURACY else row.measured_by.described() for row in self.rows],
             "val": [_value(row.val) for row in self.rows],
             "test": [_value(row.test) for row in self.rows],
         }
@@ -328,10 +328,6 @@ class SweepResults:
             same.add("metric")
         shown = {name: texts for name, texts in columns.items() if name not in same}
         return [list(row) for row in zip(*shown.values(), strict=True)][:_SHOWN], list(shown)
-
-
-def _metric(row: Row) -> str:
-    return row.metric if row.measured_by == Metric() else f"{row.metric} ({row.unit}, {row.direction} is better)"
 
 
 def _value(value: float | None) -> str:
