@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say, two_columns
 from rewound.commands.named import found_result
-from rewound.commands.sweeps import as_sweep, store_option, store_to_read, as_workers
+from rewound.commands.sweeps import as_sweep, store_option, store_to_read, worker_count
 from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.housekeeping import repair as repair_damage
@@ -94,7 +94,7 @@ def verify_store(root: Location, sweeps: Sequence[str], *, repair: bool, device:
     if not repair:
         again = shlex.join(["rewound", "verify", *(sweeps or ["SWEEP"]), *store_option(root), "--repair"])
         raise Failed(f"{damaged}; to set them aside, and compute again what a sweep has of them: {again}")
-    options = Options(jobs=as_workers(jobs, device), device=device)
+    options = Options(jobs=worker_count(jobs, device), device=device)
     for given, plan in plans.items():
         with progress_of(given) as progress:
             repair_damage(found, plan, store, options, say, progress)

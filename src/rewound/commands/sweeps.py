@@ -56,7 +56,7 @@ def plan(
     40.0
     """
     root = as_location("store", store)
-    workers = as_workers(jobs, device)
+    workers = worker_count(jobs, device)
     found, _ = as_sweep(sweep, root)
     planned = planning.plan(found.targets)
     for counts in parts_pruned(planned):
@@ -100,7 +100,7 @@ def run(
     root, all_kept = as_location("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
     options = Options(
-        jobs=as_workers(jobs, device, gpus_per_run),
+        jobs=worker_count(jobs, device, gpus_per_run),
         device=device,
         keep_all=all_kept,
         minutes=minutes,
@@ -314,8 +314,8 @@ def store_option(root: Location) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 
-def as_workers(jobs: int, device: str, gpus_per_run: int = 1) -> int:
-    """How many there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
+def worker_count(jobs: int, device: str, gpus_per_run: int = 1) -> int:
+    """How many workers there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
     if as_whole("jobs", jobs) < 0:
         raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
     return jobs or (1 if device_kind(device) == "cuda" or gpus_per_run > 1 else usable_cores())
