@@ -2,12 +2,13 @@
 
 from rewound.commands.exporting import Export, export
 from rewound.commands.latency import PrunedToLatency, prune_to_latency
-from rewound.commands.sweeps import SweepResults, plan, report, results, run, work
+from rewound.commands.sweeps import plan, report, results, run, work
 from rewound.commands.timing import Benchmark, Size, Timing, bench
 from rewound.conclusions.tables import Row
 from rewound.experiments.compression import LevelReport, PrunedNetwork, prune
 from rewound.experiments.executors.ray_cluster import Ray
 from rewound.experiments.executors.slurm import Slurm
+from rewound.experiments.plans.collection import SweepResults
 from rewound.experiments.plans.outlook import SweepPlan
 from rewound.experiments.sweeps.sweep import Sweep, load_sweep
 from rewound.foundations.errors import Diverged, Failed, InputError

@@ -19,8 +19,8 @@ from rewound.conclusions.tables import (
     with_details,
     write_layers,
     write_rows,
-    write_table,
 )
+from rewound.foundations.csvfiles import write_table
 from rewound.foundations.errors import InputError
 from rewound.reports.figures import Drawing
 

@@ -18,8 +18,7 @@ from rewound.conclusions.paper.panels import measured
 from rewound.conclusions.tables import LayerRow, Row, Tables, is_structured, read_rows, write_rows
 from rewound.experiments.sweeps.targets import kind_of
 from rewound.method.pruner import Pruner
-from rewound.reports.figures import Drawing
-from rewound.reports.sheets import file_name
+from rewound.reports.figures import Drawing, file_name
 from rewound.states.history import described
 from tiny_sweeps import sweep_of
 

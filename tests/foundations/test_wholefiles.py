@@ -10,8 +10,8 @@ import torch
 
 import rewound
 from rewound import Mask
-from rewound.conclusions.tables import write_table
 from rewound.experiments.compression import LevelReport, PrunedNetwork
+from rewound.foundations.csvfiles import write_table
 from rewound.foundations.owners import this_process
 from rewound.foundations.wholefiles import default_cache, remove_unfinished, replacing, unfinished, write_whole
 from rewound.states.storage.store import Store

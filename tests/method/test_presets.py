@@ -143,7 +143,7 @@ def test_slim_is_an_axis_and_another_address() -> None:
     plain, targets = parse_sweep(STRUCTURED, "structured").targets, parse_sweep(both, "structured").targets
     masked = {t.state.key for t in targets if t.pruning == "structured-b"}
     slim = {t.state.key for t in targets if t.pruning == "structured-b slim"}
-    assert masked == {t.state.key for t in plain if t.technique}, "without slim an address is as it was"
+    assert masked == {t.state.key for t in plain if t.technique}, "without slim a key is as it was"
     assert len(slim) == len(masked)
     assert not slim & masked
     (line, _) = described(targets[-1].state)[2:]

@@ -115,7 +115,7 @@ def test_l2_goes_by_the_largest_weights() -> None:
     groups = units(model, (EXAMPLE,))
     masks = {s: Pruner(s, pattern="unit")(model, 0.5, groups=groups)["0.bias"].tolist() for s in ("l1", "l2")}
     assert masks == {"l1": [False, True], "l2": [True, False]}
-    assert Pruner(score="l1") == Pruner(), "one address for two names"
+    assert Pruner(score="l1") == Pruner(), "one key for two names"
 
 
 # Which groups may go

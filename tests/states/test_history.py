@@ -1,4 +1,4 @@
-"""A state's address is its history: what is the same work has the same address, what is not has another."""
+"""A state's key is the hash of its history: what is the same work has the same key, what is not has another."""
 
 from dataclasses import dataclass, replace
 
@@ -37,8 +37,8 @@ def parent(target: Target) -> Pruned:
     return target.state.parent
 
 
-# Golden keys. Whoever changes one of these discards every result that anybody has stored: an address that moved is an
-# address at which nothing is found. Do so only on purpose, and say it in CHANGELOG.md.
+# Golden keys. Whoever changes one of these discards every result that anybody has stored: a key that changed is a
+# key at which nothing is found. Do so only on purpose, and say it in CHANGELOG.md.
 
 
 def test_golden_keys_stay() -> None:
@@ -75,7 +75,7 @@ def test_what_checkpoints_say_of_a_pruner_has_only_the_new_fields_that_are_used(
     assert Pruner(rates={"a": 0.5}).settings == {**known, "rates": {"a": 0.5}}
 
 
-# A field at its default is not in the address. So a default changes only together with `version`, or results of the old
+# A field at its default is not in the key. So a default changes only together with `version`, or results of the old
 # one would be taken for results of the new one. (A new field needs no new version if its default changes nothing.)
 DEFAULTS = {
     Digits(): {

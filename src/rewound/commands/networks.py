@@ -123,7 +123,7 @@ _NO_FLOPS = (
 )
 
 
-def ticket_profile(ticket: Ticket, recipe: str | None = None, fields: Mapping[str, object] = {}) -> Profile | None:
+def ticket_profile(ticket: Ticket, recipe: str | None, fields: Mapping[str, object]) -> Profile | None:
     """The operation counts of the ticket's network, if its recipe is known."""
     if (task := recipe_of_ticket(ticket, recipe, fields)) is None:
         return None

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say, two_columns
 from rewound.commands.named import found_result
-from rewound.commands.sweeps import as_sweep, as_workers, store_option, store_to_read
+from rewound.commands.sweeps import as_sweep, store_option, store_to_read, worker_count
 from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.housekeeping import repair as repair_damage
@@ -59,8 +59,8 @@ def collect_garbage(root: Location, sweeps: Sequence[str], *, dry_run: bool, eve
     found = leftovers(plans, store, say)
     if not dry_run:
         remove(found, store, even_if_for_good=even_if_for_good)
-    table = Table("what", "files", "size", title=f"{'not needed' if dry_run else 'removed'} in {store.name}")
-    table.title_justify = "left"
+    title = f"{'not needed' if dry_run else 'removed'} in {store.name}"
+    table = Table("what", "files", "size", title=title, title_justify="left")
     states = found.states | (found.for_good if even_if_for_good else {})
     rows = {"drafts": found.drafts, "tensors": states, "claims of dead workers": found.claims}
     for what, sizes in rows.items():
@@ -94,7 +94,7 @@ def verify_store(root: Location, sweeps: Sequence[str], *, repair: bool, device:
     if not repair:
         again = shlex.join(["rewound", "verify", *(sweeps or ["SWEEP"]), *store_option(root), "--repair"])
         raise Failed(f"{damaged}; to set them aside, and compute again what a sweep has of them: {again}")
-    options = Options(jobs=as_workers(jobs, device), device=device)
+    options = Options(jobs=worker_count(jobs, device), device=device)
     for given, plan in plans.items():
         with progress_of(given) as progress:
             repair_damage(found, plan, store, options, say, progress)
@@ -194,10 +194,5 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 
 def _detail(store: Store, prefix: str) -> Table:
     key, result = found_result(store, prefix)
-    table = Table(title=key, show_header=False, title_justify="left")
-    for number, line in enumerate(result["history"]):
-        table.add_row("history" if number == 0 else "", line)
-    for name, text in _facts(result):
-        table.add_row(name, text)
-    table.add_row("tensors", "kept" if store.has_state(key) else "not kept")
-    return table
+    history = (("" if number else "history", line) for number, line in enumerate(result["history"]))
+    return two_columns(key, [*history, *_facts(result), ("tensors", "kept" if store.has_state(key) else "not kept")])

@@ -6,23 +6,21 @@ a file, or a `Sweep`.
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from rewound.commands.console import progress_lines
 from rewound.commands.tables import check_subject, read_tables, report_tables
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.paper.networks import TEST_SHARES
-from rewound.conclusions.tables import Row, Tables, ordered
+from rewound.conclusions.tables import Row, Tables
 from rewound.experiments.executors import Engine, Executor, executor_named, local, working
 from rewound.experiments.executors.leading import follow_launched, launched, leading_launched
 from rewound.experiments.executors.walking import Headway
 from rewound.experiments.executors.working import as_declared, check_plan, digest_of_keys, stopped_by_signals
 from rewound.experiments.plans import planning
-from rewound.experiments.plans.collection import collected, has_failed
+from rewound.experiments.plans.collection import SweepResults, has_failed, not_run
 from rewound.experiments.plans.options import Options, Stop, keeps_all
 from rewound.experiments.plans.outlook import SweepPlan, estimate, outdated, parts_pruned
 from rewound.experiments.plans.remaining import todo
@@ -30,10 +28,7 @@ from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.collector import collector_paused
 from rewound.foundations.errors import InputError, as_whole, shown
-from rewound.foundations.metric import Metric
-from rewound.foundations.notebook import html_line, html_table, text_table
 from rewound.foundations.owners import usable_cores
-from rewound.foundations.quantities import counted
 from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
 from rewound.reports.trackers import tracker_named
@@ -43,118 +38,8 @@ from rewound.states.storage.backend import Location, as_location
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 
-if TYPE_CHECKING:
-    import pandas
-
 AnySweep: TypeAlias = str | Path | Mapping[str, object] | Sweep
 Progress: TypeAlias = Callable[[float, float], None]
-_SHOWN = 20  # rows of a table that are shown, of how many there may be
-
-
-@dataclass(frozen=True, repr=False)
-class SweepResults:
-    """The rows of a sweep, as far as it has run: its dense networks, and every retrained one."""
-
-    sweep: Sweep
-    store: Location
-    again: str
-    """The command, or the call, that runs what is missing."""
-    plan: planning.Plan = field(compare=False)
-    """The work that makes the rows."""
-    say: Say = field(default=print, compare=False)
-    """Takes a line where a file in the store is damaged."""
-    _folder: Path = field(default_factory=Path.cwd, init=False, compare=False)
-    """From which the store's path counts, wherever the script goes before it looks."""
-
-    @cached_property
-    def tables(self) -> Tables:
-        """The rows, with what is known of layers and curves, as `report` writes them.
-
-        They are read from the store when somebody first looks at them: a hundred thousand rows take a while.
-        """
-        place = self._folder / self.store if isinstance(self.store, Path) else self.store
-        if not is_store(place):
-            raise _not_run(self.sweep, self.store, self.again)
-        return collected(self.sweep.targets, Store(place, self.say), self.plan)
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """One for each network that has been measured, or has failed, in the order of `results.csv`."""
-        return ordered(self.tables.rows)
-
-    @property
-    def missing(self) -> int:
-        """How many rows have not run yet."""
-        return self.tables.missing
-
-    @property
-    def failed(self) -> list[Row]:
-        """The rows whose run diverged, or builds on one that did: they have no values."""
-        return [row for row in self.rows if row.test is None]
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The rows as a data frame, with the columns of `results.csv`; needs pandas."""
-        try:
-            from pandas import DataFrame
-        except ModuleNotFoundError as error:
-            raise InputError("to_pandas needs pandas, which is not installed; pip install pandas") from error
-        return DataFrame([vars(row) for row in self.rows], columns=[column.name for column in fields(Row)])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __repr__(self) -> str:
-        return f"SweepResults({self.sweep.name}: {self._counts()})"
-
-    def __str__(self) -> str:
-        lines = [f"results of {self.sweep.name}: {self._counts()}"]
-        return "\n".join([*lines, *([text_table(*self._shown())] if self.rows else []), *self._rest()])
-
-    def _repr_html_(self) -> str:
-        title = f"results of {self.sweep.name}: {self._counts()}"
-        table = html_table(*self._shown(), title) if self.rows else html_line(title)
-        return table + "".join(map(html_line, self._rest()))
-
-    def _counts(self) -> str:
-        failed = f", {len(self.failed):,} failed" if self.failed else ""
-        missing = f", {self.missing:,} not run yet" if self.missing else ""
-        return f"{counted(len(self.rows), 'row')}{failed}{missing}"
-
-    def _rest(self) -> list[str]:
-        """What the table does not show."""
-        hidden = len(self.rows) - _SHOWN
-        return [f"and {counted(hidden, 'more row')}; rows and to_pandas() have all"] if hidden > 0 else []
-
-    def _shown(self) -> tuple[list[list[str]], list[str]]:
-        """The rows for a person, with what is the same in all of them left out, and the names of the columns."""
-        columns = {
-            "recipe": [row.recipe for row in self.rows],
-            "pruning": [row.pruning for row in self.rows],
-            "levels": ["iterative" if row.iterative else "" if row.dense else "one-shot" for row in self.rows],
-            "technique": [row.technique or "dense" for row in self.rows],
-            "density": [f"{row.density:.4g}" for row in self.rows],
-            "retrain epochs": ["" if row.retrain_epochs is None else f"{row.retrain_epochs:g}" for row in self.rows],
-            "trial": [str(row.trial) for row in self.rows],
-            "metric": [_metric(row) for row in self.rows],
-            "val": [_value(row.val) for row in self.rows],
-            "test": [_value(row.test) for row in self.rows],
-        }
-        same = {name for name in ("recipe", "pruning", "levels", "trial") if len(set(columns[name]) - {""}) < 2}
-        if set(columns["metric"]) == {"accuracy"}:
-            same.add("metric")
-        shown = {name: texts for name, texts in columns.items() if name not in same}
-        return [list(row) for row in zip(*shown.values(), strict=True)][:_SHOWN], list(shown)
-
-
-def _metric(row: Row) -> str:
-    return row.metric if row.measured_by == Metric() else f"{row.metric} ({row.unit}, {row.direction} is better)"
-
-
-def _value(value: float | None) -> str:
-    return "failed" if value is None else f"{value:.4f}"
 
 
 def plan(
@@ -171,7 +56,7 @@ def plan(
     40.0
     """
     root = as_location("store", store)
-    workers = as_workers(jobs, device)
+    workers = worker_count(jobs, device)
     found, _ = as_sweep(sweep, root)
     planned = planning.plan(found.targets)
     for counts in parts_pruned(planned):
@@ -215,7 +100,7 @@ def run(
     root, all_kept = as_location("store", store), keeps_all(keep)
     found, again = as_sweep(sweep, root)
     options = Options(
-        jobs=as_workers(jobs, device, gpus_per_run),
+        jobs=worker_count(jobs, device, gpus_per_run),
         device=device,
         keep_all=all_kept,
         minutes=minutes,
@@ -398,7 +283,7 @@ def _renewed(sweep: Sweep, planned: planning.Plan, store: Store) -> list[str]:
 def _collected(sweep: Sweep, again: str, root: Location, say: Say) -> SweepResults:
     found = SweepResults(sweep, root, again, planning.plan(sweep.targets), say)
     if not found.tables.rows:
-        raise _not_run(sweep, root, again)
+        raise not_run(sweep, root, again)
     return found
 
 
@@ -421,20 +306,16 @@ def as_sweep(given: AnySweep, root: Location) -> tuple[Sweep, str]:
 def store_to_read(sweep: Sweep, root: Location, again: str, say: Say) -> Store:
     """The store of a sweep that has run; one that is not there is not made."""
     if not is_store(root):
-        raise _not_run(sweep, root, again)
+        raise not_run(sweep, root, again)
     return Store(root, say)
-
-
-def _not_run(sweep: Sweep, root: Location, again: str) -> InputError:
-    return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
 
 
 def store_option(root: Location) -> list[str]:
     return [] if root == DEFAULT_STORE else ["--store", str(root)]
 
 
-def as_workers(jobs: int, device: str, gpus_per_run: int = 1) -> int:
-    """How many there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
+def worker_count(jobs: int, device: str, gpus_per_run: int = 1) -> int:
+    """How many workers there are to be: on a GPU, one has a fleet of networks; several processes make one worker."""
     if as_whole("jobs", jobs) < 0:
         raise InputError(f"jobs must be at least 0, not {jobs}; 0 means one per core (one on a GPU)")
     return jobs or (1 if device_kind(device) == "cuda" or gpus_per_run > 1 else usable_cores())

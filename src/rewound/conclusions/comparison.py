@@ -31,7 +31,8 @@ from typing import Final, TypeAlias
 
 from rewound.conclusions.cells import Cell, Line, Pooled, baselines, cells, line_of, metrics_of, pooled, scores_of
 from rewound.conclusions.findings import at_full_time
-from rewound.conclusions.tables import Row, write_table
+from rewound.conclusions.tables import Row
+from rewound.foundations.csvfiles import write_table
 from rewound.foundations.errors import InputError
 from rewound.foundations.metric import Metric
 from rewound.foundations.quantities import counted

@@ -116,17 +116,11 @@ def uneven_units(tables: Tables) -> list[str]:
         if layer.key in keys:
             kept[layer.key] += layer.kept
             total[layer.key] += layer.total
-    found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, the density, that of the weights
-    for row in rows:
-        if total[row.key]:
-            weights = kept[row.key] / total[row.key]
-            place, off = (row.recipe, row.pruning), abs(weights / row.density - 1)
-            found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.density, weights))
+    found = [(row, row.density, kept[row.key] / total[row.key]) for row in rows if total[row.key]]
     return [
         f"{recipe}, {pruning}: density {density:g} leaves {weights:.3g} of the weights in layers.csv, as units of "
         "unequal sizes count alike, or not all of these layers are pruned"
-        for (recipe, pruning), (_, density, weights) in sorted(found.items())
-        if density
+        for recipe, pruning, density, weights in _furthest_off(found)
     ]
 
 
@@ -135,15 +129,22 @@ def missed_densities(rows: Iterable[Row]) -> list[str]:
 
     A density of operations is another matter than that of weights.
     """
-    found: dict[tuple[str, str], tuple[float, float, float]] = {}  # how far off, what was asked for, what is there
-    for row in rows:
-        if row.asked_density is not None and "of=flops" not in row.pruning.split(" "):
-            off = abs(row.density / row.asked_density - 1)
-            place = (row.recipe, row.pruning)
-            found[place] = max(found.get(place, (0.01, 0.0, 0.0)), (off, row.asked_density, row.density))
+    found = [
+        (row, row.asked_density, row.density)
+        for row in rows
+        if row.asked_density is not None and "of=flops" not in row.pruning.split(" ")
+    ]
     return [
         f"{recipe}, {pruning}: whole units meet a density only nearly; furthest off is {density:.3g} where {asked:g} "
         "was asked for, and networks that were asked for alike are compared at the median of what they have"
-        for (recipe, pruning), (_, asked, density) in sorted(found.items())
-        if asked
+        for recipe, pruning, asked, density in _furthest_off(found)
     ]
+
+
+def _furthest_off(found: Iterable[tuple[Row, float, float]]) -> list[tuple[str, str, float, float]]:
+    """For each recipe and pruning, the density asked for and the one found that differ most, by more than 1%."""
+    worst: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for row, asked, density in found:
+        place, off = (row.recipe, row.pruning), abs(density / asked - 1)
+        worst[place] = max(worst.get(place, (0.01, 0.0, 0.0)), (off, asked, density))
+    return [(*place, asked, density) for place, (_, asked, density) in sorted(worst.items()) if asked]

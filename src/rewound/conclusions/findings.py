@@ -206,19 +206,6 @@ class Speedup:
         return Setting(self.line, self.density, self.retrain_epochs)
 
 
-@dataclass(frozen=True)
-class _Best:
-    line: Line
-    density: float
-    retrain_epochs: float
-    flops: tuple[int, ...]
-
-    def against(self, others: Iterable[float]) -> Speedup:
-        theirs = list(others)
-        ratios = median(theirs) / median(self.flops), min(theirs) / max(self.flops), max(theirs) / min(self.flops)
-        return Speedup(self.line, self.density, self.retrain_epochs, *ratios, len(self.flops))
-
-
 def over_dense(rows: Iterable[Row]) -> list[Speedup]:
     """The speed-up over the dense network, of every technique and density whose FLOPs are known.
 
@@ -232,23 +219,33 @@ def over_dense(rows: Iterable[Row]) -> list[Speedup]:
     for row in rows:
         if row.dense and row.flops:
             dense[row.recipe].append(row.flops)
-    return [best.against([fmean(dense[best.line.recipe])]) for best in _best(rows) if best.line.recipe in dense]
+    return [
+        _speedup(setting, flops, [fmean(dense[setting.line.recipe])])
+        for setting, flops in _best_flops(rows).items()
+        if setting.line.recipe in dense
+    ]
 
 
 def over_fine_tuning(rows: Iterable[Row]) -> list[Speedup]:
     """The speed-up over networks of the same density that were fine-tuned; fine-tuning itself is 1 with its spread."""
-    best = _best(rows)
-    fine_tuned = {(each.line.experiment, each.density): each for each in best if each.line.technique == "fine-tuning"}
+    best = _best_flops(rows)
+    fine_tuned = {(s.line.experiment, s.density): own for s, own in best.items() if s.line.technique == "fine-tuning"}
     return [
-        each.against(rival.flops)
-        for each in best
-        if (rival := fine_tuned.get((each.line.experiment, each.density))) is not None
+        _speedup(setting, flops, fine_tuned[place])
+        for setting, flops in best.items()
+        if (place := (setting.line.experiment, setting.density)) in fine_tuned
     ]
 
 
-def _best(rows: Iterable[Row]) -> list[_Best]:
+def _speedup(setting: Setting, flops: Sequence[int], theirs: Sequence[float]) -> Speedup:
+    ratios = median(theirs) / median(flops), min(theirs) / max(flops), max(theirs) / min(flops)
+    return Speedup(*setting, *ratios, len(flops))
+
+
+def _best_flops(rows: Iterable[Row]) -> dict[Setting, list[int]]:
+    """The operations of each trial at the best retraining time of every line and density."""
     counted = [row for row in rows if not row.dense and row.flops and row.test is not None]
     flops: dict[Setting | None, list[int]] = defaultdict(list)
     for row in counted:
         flops[setting_of(row)].append(row.flops or 0)
-    return [_Best(*cell.setting, tuple(flops[cell.setting])) for cell in best_over_time(cells(counted))]
+    return {cell.setting: flops[cell.setting] for cell in best_over_time(cells(counted))}

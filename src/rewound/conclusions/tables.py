@@ -19,33 +19,25 @@ it gives the compression of the network, and times four its bytes as 32-bit numb
 test sets, as "newstest2014=12.3". `waited` is how many of the `seconds` training waited for data that is streamed. The
 columns `asked_density`, `parameters`, `others` and `waited` are in a table only where some row has them.
 
-They are CSV files, gzipped or not, that are whole or not there. Nothing is an empty field, a bool 0 or 1, a number has
-ten significant digits; what a field may hold is known by column. A spreadsheet takes a text that begins with =, +, - or
-@ for a formula, which can send away what is in the sheet, and the names in a table may come from elsewhere. So such a
-text is written with an apostrophe before it, which reading takes away.
+They are CSV files (`foundations/csvfiles`); what a field may hold is known by column.
 """
 
 import csv
-import gzip
-import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from rewound.foundations.csvfiles import reading, text_of, unescaped, write_table
 from rewound.foundations.errors import InputError
 from rewound.foundations.metric import ACCURACY, Metric
-from rewound.foundations.wholefiles import write_whole
 
 UNSTRUCTURED: Final = "unstructured"
-_LONGEST_LINE: Final = 2**20
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -190,7 +182,7 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
     for _, group in groupby(sorted(rows, key=_place), _place):
         same = list(group)
         # Rows that differ in nothing but their results must not keep the order they arrived in.
-        found += sorted(same, key=_texts) if len(same) > 1 else same
+        found += sorted(same, key=lambda row: [*map(text_of, vars(row).values())]) if len(same) > 1 else same
     return found
 
 
@@ -208,10 +200,6 @@ def _place(row: Row) -> tuple[tuple[str, bool, str, bool, str], tuple[float, flo
     line = (row.recipe, not row.dense, row.pruning, row.iterative, row.technique)
     density = row.density if row.asked_density is None else row.asked_density
     return line, (-density, row.retrain_epochs or 0, row.trial, row.key)
-
-
-def _texts(row: Row) -> list[str]:
-    return [text_of(value) for value in vars(row).values()]
 
 
 def with_common_densities(rows: Iterable[Row]) -> list[Row]:
@@ -329,84 +317,13 @@ def with_details(rows: list[Row], folder: Path) -> Tables:
     return Tables(rows, details(read_layers, folder / "layers.csv"), details(read_curves, folder / "curves.csv"))
 
 
-def write_table(header: Iterable[str], lines: Iterable[Iterable[object]], path: str | Path) -> None:
-    """Write a table: all of it or nothing."""
-    path = Path(path)
-    fields = _Fields()
-    text = "".join(
-        ",".join([fields[v] if type(v) is str else str(v) if type(v) is int else text_of(v) for v in line]) + "\n"
-        for line in chain([header], lines)
-    )
-    data = text.encode()
-    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, durable=False)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator["csv.DictReader[str]"]:
-    """The records of a table; what cannot be read, while they are, is one sentence."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield csv.DictReader(_lines(file))
-    except FileNotFoundError:
-        raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {path} as a CSV table: it is not text") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise InputError(f"cannot read {path} as a CSV table: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a table; no line can be so long that it fills the memory, as a few bytes of gzip can make one."""
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
-        yield line
-
-
-class _Fields(dict[str, str]):
-    """The fields of texts, as csv.writer makes them, each once: it looks at every letter, and most come very often."""
-
-    def __missing__(self, text: str) -> str:
-        written = io.StringIO()
-        csv.writer(written, lineterminator="\n").writerow([text_of(text), ""])
-        field = self[text] = written.getvalue()[: -len(",\n")]
-        return field
-
-
-def text_of(value: object) -> str:
-    """What stands in the field of a value."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.10g}"  # 0.8**3 is 0.512, as in the authors' table
-    if isinstance(value, str):
-        return f"'{value}" if _is_formula(value.lstrip("'")) else value
-    return str(int(value) if isinstance(value, bool) else value)
-
-
 def value_in(record: Mapping[str, str], column: str) -> Any:
     """The value of a column, which is text if nothing else is known of it; an error says what should be there."""
     text = (record.get(column) or "").strip()
     try:
-        return _PARSERS.get(column, _text)(text)
+        return _PARSERS.get(column, unescaped)(text)
     except ValueError:
         raise InputError(f"column {column}: {text!r} is not {_EXPECTED.get(column, 'a number')}") from None
-
-
-def _text(text: str) -> str:
-    return text[1:] if text[:1] == "'" and _is_formula(text.lstrip("'")) else text
-
-
-def _is_formula(text: str) -> bool:
-    """Whether a spreadsheet would compute something of it; a number with a sign is a number."""
-    if not text.startswith(_FORMULA):
-        return False
-    try:
-        float(text)
-    except ValueError:
-        return True
-    return False
 
 
 def _number(text: str) -> float:

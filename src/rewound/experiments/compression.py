@@ -101,7 +101,7 @@ class PrunedNetwork:
         """What a ticket of that level says."""
         names = ("recipe", "fields", "technique", "retrain_epochs")
         about = {name: value for name in names if (value := self.settings[name]) != {}}
-        return {**about, "lineage": self.levels[level].key}  # a state's address is its history
+        return {**about, "lineage": self.levels[level].key}
 
     def _save_levels(self, folder: Path) -> None:
         """Write every level as a ticket, and their table; what the folder has of this search is kept."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rewound.foundations.errors import InputError, shown
 
@@ -76,6 +76,14 @@ def imported(kind: str, name: str) -> object:
             )
             raise InputError(f"cannot import {kind} {name!r}: {error}; {remedy}") from error
     return found
+
+
+def optional(module: str, error: str) -> Any:
+    """A module of a package that need not be installed; `error` says what needs it, and how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        raise InputError(error) from missing
 
 
 def _import_remedy(module: str, error: Exception) -> str:

@@ -66,7 +66,7 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
 
 
-def create_whole(path: Path, content: bytes, *, durable: bool = True) -> bool:
+def create_whole(path: Path, content: bytes, *, durable: bool) -> bool:
     """Write a file of these bytes unless there is one, in one step; whether this call has made it."""
     with unfinished(path.parent) as temporary:
         try:

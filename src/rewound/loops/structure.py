@@ -24,11 +24,10 @@ from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
-from rewound.method.pruning.mask import Mask
+from rewound.method.pruning.mask import Mask, first_names
 from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
-from rewound.states.tickets.ticket import first_names
 from rewound.tasks import ranks
 
 Parameters = Mapping[str, nn.Parameter]

@@ -52,11 +52,11 @@ def _plain(piece: Piece) -> Piece:
 
 def _plain_number(name: str, value: object) -> float:
     number = as_number(name, value)
-    return int(value) if isinstance(value, Integral) else number  # addresses tell 10 from 10.0
+    return int(value) if isinstance(value, Integral) else number  # keys tell 10 from 10.0
 
 
 def _realised(rate: float) -> float:
-    """Nine significant digits: what is trained with is what the address hashes."""
+    """Nine significant digits: what is trained with is what the key hashes."""
     return float(f"{rate:.9g}")
 
 

@@ -119,7 +119,7 @@ class Technique:
         if not callable(self.lr) and self.lr not in ("final", "rewound", "restarted"):
             raise InputError(f"a technique's lr is final, rewound, restarted or a function, not {self.lr!r}")
         if callable(self.lr):
-            path_of(self.lr)  # a rule is addressed by its name, so it needs one
+            path_of(self.lr)  # a rule is hashed by its name, so it needs one
         if callable(self.lr) and self.gradual:
             raise InputError(
                 "a rule draws its rates once the mask is known, and gradual pruning changes it on the way; "

@@ -6,7 +6,9 @@ alone by its name. `none`: only tables and the page. A compared table is drawn o
 cell.
 """
 
+import hashlib
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,11 +30,12 @@ from rewound.conclusions.paper.panels import Measured, Panel, best, every_time, 
 from rewound.foundations.errors import InputError
 from rewound.foundations.owners import script_hidden, usable_cores
 from rewound.reports.look import looks, mode_title, panel_limits, pruning_title, ratios
-from rewound.reports.sheets import Sheet, file_name, save_sheet
+from rewound.reports.sheets import Sheet, save_sheet
 
 _WORTH_PROCESSES: Final = 10  # sheets: drawing them takes about as long as processes take to start
 _SIZES: Final = {1: (300.0, 165.0), 2: (216.0, 126.0), 3: (187.0, 126.0)}  # of a panel of the paper's, by columns
 _SMALLEST: Final = (165.0, 126.0)
+_LONGEST: Final = 80  # characters of a part of a file name
 FORMATS: Final = ("png", "svg", "pdf")
 Say: TypeAlias = Callable[[str], None]
 """Takes a line for what is left out."""
@@ -251,3 +254,21 @@ def _ratio(panel: Panel) -> list[str]:
 def _density(panel: Panel) -> float:
     assert panel.density is not None
     return panel.density
+
+
+def file_name(*parts: str) -> str:
+    """The name of a file, of letters and digits whatever the parts contain.
+
+    A part that is long, or has wildcards, which no file name can have, ends in a digest.
+
+    >>> file_name("mine:Task", "", "9.31×"), file_name("unstructured skip=stem.*")
+    ('mine-Task-9.31x', 'unstructured-skip-stem.-da1a9c')
+    """
+    return "-".join(_plain(part) for part in parts if part)
+
+
+def _plain(part: str) -> str:
+    plain = re.sub(r"[^\w.-]+", "-", part.replace("×", "x"))
+    if len(plain) <= _LONGEST and not re.search(r"[*?,\[]", part):
+        return plain
+    return f"{plain[:_LONGEST].rstrip('-')}-{hashlib.blake2b(part.encode(), digest_size=3).hexdigest()}"

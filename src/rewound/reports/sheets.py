@@ -4,7 +4,6 @@ Lengths are printer's points. Texts are measured in Liberation Sans, which `vl_c
 Arial and Helvetica, one of which an SVG finds anywhere.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +34,6 @@ from rewound.reports.look import (
 from rewound.reports.words import delta_label
 
 _DOTS_PER_INCH: Final = 160
-_LONGEST: Final = 80  # characters of a part of a file name
 _FONT: Final = "Liberation Sans, Arial, Helvetica, sans-serif"
 _GREY, _BAND, _ZONE = "#606060", "#dcdcdc", "#f0f0f0"
 _COLOURS: Final[Json] = {"paper": "white", "muted": _GREY, "band": _BAND, "zone": _ZONE}
@@ -432,21 +430,3 @@ def trials_text(counts: Collection[int], failed: int) -> str:
     trials = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
     text = "1 trial" if trials == "1" else f"median and min to max of {trials} trials"
     return f"{text}; {failed} failed not drawn" if failed else text
-
-
-def file_name(*parts: str) -> str:
-    """The name of a file, of letters and digits whatever the parts contain.
-
-    A part that is long, or has wildcards, which no file name can have, ends in a digest.
-
-    >>> file_name("mine:Task", "", "9.31×"), file_name("unstructured skip=stem.*")
-    ('mine-Task-9.31x', 'unstructured-skip-stem.-da1a9c')
-    """
-    return "-".join(_plain(part) for part in parts if part)
-
-
-def _plain(part: str) -> str:
-    plain = re.sub(r"[^\w.-]+", "-", part.replace("×", "x"))
-    if len(plain) <= _LONGEST and not re.search(r"[*?,\[]", part):
-        return plain
-    return f"{plain[:_LONGEST].rstrip('-')}-{hashlib.blake2b(part.encode(), digest_size=3).hexdigest()}"

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -77,7 +77,7 @@ def _labels(row: Row) -> dict[str, str | int | float]:
         "compression": row.compression,
         "retrain_epochs": row.retrain_epochs,
         "trial": row.trial,
-        "metric": f"{row.metric} ({row.unit}, {row.direction} is better)",
+        "metric": row.measured_by.described(),
         "key": row.key or None,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -203,8 +203,9 @@ def _write_run(client: Any, experiment: str, present: Any, run: Run) -> bool:
     ]
     params = [Param(name, str(value)) for name, value in run.labels.items()]
     client.log_batch(made.run_id, params=params)
-    for some in _in_batches([*measured, *curve]):
-        client.log_batch(made.run_id, metrics=some)
+    metrics = [*measured, *curve]
+    for begin in range(0, len(metrics), _BATCH):
+        client.log_batch(made.run_id, metrics=metrics[begin : begin + _BATCH])
     client.set_tag(made.run_id, _MARK, run.digest)  # last: one without it is written again
     client.set_terminated(made.run_id, "FINISHED" if run.metrics else "FAILED")
     return True
@@ -222,10 +223,6 @@ def _write_tables(client: Any, experiment: str, present: Any, folder: Path) -> N
         client.log_artifact(made.run_id, str(path))
     client.set_tag(made.run_id, _MARK, digest)
     client.set_terminated(made.run_id)
-
-
-def _in_batches(metrics: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (metrics[begin : begin + _BATCH] for begin in range(0, len(metrics), _BATCH))
 
 
 def _without_password(text: str) -> str:

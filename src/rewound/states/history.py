@@ -1,4 +1,4 @@
-"""What a state is: how it came to be. Its address is the hash of that.
+"""What a state is: how it came to be. Its key is the hash of that.
 
 A history is built of three operations, each a frozen value with a `key`:
 
@@ -6,15 +6,15 @@ A history is built of three operations, each a frozen value with a `key`:
     Pruned(weights, source, pruner, kept)    the weights of one state under the mask pruned from another
     Trained(parent, rates)                   trained along these realised learning rates
 
-Adjacent training under one mask is one operation with run-length-encoded rates, so an address depends neither on how
+Adjacent training under one mask is one operation with run-length-encoded rates, so a key depends neither on how
 the work was cut nor on which other runs exist. Technique names are labels of rows, not identity: two techniques that
-do the same work have the same address, and share the result.
+do the same work have the same key, and share the result.
 
 A pruning begins a level: the data order starts anew. One that `runs_on` is an update of the mask within a level, as
 gradual pruning has them; a level is then a chain of stages, each trained under a mask of its own.
 
 Learning rates are given by a schedule, or drawn by a rule once the mask is known. Both kinds say how many steps they
-span, which rates are known before anything runs, what of them is hashed into an address, and how to describe them.
+span, which rates are known before anything runs, what of them is hashed into a key, and how to describe them.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _SHOWN = 6  # of many rates, the first
 _PAPERS = vars(Pruner())
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-"""What addresses are hashes of."""
+"""What keys are hashes of."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Ruled:
-    """Rates that a rule draws: addressed by the rule's name and what it is given, shared whole or not at all."""
+    """Rates that a rule draws: hashed by the rule's name and what it is given, shared whole or not at all."""
 
     rule: Rule
     schedule: Schedule
@@ -91,12 +91,8 @@ class Ruled:
 Rates: TypeAlias = Given | Ruled
 
 
-def address(*parts: object) -> str:
-    """32 hexadecimal digits, a function of the parts' canonical JSON."""
-    return _hash(",".join(map(canonical, parts)))
-
-
 def _hash(texts: str) -> str:
+    """32 hexadecimal digits, a function of canonical JSON."""
     return hashlib.blake2b(f"[{texts}]".encode(), digest_size=16).hexdigest()
 
 
@@ -110,7 +106,8 @@ class Start:
 
     @cached_property
     def key(self) -> str:
-        return address("start", self.recipe.identity(), self.seed, *(["fresh"] if self.fresh else []))
+        parts = ("start", self.recipe.identity(), self.seed, *(["fresh"] if self.fresh else []))
+        return _hash(",".join(map(canonical, parts)))
 
     @property
     def prunings(self) -> int:
@@ -144,11 +141,11 @@ class Pruned:
         if self.runs_on and (self.salt or self.weights is not self.source):
             raise ValueError("a mask is updated on the weights that it is made of, under their seed")
         # At once, from those of the level before: later, hundreds of levels would be too deep to ask through.
-        object.__setattr__(self, "key", self._address())
+        object.__setattr__(self, "key", self._hashed())
         object.__setattr__(self, "prunings", self.source.prunings + (not self.runs_on))
 
-    def _address(self) -> str:
-        # The density is a label of the kept count: 0.8**3 and 0.512 are one address.
+    def _hashed(self) -> str:
+        # The density is a label of the kept count: 0.8**3 and 0.512 give one key.
         texts = f'"pruned","{self.weights.key}","{self.source.key}",{_identity_of(self.pruner)},{self.kept}'
         for is_so, word in ((self.salt, self.salt), (self.runs_on, ["runs on"]), (self.slim, ["slim"])):
             if is_so:

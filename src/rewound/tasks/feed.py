@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import cache
 from itertools import chain
@@ -198,11 +198,7 @@ class Feed:
             if buffer is None or len(buffer) < ends[-1]:
                 # Batches differ in size: with some more, most fit.
                 buffer = torch.empty(ends[-1] * 5 // 4, dtype=torch.uint8, pin_memory=self._copies is not None)
-            places = list(zip(chosen.tolist(), [0, *ends], ends, strict=False))
-            parts = [
-                self._threads.submit(_decode, self.source, places[i : i + _AT_ONCE], buffer.numpy())
-                for i in range(0, len(places), _AT_ONCE)
-            ]
+            parts = begin_to_decode(self.source, chosen, ends, buffer, self._threads)
             self._decoding.append(_Decoding(buffer, ends[-1], self.source.other_tensors(chosen), parts))
 
     def _delivered(self, batch: _Decoding) -> Sequence[Tensor]:
@@ -236,6 +232,17 @@ class Feed:
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all feeds: torch hands out few streams in turn, and another might be one that steps run on."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+def begin_to_decode(
+    source: Source, chosen: Tensor, ends: Sequence[int], into: Tensor, threads: Executor
+) -> list[Future[None]]:
+    """Let threads put the bytes of examples, which end at `ends`, one after another into memory of the host."""
+    places = list(zip(chosen.tolist(), [0, *ends], ends, strict=False))
+    return [
+        threads.submit(_decode, source, places[first : first + _AT_ONCE], into.numpy())
+        for first in range(0, len(places), _AT_ONCE)
+    ]
 
 
 def _decode(source: Source, places: Sequence[tuple[int, int, int]], into: NDArray[uint8]) -> None:

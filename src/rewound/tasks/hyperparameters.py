@@ -29,7 +29,7 @@ def _remedy(default: object) -> str:
 
 
 def widened(value: object, default: object) -> object:
-    """A whole number where the default is none, as what it is equal to: 8 epochs and 8.0 are one address."""
+    """A whole number where the default is none, as what it is equal to: 8 epochs and 8.0 give one key."""
     if isinstance(default, tuple) and default and isinstance(value, tuple):
         return tuple(widened(item, default[0]) for item in value)
     return float(value) if isinstance(default, float) and type(value) is int else value

@@ -29,12 +29,12 @@ def world() -> int:
     return dist.get_world_size() if _many() else 1
 
 
-def from_first(value: T, group: ProcessGroup | None = None) -> T:
+def from_first(value: T) -> T:
     """Rank 0's value, on every rank."""
     if not _many():
         return value
     box = [value]
-    dist.broadcast_object_list(box, group=group, group_src=0)
+    dist.broadcast_object_list(box, group_src=0)
     return box[0]
 
 

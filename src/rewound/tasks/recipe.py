@@ -1,6 +1,6 @@
 """A recipe is a task: model + data + optimizer + schedule + evaluation.
 
-Its fields are the hyperparameters (they are hashed into every address, and are the schema of a sweep's
+Its fields are the hyperparameters (they are hashed into every key, and are the schema of a sweep's
 `[recipe-fields]`), its methods the behaviour. A task of your own is one subclass in one file, named
 `package.module:Class` wherever a recipe is asked for.
 """
@@ -77,7 +77,7 @@ class Recipe(ABC):
     name: ClassVar[str] = ""
     """The name in tables; empty means the import path of the class."""
     version: ClassVar[int] = 1
-    """Raise it when the meaning of the fields changes: addresses of earlier results then no longer apply."""
+    """Raise it when the meaning of the fields changes: keys of earlier results then no longer apply."""
     metric: ClassVar[Metric] = Metric()
     test_size: ClassVar[int | None] = None
     """The number of test examples, where the metric is a fraction of them."""
@@ -238,7 +238,7 @@ class Recipe(ABC):
     def identity(self) -> dict[str, object]:
         """What is hashed: name, version, the fields that differ from their defaults, rate factors that are not all 1.
 
-        A new field whose default changes nothing therefore leaves every earlier address valid.
+        A new field whose default changes nothing therefore leaves every earlier key valid.
         """
         given = {f.name: widened(getattr(self, f.name), f.default) for f in fields(self)}
         changed = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
@@ -246,7 +246,7 @@ class Recipe(ABC):
         return {"recipe": self.label(), "version": self.version, "fields": changed, **factors}
 
     def source_digest(self) -> str:
-        """A digest of the file that defines the recipe; kept with results, not hashed into addresses."""
+        """A digest of the file that defines the recipe; kept with results, not hashed into keys."""
         return source_digest(f"{type(self).__module__}:{type(self).__qualname__}")
 
     @classmethod

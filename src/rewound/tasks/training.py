@@ -246,7 +246,7 @@ def scored(recipe: Recipe, model: nn.Module, seed: int, position: Position, devi
     return Scores(val, test, **{name: float(score) for name, score in others.items()})
 
 
-def untrained_weights(recipe: Recipe, state: State, device: torch.device | str = "cpu") -> list[str]:
+def untrained_weights(recipe: Recipe, state: State, device: torch.device) -> list[str]:
     """The prunable weights that no gradient, or no optimizer, has reached on the way from W_0 to `state` (law 11).
 
     An optimizer has slots for what had a gradient, be it zero; where it keeps none, what is as it was at the start may

@@ -28,7 +28,8 @@ from rewound.conclusions.comparison import overlay
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import Speedup, at_full_time, best_over_time, over_dense, over_fine_tuning
 from rewound.conclusions.paper.networks import Published
-from rewound.conclusions.tables import Tables, write_table
+from rewound.conclusions.tables import Tables
+from rewound.foundations.csvfiles import write_table
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,7 @@ class Engine(Executor, Protocol):
         """An error if no worker could be asked for now; no store is made for what cannot begin."""
 
 
-def _on_this_machine() -> Executor:
-    return local.run
-
-
-EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": _on_this_machine, "ray": Ray, "slurm": Slurm}
+EXECUTORS: Mapping[str, Callable[..., Executor]] = {"local": lambda: local.run, "ray": Ray, "slurm": Slurm}
 """What makes an executor of each name, with the options that it has."""
 
 

@@ -1,17 +1,37 @@
-"""From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv."""
+"""From what was asked for and what was measured to the rows of results.csv, layers.csv and curves.csv.
+
+`SweepResults` is what `rewound.run` and `rewound.results` return: the rows of a sweep, as far as it has run.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rewound.conclusions.tables import CurveRow, LayerRow, Row, Tables
+from rewound.conclusions.tables import COLUMNS, CurveRow, LayerRow, Row, Tables, ordered
 from rewound.experiments.plans import planning
 from rewound.experiments.plans.execution import epoch_steps
+from rewound.experiments.sweeps.sweep import Sweep
 from rewound.experiments.sweeps.targets import Target
 from rewound.foundations.collector import collector_paused
+from rewound.foundations.errors import InputError
+from rewound.foundations.metric import ACCURACY
+from rewound.foundations.names import optional
+from rewound.foundations.notebook import html_line, html_table, text_table
+from rewound.foundations.quantities import counted
 from rewound.states.history import Past, Pruned, Trained
 from rewound.states.storage.artifacts import CurvePoint, Measurements, Summary
+from rewound.states.storage.backend import Location
+from rewound.states.storage.store import Say, Store, is_store
+
+if TYPE_CHECKING:
+    import pandas
+
+
+_SHOWN = 20  # rows of a table that are shown, of how many there may be
 
 
 class Results(Protocol):
@@ -44,7 +64,10 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
         for name, value in result["made"].items():
             made.setdefault(name, Counter())[value] += 1
         if not failed:
-            layers.extend(_layers(end.key, result))
+            layers += [
+                LayerRow(end.key, name, each["kept"], each["total"], each["flops"])
+                for name, each in result["layers"].items()
+            ]
             curves.extend(reader.way(target, end.key).curve(end.key, end.steps, result["val"]))
     return Tables(rows, layers, curves, missing, made)
 
@@ -157,14 +180,11 @@ def _mean(losses: float, steps: int) -> float:
     return float(f"{losses / steps:.7g}")
 
 
-def _words(scores: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={value:.10g}" for name, value in scores.items())
-
-
 def _row(target: Target, result: Measurements | None, reader: _Reader) -> Row:
     metric, root = target.recipe.metric, target.state.root
     by_units = isinstance(root, Pruned) and root.pruner.by_units
     seconds, waited = reader.spent_on(target)
+    others = result.get("others", {}) if result else {}
     return Row(
         recipe=target.task,
         pruning=target.pruning,
@@ -184,7 +204,7 @@ def _row(target: Target, result: Measurements | None, reader: _Reader) -> Row:
         direction=metric.direction,
         asked_density=target.density if by_units else None,
         parameters=parameters_left(result) if result else None,
-        others=_words(result.get("others", {})) if result else "",
+        others=" ".join(f"{name}={value:.10g}" for name, value in others.items()),
         waited=round(waited, 3) or None,
     )
 
@@ -209,5 +229,106 @@ def measured_density(target: Target, result: Measurements) -> float:
     return sum(layer["kept"] for layer in layers) / sum(layer["total"] for layer in layers)
 
 
-def _layers(key: str, result: Measurements) -> list[LayerRow]:
-    return [LayerRow(key, name, n["kept"], n["total"], n["flops"]) for name, n in result["layers"].items()]
+def not_run(sweep: Sweep, root: Location, again: str) -> InputError:
+    """The error for a sweep of which nothing is in the store."""
+    return InputError(f"nothing of {sweep.name} has run yet in {root}; run it with: {again}")
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResults:
+    """The rows of a sweep, as far as it has run: its dense networks, and every retrained one."""
+
+    sweep: Sweep
+    store: Location
+    again: str
+    """The command, or the call, that runs what is missing."""
+    plan: planning.Plan = field(compare=False)
+    """The work that makes the rows."""
+    say: Say = field(default=print, compare=False)
+    """Takes a line where a file in the store is damaged."""
+    _folder: Path = field(default_factory=Path.cwd, init=False, compare=False)
+    """From which the store's path counts, wherever the script goes before it looks."""
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The rows, with what is known of layers and curves, as `report` writes them.
+
+        They are read from the store when somebody first looks at them: a hundred thousand rows take a while.
+        """
+        place = self._folder / self.store if isinstance(self.store, Path) else self.store
+        if not is_store(place):
+            raise not_run(self.sweep, self.store, self.again)
+        return collected(self.sweep.targets, Store(place, self.say), self.plan)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One for each network that has been measured, or has failed, in the order of `results.csv`."""
+        return ordered(self.tables.rows)
+
+    @property
+    def missing(self) -> int:
+        """How many rows have not run yet."""
+        return self.tables.missing
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows whose run diverged, or builds on one that did: they have no values."""
+        return [row for row in self.rows if row.test is None]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The rows as a data frame, with the columns of `results.csv`; needs pandas."""
+        library = optional("pandas", "to_pandas needs pandas, which is not installed; pip install pandas")
+        frame: pandas.DataFrame = library.DataFrame([vars(row) for row in self.rows], columns=list(COLUMNS))
+        return frame
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return f"SweepResults({self.sweep.name}: {self._counts()})"
+
+    def __str__(self) -> str:
+        lines = [f"results of {self.sweep.name}: {self._counts()}"]
+        return "\n".join([*lines, *([text_table(*self._shown())] if self.rows else []), *self._rest()])
+
+    def _repr_html_(self) -> str:
+        title = f"results of {self.sweep.name}: {self._counts()}"
+        table = html_table(*self._shown(), title) if self.rows else html_line(title)
+        return table + "".join(map(html_line, self._rest()))
+
+    def _counts(self) -> str:
+        failed = f", {len(self.failed):,} failed" if self.failed else ""
+        missing = f", {self.missing:,} not run yet" if self.missing else ""
+        return f"{counted(len(self.rows), 'row')}{failed}{missing}"
+
+    def _rest(self) -> list[str]:
+        """What the table does not show."""
+        hidden = len(self.rows) - _SHOWN
+        return [f"and {counted(hidden, 'more row')}; rows and to_pandas() have all"] if hidden > 0 else []
+
+    def _shown(self) -> tuple[list[list[str]], list[str]]:
+        """The rows for a person, with what is the same in all of them left out, and the names of the columns."""
+        columns = {
+            "recipe": [row.recipe for row in self.rows],
+            "pruning": [row.pruning for row in self.rows],
+            "levels": ["iterative" if row.iterative else "" if row.dense else "one-shot" for row in self.rows],
+            "technique": [row.technique or "dense" for row in self.rows],
+            "density": [f"{row.density:.4g}" for row in self.rows],
+            "retrain epochs": ["" if row.retrain_epochs is None else f"{row.retrain_epochs:g}" for row in self.rows],
+            "trial": [str(row.trial) for row in self.rows],
+            "metric": [row.metric if row.measured_by == ACCURACY else row.measured_by.described() for row in self.rows],
+            "val": [_value(row.val) for row in self.rows],
+            "test": [_value(row.test) for row in self.rows],
+        }
+        same = {name for name in ("recipe", "pruning", "levels", "trial") if len(set(columns[name]) - {""}) < 2}
+        if set(columns["metric"]) == {"accuracy"}:
+            same.add("metric")
+        shown = {name: texts for name, texts in columns.items() if name not in same}
+        return [list(row) for row in zip(*shown.values(), strict=True)][:_SHOWN], list(shown)
+
+
+def _value(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4f}"

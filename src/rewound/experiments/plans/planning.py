@@ -3,7 +3,7 @@
 All states under one mask form a tree of learning-rate sequences. It is cut wherever a state is asked for, or where two
 sequences part; each piece is a node, done once. Fine-tuning for 10 epochs is a piece of fine-tuning for 182, ten
 reinitialization runs are one, and LR rewinding within the final rate is fine-tuning: nothing in here knows that, it
-follows from the addresses. Updates of the mask within a level (gradual pruning) belong to its sequence: a hundred of
+follows from the keys. Updates of the mask within a level (gradual pruning) belong to its sequence: a hundred of
 them are one node.
 """
 

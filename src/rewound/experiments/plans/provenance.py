@@ -1,4 +1,4 @@
-"""What a result was made with beside its address: code, libraries, device; kept with it, not hashed."""
+"""What a result was made with beside its history: code, libraries, device; kept with it, not hashed."""
 
 import platform
 
@@ -14,7 +14,7 @@ from rewound.tasks.recipe import Recipe
 
 
 def made_by(node: Node, options: Options) -> dict[str, str]:
-    """What a result depends on beside its address; a run says where a stored result has other values than today's."""
+    """What a result depends on beside its history; a run says where a stored result has other values than today's."""
     device = device_named(options.device)
     on_cpu = device.type == "cpu"
     return {

@@ -225,7 +225,7 @@ def differing_fields(recipes: Sequence[Recipe]) -> dict[Recipe, str]:
 
 
 def _check_labels(tasks: Iterable[type[Recipe]]) -> None:
-    """Refuse two tasks with one name: tables and addresses of states could not tell them apart."""
+    """Refuse two tasks with one name: tables and keys of states could not tell them apart."""
     known: dict[str, type[Recipe]] = {}
     for task in tasks:
         if (other := known.setdefault(task.label(), task)) is not task:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, check_kind
-from rewound.method.pruning.mask import Mask, by_plain_name
+from rewound.method.pruning.mask import Mask, by_plain_name, first_names
 from rewound.method.pruning.prunable import is_prunable, prunable_weights
 
 
@@ -60,11 +60,9 @@ def _plain(source: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tied weights lie in the same memory, and count once: under their first name."""
-    first: dict[object, str] = {}
-    for name, t in tensors.items():
-        first.setdefault((t.device, t.data_ptr(), t.dtype, t.shape, t.stride()), name)
-    return {name: tensors[name] for name in first.values()}
+    """Tied weights count once: under their first name."""
+    first = first_names(tensors)
+    return {name: tensor for name, tensor in tensors.items() if first[name] == name}
 
 
 def _pruned_by_torch(tensors: Mapping[str, Tensor]) -> list[str]:

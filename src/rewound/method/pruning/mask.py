@@ -173,6 +173,13 @@ def by_plain_name(named: Mapping[str, _T]) -> dict[str, _T]:
     return plain
 
 
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The first name of each tensor: tied ones lie in the same memory."""
+    first: dict[object, str] = {}
+    memory = {name: (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) for name, t in tensors.items()}
+    return {name: first.setdefault(memory[name], name) if t.numel() else name for name, t in tensors.items()}
+
+
 def plain_parameters(model: nn.Module, *, tied: bool) -> dict[str, nn.Parameter]:
     """A model's parameters by plain name, tied ones once or under each of their names."""
     parameters = by_plain_name(dict(model.named_parameters(remove_duplicate=not tied)))

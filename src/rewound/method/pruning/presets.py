@@ -34,23 +34,19 @@ class Preset:
     """The rate of each stage, and which of its convolutions are not pruned."""
 
     rates: tuple[float, ...]
-    skip: frozenset[int]
-
-
-def _but(*numbers: int) -> frozenset[int]:
-    return frozenset(numbers)
+    skip: tuple[int, ...]
 
 
 PRESETS: Mapping[str, Mapping[tuple[int, ...], Preset]] = {  # by the number of blocks of each stage
     "structured-a": {
-        (9, 9, 9): Preset((0.1, 0.1, 0.1), _but(16, 20, 38, 54)),
-        (18, 18, 18): Preset((0.5, 0.0, 0.0), _but(36)),
-        (3, 4, 6, 3): Preset((0.3, 0.3, 0.3, 0.0), _but(2, 8, 14, 16, 26)),
+        (9, 9, 9): Preset((0.1, 0.1, 0.1), (16, 20, 38, 54)),
+        (18, 18, 18): Preset((0.5, 0.0, 0.0), (36,)),
+        (3, 4, 6, 3): Preset((0.3, 0.3, 0.3, 0.0), (2, 8, 14, 16, 26)),
     },
     "structured-b": {
-        (9, 9, 9): Preset((0.6, 0.3, 0.1), _but(16, 18, 20, 34, 38, 54)),
-        (18, 18, 18): Preset((0.5, 0.4, 0.3), _but(36, 38, 74)),
-        (3, 4, 6, 3): Preset((0.5, 0.6, 0.4, 0.0), _but(2, 8, 14, 16, 26)),
+        (9, 9, 9): Preset((0.6, 0.3, 0.1), (16, 18, 20, 34, 38, 54)),
+        (18, 18, 18): Preset((0.5, 0.4, 0.3), (36, 38, 74)),
+        (3, 4, 6, 3): Preset((0.5, 0.6, 0.4, 0.0), (2, 8, 14, 16, 26)),
     },
 }
 _NAME = "stage{}.block{}.{}.weight"

@@ -29,7 +29,7 @@ from rewound.method.pruning.mask import plain_parameters
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
 OTHER_NAMES = {"l1": "magnitude"}
-"""Other names of scores; addresses have the name on the right."""
+"""Other names of scores; keys are made with the name on the right."""
 B = TypeVar("B")
 
 

@@ -78,7 +78,7 @@ class Leases:
     def take(self, key: str) -> bool:
         """Claim a node, unless somebody alive has it."""
         with self._lock:
-            last = self._look(f"{_FOLDER}{key}.").get(key)
+            last = self._last(key)
             if last is not None and self._lives(last):
                 return False
             number = last.number + 1 if last else 1
@@ -96,14 +96,14 @@ class Leases:
         """Note that the work on a node that is held here is further than those were that have died at it."""
         with self._lock:
             if self._died.pop(key, 0):
-                last = self._look(f"{_FOLDER}{key}.").get(key)
+                last = self._last(key)
                 if last is not None and self._is_held(key, last):
                     for path in last.older:
                         self._backend.remove(path)
 
     def holds(self, key: str) -> bool:
         """Whether the node is still this owner's, and nobody has taken it over."""
-        return self._is_held(key, self._look(f"{_FOLDER}{key}.").get(key))
+        return self._is_held(key, self._last(key))
 
     def beat(self, key: str, steps: int) -> bool:
         """Give a sign of life and note how many steps are done; False: another has taken the node over."""
@@ -116,7 +116,7 @@ class Leases:
     def give_up(self, key: str) -> None:
         """Let others have the node; what another has taken over is left to it."""
         with self._lock:
-            last = self._look(f"{_FOLDER}{key}.").get(key)
+            last = self._last(key)
             if last is not None and self._is_held(key, last):
                 for path in (*last.older, _path(key, last.number)):  # its own last: it holds the node until then
                     self._backend.remove(path)
@@ -178,6 +178,9 @@ class Leases:
             return False
         # That a process is there does not say that it still works: one that could not give its claim up lives on.
         return seen.claim.owner.lives() is not False and self._clock() - seen.since <= STALE
+
+    def _last(self, key: str) -> _Seen | None:
+        return self._look(f"{_FOLDER}{key}.").get(key)
 
     def _look(self, prefix: str) -> dict[str, _Seen]:
         """The last claim of each node below a prefix; a claim is read again only where its version has changed."""

@@ -57,10 +57,10 @@ def write_state(
     key: str,
     state: State,
     mask: Mask | None,
-    draft: Notes | None = None,
+    draft: Notes | None,
     *,
-    slots: bool = True,
-    for_good: bool = False,
+    slots: bool,
+    for_good: bool,
 ) -> None:
     """Write it, as a whole or without the optimizer's slots; `draft` are the notes of an unfinished node."""
     tensors = {f"model/{name}": t for name, t in state.model.items()}
@@ -83,7 +83,7 @@ def write_state(
     save_file(tensors, path, {"rewound": header, **checksums})
 
 
-def read_state(source: Path | bytes, key: str, *, draft: bool = False) -> Kept:
+def read_state(source: Path | bytes, key: str, *, draft: bool) -> Kept:
     """The state in a file, or in its bytes, that lies where the one of `key`, or its draft, belongs."""
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise Damaged

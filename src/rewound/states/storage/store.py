@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import Final, cast
+from typing import Any, Final, TypeVar
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import FORGOTTEN
@@ -48,6 +48,7 @@ from rewound.tasks.training import State
 
 Say = Callable[[str], None]
 VERSION = 2
+Part = TypeVar("Part", Measurements, Summary)
 _TENSORS: Final[tuple[Kind, ...]] = ("state", "draft")
 _HEADER = 1 << 16  # bytes that most headers fit into
 
@@ -122,29 +123,25 @@ class Store:
 
     def results(self, keys: Collection[str]) -> Iterator[tuple[str, Measurements]]:
         """What was measured at these keys, in any order; as by `result`, and much faster where they are many."""
+        return self._found(keys, checked_measurements, measurements_of, whole=True)
+
+    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
+        """What was measured at these keys but curves and layers, in any order; faster than `results`."""
+        return self._found(keys, checked_summary, summary_of, whole=False)
+
+    def _found(
+        self, keys: Collection[str], check: Callable[[Any], Part], part: Callable[[Result], Part], *, whole: bool
+    ) -> Iterator[tuple[str, Part]]:
         stamps = self._stamps(keys)
-        for key, _, found in index.entries(self.backend, stamps, whole=True):
+        for key, _, found in index.entries(self.backend, stamps, whole=whole):
             try:
-                result = checked_measurements(cast(Measurements, found))
+                result = check(found)
             except Damaged:  # not by this program: its file decides
                 continue
             del stamps[key]  # another segment may have it, too
             self.known[key] = outcome_of(result)
             yield key, result
-        yield from ((key, measurements_of(result)) for key, result in self._read_files(stamps))
-
-    def summaries(self, keys: Collection[str]) -> Iterator[tuple[str, Summary]]:
-        """What was measured at these keys but curves and layers, in any order; faster than `results`."""
-        stamps = self._stamps(keys)
-        for key, _, found in index.entries(self.backend, stamps):
-            try:
-                summary = checked_summary(found)
-            except Damaged:
-                continue
-            del stamps[key]
-            self.known[key] = outcome_of(summary)
-            yield key, summary
-        yield from ((key, summary_of(result)) for key, result in self._read_files(stamps))
+        yield from ((key, part(result)) for key, result in self._read_files(stamps))
 
     def outcomes(self, keys: Collection[str]) -> dict[str, Outcome]:
         """What the results of these keys say, in a word each; as by `outcome`, and much faster where they are many."""

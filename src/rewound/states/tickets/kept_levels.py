@@ -12,16 +12,14 @@ goes on, and neither loses rows nor has one twice. A run that goes on to a large
 two compressions look the same with two decimals, the later file gets more.
 """
 
-import csv
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from rewound.foundations.csvfiles import write_table
 from rewound.foundations.errors import InputError
-from rewound.foundations.wholefiles import write_whole
 from rewound.method.pruning.counts import Counts
 from rewound.method.pruning.mask import Mask
 from rewound.states.tickets.ticket import load, save
@@ -65,21 +63,12 @@ class KeptLevel:
         """What tells it from the others."""
         return place_of(self.level, self.density)
 
-    def row(self, returned: bool) -> dict[str, str]:
-        """What the table says of it."""
-        numbers = {
-            "compression": 1 / self.counts.density(self.density),
-            "network_compression": self.counts.network_compression,
-            "weights_kept": self.counts.kept,
-            "weights": self.counts.selected,
-            "parameters": self.counts.network,
-            "bytes": self.bytes,
-            "flops": self.flops,
-            "value": self.value,
-        }
-        written = {name: "" if number is None else f"{number:.10g}" for name, number in numbers.items()}
-        texts = {"level": str(self.level), "metric": "" if self.value is None else self.metric, "ticket": self.ticket}
-        return written | texts | {"returned": str(int(returned))}
+    def row(self, returned: bool) -> tuple[object, ...]:
+        """What the table says of it, in the order of `COLUMNS`."""
+        ratios = (1 / self.counts.density(self.density), self.counts.network_compression)
+        sizes = (self.counts.kept, self.counts.selected, self.counts.network, self.bytes, self.flops)
+        metric = "" if self.value is None else self.metric
+        return (self.level, *ratios, *sizes, metric, self.value, returned, self.ticket)
 
     def about(self, run: str) -> dict[str, object]:
         """What its ticket says of it."""
@@ -126,12 +115,9 @@ class KeptLevels:
 
     def write_table(self, returned: LevelName) -> Path:
         """Write levels.csv, with a mark at the level that is returned."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
         levels = sorted(self.kept.values(), key=lambda level: (-level.density, level.level))
-        writer.writerows(level.row(level.place == returned) for level in levels)
-        write_whole(table := self.folder / "levels.csv", text.getvalue().encode())
+        rows = (level.row(level.place == returned) for level in levels)
+        write_table(COLUMNS, rows, table := self.folder / "levels.csv", durable=True)
         return table
 
     def _name(self, level: KeptLevel) -> str:

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.names import imported
-from rewound.states.tickets.fileformat import DTYPES
+from rewound.states.tickets.fileformat import DTYPE_NAMES, DTYPES
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.recipes import RECIPES, recipe_named
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_NUMBERS = 2**24
 """How many an example may have that is drawn on the word of a file."""
 Model = nn.Module | Callable[[], nn.Module] | str
@@ -68,7 +67,7 @@ def described_example(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> d
 
 def _described(value: Any) -> dict[str, Any]:
     if isinstance(value, Tensor):
-        kind: list[object] = [_NAMES[value.dtype], list(value.shape)]
+        kind: list[object] = [DTYPE_NAMES[value.dtype], list(value.shape)]
         if value.numel() and not value.is_floating_point() and not value.is_complex():
             kind += [int(value.min()), int(value.max())]
         return {"tensor": kind}

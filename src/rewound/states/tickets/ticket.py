@@ -18,13 +18,11 @@ from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path, check_kind, few, warn
 from rewound.foundations.wholefiles import write_whole
 from rewound.method.pruning.counts import Counts, parameter_count
-from rewound.method.pruning.mask import Mask, by_plain_name
+from rewound.method.pruning.mask import Mask, by_plain_name, first_names
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import as_arguments
-from rewound.states.tickets.fileformat import DTYPES, REMEDY, Extent, Packed, decoded, encoded
+from rewound.states.tickets.fileformat import DTYPE_NAMES, DTYPES, REMEDY, Extent, Packed, decoded, encoded
 from rewound.states.tickets.rebuilding import Model, drawn_example, large_network, recipe_of
-
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,7 +211,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"cannot save {name}: it is a {type(tensor).__name__}, not a tensor")
-        if tensor.is_meta or tensor.layout != torch.strided or tensor.dtype not in _DTYPE_NAMES:
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.dtype not in DTYPE_NAMES:
             kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device.type}"
             raise InputError(f"cannot save {name} ({kind}): a ticket holds dense tensors of {', '.join(DTYPES)}")
     return state
@@ -234,7 +232,7 @@ def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object]
         if owners[name] != name:
             places[name] = owners[name]
             continue
-        place = places[name] = Extent(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+        place = places[name] = Extent(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
         flat = tensor.detach().cpu().reshape(-1)
         runs.setdefault(place.dtype, []).append(flat[kept[name].reshape(-1)] if name in kept else flat)
     values = {dtype: torch.cat(run) for dtype, run in runs.items()}
@@ -253,13 +251,6 @@ def _warn_of_cut(state: Mapping[str, Tensor], mask: Mask) -> None:
             f"this mask prunes weights that are not zero, in {few(cut)}: the network was not trained under it; save it "
             "with the mask of its own level, or call mask.apply(model) first to set them to zero"
         )
-
-
-def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """The first name of each tensor: tied ones lie in the same memory."""
-    first: dict[object, str] = {}
-    memory = {name: (t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) for name, t in state.items()}
-    return {name: first.setdefault(memory[name], name) if t.numel() else name for name, t in state.items()}
 
 
 def _facts(about: Mapping[str, object]) -> dict[str, object]:

@@ -13,7 +13,6 @@ Nothing here trusts its input: a pickle can build only stand-ins, a PNG is decod
 """
 
 import fnmatch
-import importlib
 import io
 import itertools
 import json
@@ -26,13 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.names import optional
 
 Files = dict[str, bytes]  # name without folders -> content
 Bytes = npt.NDArray[np.uint8]
@@ -125,7 +124,7 @@ def _npm(files: Files, names: Sequence[str], size: int) -> Iterator[Bytes]:
 
 
 def _parquet(files: Files, names: Sequence[str], size: int) -> Iterator[Bytes]:
-    parquet = _optional("pyarrow.parquet", "pyarrow")
+    parquet = _package("pyarrow.parquet", "pyarrow")
     for split in ("train", "test"):
         rows = _rows(parquet, files, f"{split}-*.parquet")
         for start in itertools.count(0, size):
@@ -138,7 +137,7 @@ def _parquet(files: Files, names: Sequence[str], size: int) -> Iterator[Bytes]:
             yield records
 
 
-def _rows(parquet: ModuleType, files: Files, pattern: str) -> Iterator[dict[str, Any]]:
+def _rows(parquet: Any, files: Files, pattern: str) -> Iterator[dict[str, Any]]:
     for name in sorted(fnmatch.filter(files, pattern)):
         with parquet.ParquetFile(io.BytesIO(files.pop(name))) as file:
             for batch in file.iter_batches(1000, columns=["img.bytes", "label"]):
@@ -150,15 +149,12 @@ def _png(data: bytes, width: int, height: int) -> Bytes:
     # 1024 x 10000, is an eighth of what Pillow warns about.
     if data[:8] != b"\x89PNG\r\n\x1a\n" or struct.unpack(">II", data[16:24]) != (width, height):
         raise ValueError(f"not a PNG of {width} x {height} pixels")
-    with _optional("PIL.Image", "pillow").open(io.BytesIO(data), formats=["PNG"]) as image:
+    with _package("PIL.Image", "pillow").open(io.BytesIO(data), formats=["PNG"]) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def _optional(module: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"this copy of CIFAR-10 needs {package} to be read: `pip install {package}`") from error
+def _package(module: str, name: str) -> Any:
+    return optional(module, f"this copy of CIFAR-10 needs {name} to be read: `pip install {name}`")
 
 
 @dataclass(frozen=True)

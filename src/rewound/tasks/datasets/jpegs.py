@@ -10,19 +10,17 @@ CPU time on a busy AMD EPYC, `benchmarks/decoders.py`. All three gave the same p
 versions of them may round otherwise: record `decoder_version` with what was trained on their pixels.
 """
 
-import importlib
 import io
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.names import unknown
+from rewound.foundations.names import optional, unknown
 
 Data = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3), RGB
@@ -168,12 +166,9 @@ def _is_deep(image: Any) -> bool:
     return str(image.mode)[0] in "IF"  # I;16 and I are whole numbers, F are others
 
 
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = "pillow" if name.startswith("PIL") else name
-        raise InputError(f"pictures need {package}, which is not installed: {INSTALL}") from error
+def _module(name: str) -> Any:
+    package = "pillow" if name.startswith("PIL") else name
+    return optional(name, f"pictures need {package}, which is not installed: {INSTALL}")
 
 
 def _installed(name: str) -> bool:

@@ -39,11 +39,11 @@ from rewound.foundations.names import unknown
 from rewound.foundations.wholefiles import default_cache
 from rewound.tasks.datasets.jpegs import decoder as decoder_of
 from rewound.tasks.datasets.prepared import Damaged, read
+from rewound.tasks.feed import begin_to_decode
 
 VERSION: Final = 1
 INDEX: Final = "index.safetensors"
 PARTS: Final = ("train", "held-out")
-_AT_ONCE = 16  # pictures that a thread decodes before it asks for more
 
 
 class Size(NamedTuple):
@@ -244,14 +244,8 @@ def decoded(
     pixels = torch.empty(total, dtype=torch.uint8) if into is None else into[:total]
     if len(pixels) < total:
         raise InputError(f"{len(pixels):,} bytes are too few for {len(chosen)} pictures, which have {total:,}")
-    work, target = list(zip(chosen.tolist(), [0, *ends], ends, strict=False)), pixels.numpy()
-
-    def decode_some(some: Iterable[tuple[int, int, int]]) -> None:
-        for index, start, end in some:
-            source.decode(index, target[start:end])
-
-    for _ in threads.map(decode_some, [work[first : first + _AT_ONCE] for first in range(0, len(work), _AT_ONCE)]):
-        pass
+    for some in begin_to_decode(source, chosen, ends, pixels, threads):
+        some.result()
     return Pictures(pixels, *source.other_tensors(chosen))
 
 

@@ -14,22 +14,21 @@ Where a copy has synset ids, they must be those of the data set: Imagewoof has t
 Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
 
-import importlib
 import io
 import json
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from rewound.foundations.errors import InputError, few
+from rewound.foundations.names import optional
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
 from rewound.tasks.datasets.packed_images import PARTS, Size, digest_of
 
@@ -102,6 +101,24 @@ class _Request:
         all_held_out = part == HELD_OUT and self.size.held_out != self.size.classes * (self.per_class or 0)
         return Wanted(self.size.classes, None if all_held_out else self.per_class)
 
+    @property
+    def numbers(self) -> list[str]:
+        """What classes are called in a copy that does not name them."""
+        return list(map(str, range(self.size.classes)))
+
+    def found(
+        self, part: str, samples: Iterable[tuple[object, str, bytes]], places: Sequence[int] = ()
+    ) -> Iterator[Found]:
+        """The images that are wanted of samples (number, name, bytes); `places` are the labels of other numbers."""
+        wanted = self.wanted(part)
+        for number, name, data in samples:
+            label = self.checked_label(number, name)
+            label = places[label] if places else label
+            if wanted.takes(label):
+                yield Found(label, name, data)
+            if wanted.nothing:
+                return
+
     def check_classes(self, classes: Sequence[str]) -> None:
         """An error unless the classes are those of the data set, under their synset ids."""
         if odd := [each for each in classes if not _SYNSET.fullmatch(each)]:
@@ -157,11 +174,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {error}; get it again") from error
 
 
-def _optional(module: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"this copy needs {package} to be read: `pip install {package}`") from error
+def _package(module: str, name: str) -> Any:
+    return optional(module, f"this copy needs {name} to be read: `pip install {name}`")
 
 
 # Folders of classes
@@ -283,7 +297,7 @@ def _truth(devkit: Path, classes: Sequence[str]) -> list[int]:
                 wanted[name] = content(tar, member)
     meta, numbers = wanted.values()
     try:
-        synsets = _optional("scipy.io", "scipy").loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        synsets = _package("scipy.io", "scipy").loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = synsets[synsets["num_children"] == 0]
         synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
         return [classes.index(synset_of[int(number)]) for number in numbers.split()]
@@ -331,20 +345,12 @@ def _parquet(request: _Request) -> Copy | None:
         request.check_classes(names)
     # Numbers follow the order in which the file names its classes; where it names synset ids, ours is known to be it.
     ours = sorted(names) if are_synsets else names
-    place = [ours.index(name) for name in names]
+    places = [ours.index(name) for name in names]
 
     def images(part: str) -> Iterator[Found]:
-        wanted = request.wanted(part)
-        for written, name, data in (row for path in files[part] for row in _rows(path)):
-            label = request.checked_label(written, name)
-            label = place[label] if place else label
-            if wanted.takes(label):
-                yield Found(label, name, data)
-            if wanted.nothing:
-                return
+        return request.found(part, chain.from_iterable(map(_rows, files[part])), places)
 
-    numbers = list(map(str, range(request.size.classes)))
-    return Copy(request.path, f"the parquet files in {request.folder}", ours or numbers, images)
+    return Copy(request.path, f"the parquet files in {request.folder}", ours or request.numbers, images)
 
 
 def _class_names(path: Path) -> list[str]:
@@ -356,7 +362,7 @@ def _class_names(path: Path) -> list[str]:
 
 def _opened_parquet(path: Path) -> Any:
     try:
-        return _optional("pyarrow.parquet", "pyarrow").ParquetFile(path)
+        return _package("pyarrow.parquet", "pyarrow").ParquetFile(path)
     except InputError:
         raise
     except Exception as error:  # pyarrow raises a dozen types for damaged input
@@ -388,19 +394,9 @@ def _webdataset(request: _Request) -> Copy | None:
     _check_both(request, files, "tar archive")
 
     def images(part: str) -> Iterator[Found]:
-        wanted = request.wanted(part)
-        for path in files[part]:
-            with _reading(path):
-                for key, written, data in _samples(path):
-                    name = f"{key} in {path.name}"
-                    label = request.checked_label(written, name)
-                    if wanted.takes(label):
-                        yield Found(label, name, data)
-                    if wanted.nothing:
-                        return
+        return request.found(part, chain.from_iterable(map(_samples, files[part])))
 
-    numbers = list(map(str, range(request.size.classes)))
-    return Copy(request.path, f"the WebDataset shards in {request.folder}", numbers, images)
+    return Copy(request.path, f"the WebDataset shards in {request.folder}", request.numbers, images)
 
 
 def _first_names(path: Path) -> list[str]:
@@ -408,9 +404,9 @@ def _first_names(path: Path) -> list[str]:
         return [member.name for member, _ in zip(tar, range(6), strict=False)]
 
 
-def _samples(path: Path) -> Iterator[tuple[str, object, bytes]]:
+def _samples(path: Path) -> Iterator[tuple[object, str, bytes]]:
     """Files that follow one another and have the same name up to its first point are a sample."""
-    with tarfile.open(path) as tar:
+    with _reading(path), tarfile.open(path) as tar:
         names = ((*_divided(member.name), member) for member in tar if member.isfile())
         for key, members in groupby(names, key=lambda each: each[0]):
             sample = {ending: content(tar, member) for _, ending, member in members if ending in _ENDINGS}
@@ -418,7 +414,7 @@ def _samples(path: Path) -> Iterator[tuple[str, object, bytes]]:
             if data is None or "cls" not in sample:
                 raise InputError(f"{key} in {path} has no jpg or no cls; get it again")
             label = sample["cls"].decode("utf-8", "replace").strip()
-            yield key, int(label) if label.isdecimal() else label, data
+            yield int(label) if label.isdecimal() else label, f"{key} in {path.name}", data
 
 
 _ENDINGS = ("jpg", "jpeg", "png", "cls")

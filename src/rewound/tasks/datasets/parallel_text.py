@@ -144,9 +144,9 @@ def check(name: str, cache: Path | None = None) -> None:
         raise _missing(name, cache)
 
 
-def stamp(name: str, cache: Path | None = None) -> tuple[int, int] | None:
+def stamp(name: str) -> tuple[int, int] | None:
     """When the prepared file was written, and its size: another one has others."""
-    path = _path(_known(name), cache or default_cache())
+    path = _path(_known(name), default_cache())
     return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
 
 

@@ -12,14 +12,14 @@ Training text is not held in memory, except ende's; first it is read through, to
 """
 
 import gzip
-import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.names import optional
 from rewound.foundations.randomness import fold, permutation
 
 Pair = tuple[str, str]  # English, German
@@ -181,7 +181,7 @@ def _parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def _parquet_pairs(files: Iterable[Path]) -> Iterator[Pair]:
-    parquet = _pyarrow()
+    parquet = optional("pyarrow.parquet", "this copy of wmt16 needs pyarrow to be read: `pip install pyarrow`")
     for path in files:
         try:
             with parquet.ParquetFile(path) as file:
@@ -193,10 +193,3 @@ def _parquet_pairs(files: Iterable[Path]) -> Iterator[Pair]:
         except Exception as error:  # pyarrow raises a dozen types for damaged input
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path} has no column `translation` of de and en ({reason}); get it again") from error
-
-
-def _pyarrow() -> Any:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise InputError("this copy of wmt16 needs pyarrow to be read: `pip install pyarrow`") from error

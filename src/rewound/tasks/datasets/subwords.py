@@ -6,7 +6,6 @@ numbers  -> pieces, joined to tokens  -> detokenised by Moses for German        
 Escaping leaves no < in a token, so that no text is taken for one of the special words.
 """
 
-import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -16,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from rewound.foundations.errors import InputError
+from rewound.foundations.names import optional
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,17 +47,13 @@ def versions() -> dict[str, str]:
         return {}
 
 
-def needed(package: str) -> Any:
-    """The package, or an error that says how to install it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(f"translation needs {package}: `pip install 'rewound[translation]'`") from error
+def _package(package: str) -> Any:
+    return optional(package, f"translation needs {package}: `pip install 'rewound[translation]'`")
 
 
 @cache
 def _moses(language: str) -> Any:
-    return needed("sacremoses").MosesTokenizer(language)
+    return _package("sacremoses").MosesTokenizer(language)
 
 
 def tokenised(sentence: str, language: str) -> str:
@@ -78,7 +74,7 @@ def tokenised_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str
     if len(first) < _AT_ONCE:
         return
     # joblib, as in sacremoses itself: it hands out few chunks ahead, so that no large text is held in memory.
-    joblib = needed("joblib")
+    joblib = _package("joblib")
     parallel = joblib.Parallel(n_jobs=-1, return_as="generator")
     for done in parallel(joblib.delayed(_tokenised_chunk)(chunk) for chunk in chunks):
         yield from done
@@ -109,7 +105,7 @@ def trained_bpe(lines: Iterable[str], alphabet: Sequence[str], size: int) -> "To
 
     The alphabet is given, because `tokenizers` would choose between equally frequent characters by chance.
     """
-    library = needed("tokenizers")
+    library = _package("tokenizers")
     bpe: Tokenizer = library.Tokenizer(library.models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
     bpe.pre_tokenizer = library.pre_tokenizers.Metaspace(_SPACE)
     trainer = library.trainers.BpeTrainer(
@@ -139,7 +135,7 @@ def sentences(numbers: Sequence[Sequence[int]], vocabulary: Sequence[str]) -> li
     >>> sentences([[3, 4, END, 3]], [*SPECIAL, "▁Hal", "lo"])
     ['Hallo']
     """
-    moses = needed("sacremoses").MosesDetokenizer("de")
+    moses = _package("sacremoses").MosesDetokenizer("de")
     return [moses.detokenize(_tokens(each, vocabulary), return_str=True) for each in numbers]
 
 
@@ -171,7 +167,7 @@ def scored(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float,
     if len(hypotheses) != len(references):
         raise InputError(f"{len(hypotheses):,} translations for {len(references):,} references: give one for each")
     # force: our output is detokenised, and a warning that it does not look so would be wrong.
-    metric = needed("sacrebleu").metrics.BLEU(lowercase=True, tokenize="intl", force=True)
+    metric = _package("sacrebleu").metrics.BLEU(lowercase=True, tokenize="intl", force=True)
     # sacrebleu refuses to score no sentence at all; of one without words it says 0.
     score = metric.corpus_score(list(hypotheses) or [""], [list(references) or [""]]).score
     return float(score), str(metric.get_signature())
