@@ -33,7 +33,7 @@ from rewound.foundations.errors import Diverged, InputError  # noqa: E402
 from rewound.foundations.randomness import fold, permutation  # noqa: E402
 from rewound.method.pruning.mask import Mask  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
-from rewound.tasks.fleets import captured  # noqa: E402
+from rewound.tasks.fleets import convolutions  # noqa: E402
 from rewound.tasks.fleets.captured import Program, program  # noqa: E402
 from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
 from rewound.tasks.fleets.place import Run  # noqa: E402
@@ -331,7 +331,7 @@ def main() -> int:
         print(f"this needs a CUDA GPU; torch {torch.__version__} sees none", file=sys.stderr)
         return 2
     if options.cudnn:
-        captured.few_channels = lambda device: {}  # type: ignore[attr-defined]
+        convolutions.few_channels = lambda device: {}
     kind, data = chosen(options.recipe)
     what = f"{options.recipe}, batch {kind().batch_size}, {data}"
     print(f"{what}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)

@@ -25,7 +25,6 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewound.tasks.feed import streamed
-from rewound.tasks.fleets.convolutions import few_channels
 from rewound.tasks.fleets.updates import FlatMomentum, Momentum, TorchOptimizer, Update, captures, is_flat
 from rewound.tasks.recipe import Batch, Recipe
 from rewound.tasks.resident import ResidentRecipe
@@ -123,6 +122,8 @@ class Program:
         def compiled(function: Callable[..., None]) -> Callable[..., None]:
             if backend is None:
                 return function
+            from rewound.tasks.fleets.convolutions import few_channels  # torch imports its compiler for it
+
             options = few_channels(device) if backend == "inductor" else {}
             return torch.compile(function, backend=backend, dynamic=False, options=options or None)
 
