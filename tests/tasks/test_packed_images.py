@@ -261,10 +261,13 @@ def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypa
         load("imagenette", packed)
 
 
-def test_preparing_again_reads_nothing(packed: Path) -> None:
+def test_preparing_again_reads_nothing(packed: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "elsewhere").touch()
     lines: list[str] = []
-    packing_images.prepare("imagenette", Path("elsewhere"), packed, say=lines.append)
-    assert "is there already, and elsewhere was not read" in lines[0]
+    packing_images.prepare("imagenette", other, packed, say=lines.append)
+    assert f"is there already, and {other} was not read" in lines[0]
+    with pytest.raises(InputError, match="no file or folder nowhere: give an archive or a folder that exists"):
+        packing_images.prepare("imagenette", Path("nowhere"), packed)
 
 
 def test_a_copy_in_the_place_of_the_pack_is_not_replaced_by_it(tmp_path: Path) -> None:

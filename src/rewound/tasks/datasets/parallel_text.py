@@ -32,7 +32,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError
 from rewound.foundations.names import unknown
 from rewound.foundations.wholefiles import default_cache
-from rewound.tasks.datasets.parallel_text_sources import REMEDIES, Text, read_text
+from rewound.tasks.datasets.parallel_text_sources import REMEDIES, Text, check_folder, read_text
 from rewound.tasks.datasets.prepared import Damaged, checksum_of, publish, read
 from rewound.tasks.datasets.subwords import (
     END,
@@ -200,6 +200,7 @@ def _prepared(name: str, cache: Path) -> dict[str, Tensor]:
 
 
 def _prepare(name: str, source: Path | None, cache: Path, size: int, say: Callable[[str], object]) -> Path:
+    check_folder(name, source)
     target = _path(name, cache)
     try:
         if read(target, REMEDIES[name]) is not None:

@@ -16,6 +16,12 @@ class Damaged(InputError):
     """The file is there, but it is not what was written."""
 
 
+def check_source(source: Path | None) -> None:
+    """An error if a copy is given that is not there, whether or not it would be read."""
+    if source is not None and not source.exists():
+        raise InputError(f"no file or folder {source}: give an archive or a folder that exists")
+
+
 def publish(tensors: dict[str, Tensor], target: Path) -> None:
     """Write the file; the checksum is over the tensors in their order."""
     try:
