@@ -209,7 +209,8 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_made_anew(packed: Path, co
         packing_images.prepare("imagenette", None, packed)
     lines: list[str] = []
     packing_images.prepare("imagenette", copy, packed, say=lines.append)
-    assert "it is made anew" in lines[0]
+    assert lines[0].startswith(f"{file} is damaged (the checksum of bytes ")
+    assert lines[0].endswith(" does not hold): it is made anew")
     assert packed_jpegs(load("imagenette", packed).train) == before
     assert [path.name for path in packed.iterdir()] == ["imagenette"]
 
@@ -224,8 +225,12 @@ def test_a_truncated_or_missing_shard_is_one_sentence(packed: Path) -> None:
     with pytest.raises(InputError, match=r"it has 3 bytes instead of \d+"):
         load("imagenette", packed)
     file.unlink()
-    with pytest.raises(InputError, match=r"train-000.safetensors is damaged"):
+    with pytest.raises(InputError) as raised:
         load("imagenette", packed)
+    assert str(raised.value) == (
+        f"{packed / 'imagenette'} is damaged (it has no train-000.safetensors): "
+        "run `rewound data imagenette --from FILE-OR-FOLDER` to make it anew"
+    )
 
 
 def test_a_damaged_index_is_one_sentence(packed: Path) -> None:
@@ -259,6 +264,9 @@ def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypa
     monkeypatch.setattr(packed_images, "VERSION", 2)
     with pytest.raises(InputError, match=r"was packed in version 1 of the format, and this rewound reads version 2"):
         load("imagenette", packed)
+    lines: list[str] = []
+    packing_images.prepare("imagenette", copy, packed, say=lines.append)
+    assert lines[0].endswith("of the format, and this rewound reads version 2: it is made anew")
 
 
 def test_preparing_again_reads_nothing(packed: Path, tmp_path: Path) -> None:

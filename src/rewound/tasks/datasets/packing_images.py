@@ -43,7 +43,7 @@ from rewound.tasks.datasets.packed_images import (
     size,
 )
 from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at
-from rewound.tasks.datasets.prepared import check_source, publish, read
+from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
 
 Say = Callable[[str], object]
 _BYTES = {"imagenet": 115_000, "tinyimagenet": 2_500, "imagenette": 115_000}  # of a JPEG file, on average, at most
@@ -85,10 +85,10 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
     if target.exists():
         try:
             _check_all(name, cache, per_class, expected)
-        except InputError as error:
+        except Damaged as error:
             if source is None:
                 raise
-            say(f"{error}; it is made anew")
+            say(f"{error.fault}: it is made anew")
         else:
             if source is not None:
                 say(f"{target} is there already, and {source} was not read; remove the folder to prepare it anew")

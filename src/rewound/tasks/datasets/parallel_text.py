@@ -195,7 +195,7 @@ def _prepared(name: str, cache: Path) -> dict[str, Tensor]:
     if tensors is None:
         raise _missing(name, cache)
     if "vocabulary" not in tensors:
-        raise Damaged(f"{_path(name, cache)} is not {name}: {REMEDIES[name]} to make it anew")
+        raise Damaged(f"{_path(name, cache)} is not {name}", f"{REMEDIES[name]} to make it anew")
     return tensors
 
 

@@ -13,7 +13,14 @@ from rewound.foundations.wholefiles import replacing
 
 
 class Damaged(InputError):
-    """The file is there, but it is not what was written."""
+    """What is there is not what was written, or not of this version; `fault` says so without the remedy."""
+
+    def __init__(self, fault: str, remedy: str) -> None:
+        super().__init__(fault, remedy)
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 def check_source(source: Path | None) -> None:
@@ -43,9 +50,9 @@ def read(path: Path, remedy: str, names: Sequence[str] | None = None) -> dict[st
             tensors = {name: file.get_tensor(name) for name in names or sorted(file.keys())}
             written = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged ({error}): {remedy} to make it anew") from error
+        raise Damaged(f"{path} is damaged ({error})", f"{remedy} to make it anew") from error
     if _checksum(tensors) != written:
-        raise Damaged(f"{path} is damaged (its checksum does not hold): {remedy} to make it anew")
+        raise Damaged(f"{path} is damaged (its checksum does not hold)", f"{remedy} to make it anew")
     return tensors
 
 
