@@ -384,15 +384,25 @@ IMAGEWOOF = (
 )
 
 
-def test_ten_other_classes_are_not_imagenette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_classes_than_those_of_imagenette_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
     def files(classes: tuple[str, ...]) -> Files:
         return {f"{part}/{name}/{name}.JPEG": FIRST for part in ("train", "val") for name in classes}
 
     assert packed(files(IMAGENETTE), tmp_path / "right", per_class=1).classes == IMAGENETTE
-    with pytest.raises(InputError, match=r"copy has 10 classes, as imagenette has, but they are others \(n02086240, "):
+    sentence = (
+        r"copy has 10 classes, as imagenette has, but they are others \(missing: n01440764, n02102040, n02979186 and 7 "
+        r"more; not of imagenette: n02086240, n02087394, n02088364 and 7 more\): give a copy of imagenette with "
+    )
+    with pytest.raises(InputError, match=sentence):
         packed(files(IMAGEWOOF), tmp_path / "wrong", per_class=1)
+    sentence = r"copy has 9 classes, and imagenette has 10 \(missing: n02102040\): give a copy that is whole, and the "
+    with pytest.raises(InputError, match=sentence):
+        packed(files((IMAGENETTE[0], *IMAGENETTE[2:])), tmp_path / "fewer", per_class=1)
+    sentence = r"copy has 11 classes, and imagenette has 10 \(not of imagenette: n02086240\): give a copy that is whole"
+    with pytest.raises(InputError, match=sentence):
+        packed(files((*IMAGENETTE, IMAGEWOOF[0])), tmp_path / "more", per_class=1)
 
 
 def test_an_archive_is_not_taken_for_a_shard_that_lies_beside_it(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from rewound.foundations.errors import InputError, few
 from rewound.foundations.names import optional
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
-from rewound.tasks.datasets.packed_images import PARTS, Size, digest_of
+from rewound.tasks.datasets.packed_images import IMAGENETTE, PARTS, Size, digest_of
 
 _SYNSET = re.compile(r"n\d{8}")
 TRAIN, HELD_OUT = PARTS
@@ -128,14 +128,21 @@ class _Request:
             )
         if len(classes) != self.size.classes:
             raise InputError(
-                f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}: give a copy "
-                f"that is whole, and the right one of {', '.join(NAMES)}"
+                f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}"
+                f"{self._difference(classes)}: give a copy that is whole, and the right one of {', '.join(NAMES)}"
             )
         if digest_of(classes) != self.size.synsets:
             raise InputError(
-                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others ({few(classes)}): "
-                f"give a copy of {self.name} with the classes that it was published with"
+                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others"
+                f"{self._difference(classes) or f' ({few(classes)})'}: give a copy of {self.name} with the classes that it was published with"
             )
+
+    def _difference(self, classes: Sequence[str]) -> str:
+        """Which classes are missing, and which are others, in brackets; nothing where only a digest of them is known."""
+        known = IMAGENETTE if self.size.synsets == digest_of(IMAGENETTE) else classes
+        missing, others = sorted({*known}.difference(classes)), sorted({*classes}.difference(known))
+        words = [f"missing: {few(missing, 3)}"] * bool(missing) + [f"not of {self.name}: {few(others, 3)}"] * bool(others)
+        return f" ({'; '.join(words)})" * bool(words)
 
     def checked_label(self, label: object, name: str) -> int:
         """The label, if there is such a class."""
