@@ -325,6 +325,18 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
 }
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_one_part_of_a_copy_names_the_folder_above(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = written(tmp_path / "copy", TREE)
+    monkeypatch.chdir(copy / part)
+    for source in (copy / part, Path()):
+        with pytest.raises(InputError) as raised:
+            packing_images.prepare("imagenette", source, tmp_path / "cache")
+        assert str(raised.value) == (
+            f"{source} is one part of a copy of imagenette: give the folder that holds both parts, {copy}"
+        )
+
+
 def _parquet_of_numbers() -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"pixels": [1, 2]}), file)

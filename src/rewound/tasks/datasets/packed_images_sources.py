@@ -134,15 +134,19 @@ class _Request:
         if digest_of(classes) != self.size.synsets:
             raise InputError(
                 f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others"
-                f"{self._difference(classes) or f' ({few(classes)})'}: give a copy of {self.name} with the classes that it was published with"
+                f"{self._difference(classes) or f' ({few(classes)})'}: give a copy of {self.name} with the classes "
+                "that it was published with"
             )
 
     def _difference(self, classes: Sequence[str]) -> str:
-        """Which classes are missing, and which are others, in brackets; nothing where only a digest of them is known."""
+        """Which classes are missing and which are others, in brackets; nothing where only their digest is known."""
         known = IMAGENETTE if self.size.synsets == digest_of(IMAGENETTE) else classes
-        missing, others = sorted({*known}.difference(classes)), sorted({*classes}.difference(known))
-        words = [f"missing: {few(missing, 3)}"] * bool(missing) + [f"not of {self.name}: {few(others, 3)}"] * bool(others)
-        return f" ({'; '.join(words)})" * bool(words)
+        wrong = {
+            "missing": sorted({*known}.difference(classes)),
+            f"not of {self.name}": sorted({*classes}.difference(known)),
+        }
+        words = [f"{what}: {few(names, 3)}" for what, names in wrong.items() if names]
+        return f" ({'; '.join(words)})" if words else ""
 
     def checked_label(self, label: object, name: str) -> int:
         """The label, if there is such a class."""
@@ -164,6 +168,9 @@ def copy_at(name: str, path: Path, size: Size, per_class: int | None) -> Copy:
         for made in (_official, _parquet, _webdataset, _folders):
             if source := made(request):
                 return source
+    above, parts = path.resolve().parent, ("train", "val")
+    if path.resolve().name in parts and all((above / part).is_dir() for part in parts):
+        raise InputError(f"{path} is one part of a copy of {name}: give the folder that holds both parts, {above}")
     raise InputError(
         f"{path} holds no copy of {name}: give a folder (or a tar or zip archive) with train/SYNSET and val/SYNSET, "
         "or the folder of the official archives, of parquet files (train-*.parquet) or of WebDataset shards "
