@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "a class is missing in val": (
         lambda: without(TREE, "val/n00000001", "val/n00000020"),
-        r"has no image in val of the class n00000001, n00000020; get it again, whole",
+        r"has no image in val of the classes n00000001, n00000020; get it again, whole",
     ),
     "an empty class folder": (
         lambda: without(TREE, "train/n00000005/train_", "val/n00000005") | {"train/n00000005/.DS_Store": b""},
@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
             official()
             | {"ILSVRC2012_img_val.tar": tar_of({"ILSVRC2012_val_00000001.JPEG": TREE["val/n00000001/val_0.JPEG"]})}
         ),
-        r"has no held-out image of the class n00000005, n00000020",
+        r"has no held-out image of the classes n00000005, n00000020",
     ),
     "words as folders": (
         lambda: {path.replace("n00000005", "tench"): jpeg for path, jpeg in TREE.items()},

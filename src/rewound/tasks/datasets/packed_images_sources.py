@@ -201,7 +201,7 @@ def _folders(request: _Request) -> Copy | None:
     request.check_classes(classes)
     for part, images in (("train", found.train), ("val", found.val)):
         if empty := sorted({*classes}.difference(name for _, name in images)):
-            raise InputError(f"{path} has no image in {part} of the class {few(empty)}; get it again, whole")
+            raise InputError(f"{path} has no image in {part} of {the_classes(empty)}; get it again, whole")
     if request.per_class is None:  # known before anything is read
         check_counts(path, (len(found.train), len(found.val)), request.size)
     labels = {name: label for label, name in enumerate(classes)}
@@ -236,6 +236,15 @@ ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
     "tinyimagenet": ("tiny-imagenet-200.zip",),
     "imagenette": ("imagenette*.tgz", "imagenette*.tar.gz"),
 }
+
+
+def the_classes(names: Sequence[str]) -> str:
+    """The first of some classes, for messages.
+
+    >>> the_classes(["n01440764"]), the_classes(["n01440764", "n02102040"])
+    ('the class n01440764', 'the classes n01440764, n02102040')
+    """
+    return f"the {'class' if len(names) == 1 else 'classes'} {few(names)}"
 
 
 def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:

@@ -42,7 +42,7 @@ from rewound.tasks.datasets.packed_images import (
     preparation,
     size,
 )
-from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at
+from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at, the_classes
 from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
 
 Say = Callable[[str], object]
@@ -279,7 +279,7 @@ def _check_counts(copy: Copy, records: Mapping[str, Records], expected: Size) ->
     counts = [np.bincount(records[part]["label"], minlength=expected.classes) for part in PARTS]
     for each, words in zip(counts, ("image to train on", "held-out image"), strict=True):
         if empty := [name for name, images in zip(copy.classes, each, strict=True) if not images]:
-            raise InputError(f"{copy.path} has no {words} of the class {few(empty)}; get it again, whole")
+            raise InputError(f"{copy.path} has no {words} of {the_classes(empty)}; get it again, whole")
     check_counts(copy.path, tuple(int(each.sum()) for each in counts), expected)
 
 
