@@ -1,5 +1,6 @@
 """Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -312,18 +314,15 @@ def test_a_killed_preparation_leaves_nothing_that_is_taken_for_a_pack(copy: Path
 def test_a_cache_that_cannot_be_written_is_one_sentence(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentence = r"cannot write .*; free about 12 MB there, or set REWOUND_CACHE elsewhere"
+    elsewhere = "set REWOUND_CACHE to a folder that can be written$"
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=rf"cannot write .*file/imagenette: .*Not a directory: '.*'; {elsewhere}"):
         packing_images.prepare("imagenette", copy, tmp_path / "file")
-
-    def full(*_: object) -> None:
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr(packing_images, "save_file", full)
-    with pytest.raises(InputError, match=sentence):
-        packing_images.prepare("imagenette", copy, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+    for error in (SafetensorError("No space left on device"), OSError(errno.ENOSPC, "No space left on device")):
+        monkeypatch.setattr(packing_images, "save_file", Mock(side_effect=error))
+        with pytest.raises(InputError, match=rf"No space left on device; free about 12 MB there, or {elsewhere}"):
+            packing_images.prepare("imagenette", copy, tmp_path / "cache")
+        assert not list((tmp_path / "cache").iterdir())
 
 
 def test_memory_does_not_grow_with_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

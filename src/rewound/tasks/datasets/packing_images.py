@@ -43,7 +43,7 @@ from rewound.tasks.datasets.packed_images import (
     size,
 )
 from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at, the_classes
-from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
+from rewound.tasks.datasets.prepared import Damaged, cannot_write, check_source, publish, read
 
 Say = Callable[[str], object]
 _BYTES = {"imagenet": 115_000, "tinyimagenet": 2_500, "imagenette": 115_000}  # of a JPEG file, on average, at most
@@ -106,9 +106,7 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
             _publish(made, target)
     except (OSError, SafetensorError) as error:
         needed = sum(_BYTES[name] * images for images in expected[:2]) // 10**6 + 10
-        raise InputError(
-            f"cannot write {target}: {error}; free about {needed:,} MB there, or set REWOUND_CACHE elsewhere"
-        ) from error
+        raise cannot_write(target, error, f"about {needed:,} MB") from error
     return target
 
 

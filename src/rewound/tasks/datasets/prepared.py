@@ -1,5 +1,6 @@
 """A prepared data set: a file of tensors in the cache, with a checksum of them; it is there whole or not at all."""
 
+import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,9 +37,15 @@ def publish(tensors: dict[str, Tensor], target: Path) -> None:
             save_file(tensors, temporary, metadata={"sha256": _checksum(tensors)})
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for tensor in tensors.values()) // 10**6 + 10
-        raise InputError(
-            f"cannot write {target}: {error}; free {size} MB there, or set REWOUND_CACHE elsewhere"
-        ) from error
+        raise cannot_write(target, error, f"{size} MB") from error
+
+
+def cannot_write(target: Path, error: OSError | SafetensorError, needed: str) -> InputError:
+    """What to do about data that cannot be written: make room if the disk is full, else choose another folder."""
+    # An error of safetensors has no number; it writes to a folder in which a file was made just before.
+    full = isinstance(error, SafetensorError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    room = f"free {needed} there, or " if full else ""
+    return InputError(f"cannot write {target}: {error}; {room}set REWOUND_CACHE to a folder that can be written")
 
 
 def read(path: Path, remedy: str, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
