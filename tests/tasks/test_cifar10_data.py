@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from rewound.foundations.errors import InputError
+from rewound.tasks import datasets
 from rewound.tasks.datasets import cifar10
 from rewound.tasks.datasets.cifar10_sources import read_files
 
@@ -320,6 +321,17 @@ def test_a_library_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=f"`pip install {package}`"):
         prepare(folder(tmp_path / "source", files), cache)
+
+
+def test_the_command_says_how_many_images_there_are(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWOUND_CACHE", str(cache))
+    made = prepare(folder(tmp_path / "source", binary(RECORDS)), cache)
+    said: list[str] = []
+    datasets.prepare("cifar10", None, said.append)
+    classes = len({*RECORDS[:5, :, 0].flat})
+    assert said == [f"20 images to train on and 4 held out, in {classes} classes", f"ready: {made}"]
 
 
 @pytest.mark.skipif("REWOUND_CIFAR10" not in os.environ, reason="set REWOUND_CIFAR10 to a copy of CIFAR-10 (any kind)")

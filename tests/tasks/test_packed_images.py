@@ -49,6 +49,17 @@ def packed_jpegs(part: PackedPart) -> list[tuple[int, bytes]]:
     return [(int(label), bytes(part.jpeg(index))) for index, label in enumerate(part.labels)]
 
 
+def test_what_is_in_a_pack_is_said_of_both_parts(packed: Path) -> None:
+    summary, images = packing_images.summary("imagenette", packed), load("imagenette", packed)
+    parts = images.train, images.held_out
+    stored = sum(len(jpeg) for part in parts for _, jpeg in packed_jpegs(part))
+    pixels = sum(part.pixels for part in parts)
+    assert summary == (
+        "12 images to train on and 6 held out, in 3 classes: "
+        f"together {stored / 1e6:.1f} MB, decoded {pixels / 1e6:.1f} MB"
+    )
+
+
 def test_every_file_is_packed_as_it_is_with_its_label(packed: Path) -> None:
     images = load("imagenette", packed)
     assert images.classes == CLASSES

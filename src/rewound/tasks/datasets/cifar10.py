@@ -77,6 +77,15 @@ def load(cache: Path | None = None) -> CIFAR10:
     return CIFAR10(**{name: tensor.long() if "labels" in name else tensor for name, tensor in tensors.items()})
 
 
+def summary(cache: Path | None = None) -> str:
+    """What is in the prepared data set."""
+    data = load(cache)
+    return (
+        f"{len(data.train_labels):,} images to train on and {len(data.test_labels):,} held out, "
+        f"in {len({*data.train_labels.tolist()}):,} classes"
+    )
+
+
 def check(cache: Path | None = None) -> None:
     """An error, the one of `load`, if nothing was prepared; what is there is not read."""
     cache = cache or default_cache()
@@ -88,9 +97,7 @@ def _missing(cache: Path) -> InputError:
     return InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
 
 
-def _prepare(
-    source: Path | None, cache: Path, md5: Mapping[str, str], size: int, say: Callable[[str], object]
-) -> Path:
+def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int, say: Callable[[str], object]) -> Path:
     check_source(source)
     target = cache / FILE
     found = source or _at_hand(cache)

@@ -292,7 +292,7 @@ def _summary(
     changes = ", ".join(f"{number:,} {change}" for change, number in sorted(notes.items()))
     lines = [
         f"{len(train):,} images to train on and {len(held_out):,} held out, in {expected.classes:,} classes: "
-        f"{packed / 1e6:,.1f} MB, decoded {pixels / 1e6:,.1f} MB",
+        f"together {packed / 1e6:,.1f} MB, decoded {pixels / 1e6:,.1f} MB",
         f"a subset: {per_class or 0:,} images of each class to train on, not the whole of {name}" * bool(per_class),
         f"grey: {grey[0]:,} to train on, {grey[1]:,} held out; they are decoded as RGB" * any(grey),
         f"made anew as JPEG files in RGB: {changes}" * bool(changes),
