@@ -46,6 +46,11 @@ def test_help_and_version(rewound_command: Rewound) -> None:
     assert rewound_command("--version") == (0, f"rewound {rewound.__version__}\n", "")
 
 
+def test_the_help_of_data_says_where_the_cache_is(rewound_command: Rewound) -> None:
+    said = " ".join(rewound_command("data", "--help").out.split())
+    assert "The cache is the folder that REWOUND_CACHE names, or else ~/.cache/rewound." in said
+
+
 def test_as_a_module() -> None:
     ran = subprocess.run(command("--version"), env=environment(), capture_output=True, text=True, check=True)
     assert ran.stdout == f"rewound {rewound.__version__}\n"

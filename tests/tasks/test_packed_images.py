@@ -1,5 +1,6 @@
 """Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -45,6 +47,17 @@ def packed(copy: Path, tmp_path: Path) -> Path:
 
 def packed_jpegs(part: PackedPart) -> list[tuple[int, bytes]]:
     return [(int(label), bytes(part.jpeg(index))) for index, label in enumerate(part.labels)]
+
+
+def test_what_is_in_a_pack_is_said_of_both_parts(packed: Path) -> None:
+    summary, images = packing_images.summary("imagenette", packed), load("imagenette", packed)
+    parts = images.train, images.held_out
+    stored = sum(len(jpeg) for part in parts for _, jpeg in packed_jpegs(part))
+    pixels = sum(part.pixels for part in parts)
+    assert summary == (
+        "12 images to train on and 6 held out, in 3 classes: "
+        f"together {stored / 1e6:.1f} MB, decoded {pixels / 1e6:.1f} MB"
+    )
 
 
 def test_every_file_is_packed_as_it_is_with_its_label(packed: Path) -> None:
@@ -209,7 +222,8 @@ def test_a_damaged_shard_is_found_when_it_is_read_and_made_anew(packed: Path, co
         packing_images.prepare("imagenette", None, packed)
     lines: list[str] = []
     packing_images.prepare("imagenette", copy, packed, say=lines.append)
-    assert "it is made anew" in lines[0]
+    assert lines[0].startswith(f"{file} is damaged (the checksum of bytes ")
+    assert lines[0].endswith(" does not hold): it is made anew")
     assert packed_jpegs(load("imagenette", packed).train) == before
     assert [path.name for path in packed.iterdir()] == ["imagenette"]
 
@@ -224,8 +238,12 @@ def test_a_truncated_or_missing_shard_is_one_sentence(packed: Path) -> None:
     with pytest.raises(InputError, match=r"it has 3 bytes instead of \d+"):
         load("imagenette", packed)
     file.unlink()
-    with pytest.raises(InputError, match=r"train-000.safetensors is damaged"):
+    with pytest.raises(InputError) as raised:
         load("imagenette", packed)
+    assert str(raised.value) == (
+        f"{packed / 'imagenette'} is damaged (it has no train-000.safetensors): "
+        "run `rewound data imagenette --from FILE-OR-FOLDER` to make it anew"
+    )
 
 
 def test_a_damaged_index_is_one_sentence(packed: Path) -> None:
@@ -259,12 +277,18 @@ def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypa
     monkeypatch.setattr(packed_images, "VERSION", 2)
     with pytest.raises(InputError, match=r"was packed in version 1 of the format, and this rewound reads version 2"):
         load("imagenette", packed)
-
-
-def test_preparing_again_reads_nothing(packed: Path) -> None:
     lines: list[str] = []
-    packing_images.prepare("imagenette", Path("elsewhere"), packed, say=lines.append)
-    assert "is there already, and elsewhere was not read" in lines[0]
+    packing_images.prepare("imagenette", copy, packed, say=lines.append)
+    assert lines[0].endswith("of the format, and this rewound reads version 2: it is made anew")
+
+
+def test_preparing_again_reads_nothing(packed: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "elsewhere").touch()
+    lines: list[str] = []
+    packing_images.prepare("imagenette", other, packed, say=lines.append)
+    assert f"is there already, and {other} was not read" in lines[0]
+    with pytest.raises(InputError, match="no file or folder nowhere: give an archive or a folder that exists"):
+        packing_images.prepare("imagenette", Path("nowhere"), packed)
 
 
 def test_a_copy_in_the_place_of_the_pack_is_not_replaced_by_it(tmp_path: Path) -> None:
@@ -301,18 +325,15 @@ def test_a_killed_preparation_leaves_nothing_that_is_taken_for_a_pack(copy: Path
 def test_a_cache_that_cannot_be_written_is_one_sentence(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentence = r"cannot write .*; free about 12 MB there, or set REWOUND_CACHE elsewhere"
+    elsewhere = "set REWOUND_CACHE to a folder that can be written$"
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=rf"cannot write .*file/imagenette: .*Not a directory: '.*'; {elsewhere}"):
         packing_images.prepare("imagenette", copy, tmp_path / "file")
-
-    def full(*_: object) -> None:
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr(packing_images, "save_file", full)
-    with pytest.raises(InputError, match=sentence):
-        packing_images.prepare("imagenette", copy, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+    for error in (SafetensorError("No space left on device"), OSError(errno.ENOSPC, "No space left on device")):
+        monkeypatch.setattr(packing_images, "save_file", Mock(side_effect=error))
+        with pytest.raises(InputError, match=rf"No space left on device; free about 12 MB there, or {elsewhere}"):
+            packing_images.prepare("imagenette", copy, tmp_path / "cache")
+        assert not list((tmp_path / "cache").iterdir())
 
 
 def test_memory_does_not_grow_with_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "a class is missing in val": (
         lambda: without(TREE, "val/n00000001", "val/n00000020"),
-        r"has no image in val of the class n00000001, n00000020; get it again, whole",
+        r"has no image in val of the classes n00000001, n00000020; get it again, whole",
     ),
     "an empty class folder": (
         lambda: without(TREE, "train/n00000005/train_", "val/n00000005") | {"train/n00000005/.DS_Store": b""},
@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
             official()
             | {"ILSVRC2012_img_val.tar": tar_of({"ILSVRC2012_val_00000001.JPEG": TREE["val/n00000001/val_0.JPEG"]})}
         ),
-        r"has no held-out image of the class n00000005, n00000020",
+        r"has no held-out image of the classes n00000005, n00000020",
     ),
     "words as folders": (
         lambda: {path.replace("n00000005", "tench"): jpeg for path, jpeg in TREE.items()},
@@ -325,6 +325,18 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
 }
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_one_part_of_a_copy_names_the_folder_above(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = written(tmp_path / "copy", TREE)
+    monkeypatch.chdir(copy / part)
+    for source in (copy / part, Path()):
+        with pytest.raises(InputError) as raised:
+            packing_images.prepare("imagenette", source, tmp_path / "cache")
+        assert str(raised.value) == (
+            f"{source} is one part of a copy of imagenette: give the folder that holds both parts, {copy}"
+        )
+
+
 def _parquet_of_numbers() -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"pixels": [1, 2]}), file)
@@ -384,15 +396,25 @@ IMAGEWOOF = (
 )
 
 
-def test_ten_other_classes_are_not_imagenette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_classes_than_those_of_imagenette_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
     def files(classes: tuple[str, ...]) -> Files:
         return {f"{part}/{name}/{name}.JPEG": FIRST for part in ("train", "val") for name in classes}
 
     assert packed(files(IMAGENETTE), tmp_path / "right", per_class=1).classes == IMAGENETTE
-    with pytest.raises(InputError, match=r"copy has 10 classes, as imagenette has, but they are others \(n02086240, "):
+    sentence = (
+        r"copy has 10 classes, as imagenette has, but they are others \(missing: n01440764, n02102040, n02979186 and 7 "
+        r"more; not of imagenette: n02086240, n02087394, n02088364 and 7 more\): give a copy of imagenette with "
+    )
+    with pytest.raises(InputError, match=sentence):
         packed(files(IMAGEWOOF), tmp_path / "wrong", per_class=1)
+    sentence = r"copy has 9 classes, and imagenette has 10 \(missing: n02102040\): give a copy that is whole, and the "
+    with pytest.raises(InputError, match=sentence):
+        packed(files((IMAGENETTE[0], *IMAGENETTE[2:])), tmp_path / "fewer", per_class=1)
+    sentence = r"copy has 11 classes, and imagenette has 10 \(not of imagenette: n02086240\): give a copy that is whole"
+    with pytest.raises(InputError, match=sentence):
+        packed(files((*IMAGENETTE, IMAGEWOOF[0])), tmp_path / "more", per_class=1)
 
 
 def test_an_archive_is_not_taken_for_a_shard_that_lies_beside_it(tmp_path: Path) -> None:

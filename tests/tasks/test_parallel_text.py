@@ -73,7 +73,10 @@ def test_preparing_again_reads_nothing_and_gives_the_same_bytes(tmp_path: Path, 
     source = multi30k(tmp_path / "source")
     content = prepare("multi30k", source, cache).read_bytes()
     assert prepare("multi30k", source, tmp_path / "other").read_bytes() == content
-    assert prepare("multi30k", tmp_path / "gone", cache).read_bytes() == content
+    (other := tmp_path / "empty").mkdir()
+    assert prepare("multi30k", other, cache).read_bytes() == content
+    with pytest.raises(InputError, match="gone does not exist: give the folder that holds multi30k; "):
+        prepare("multi30k", tmp_path / "gone", cache)
     assert prepare("multi30k", None, cache).read_bytes() == content
 
 
@@ -197,7 +200,8 @@ def test_a_damaged_prepared_file_says_so_and_is_made_anew(damage: str, tmp_path:
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"cannot write into .*file/cache: .*, or set REWOUND_CACHE elsewhere$"):
+    sentence = r"cannot write .*file/cache/multi30k.*: .*'; set REWOUND_CACHE to a folder that can be written$"
+    with pytest.raises(InputError, match=sentence):
         prepare("multi30k", multi30k(tmp_path / "source"), tmp_path / "file" / "cache")
 
 

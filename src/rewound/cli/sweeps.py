@@ -219,7 +219,11 @@ def data_command(
         int | None, typer.Option(help="of images, only so many of each class, to try things out")
     ] = None,
 ) -> None:
-    """Prepare a data set in the cache from a copy at hand."""
+    """Prepare a data set in the cache from a copy at hand.
+
+    The cache is the folder that REWOUND_CACHE names, or else ~/.cache/rewound. What was prepared can be copied into the
+    cache of another machine.
+    """
     from rewound.tasks.datasets import prepare
 
     prepare(name, source, say, per_class)

@@ -115,13 +115,13 @@ def _remedy(value: object, order: str = "") -> str:
     return f"; {order}" if order and not isinstance(value, Real) else ""
 
 
-def few(names: Sequence[str]) -> str:
-    """The first five of many names.
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first of many names, and how many more there are.
 
     >>> few(["a", "b"]), few(list("abcdefg"))
     ('a, b', 'a, b, c, d, e and 2 more')
     """
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 _LIBRARIES = [str(Path(__file__).parents[1]), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))]

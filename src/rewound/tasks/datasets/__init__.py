@@ -25,7 +25,9 @@ def prepare(name: str, source: Path | None, say: Say, per_class: int | None = No
 def _images(name: str, source: Path | None, say: Say, per_class: int | None) -> None:
     from rewound.tasks.datasets import cifar10
 
-    say(f"ready: {cifar10.prepare(source)}")
+    made = cifar10.prepare(source, say=say)
+    say(cifar10.summary())
+    say(f"ready: {made}")
 
 
 def _text(name: str, source: Path | None, say: Say, per_class: int | None) -> None:

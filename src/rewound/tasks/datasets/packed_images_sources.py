@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from rewound.foundations.errors import InputError, few
 from rewound.foundations.names import optional
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
-from rewound.tasks.datasets.packed_images import PARTS, Size, digest_of
+from rewound.tasks.datasets.packed_images import IMAGENETTE, PARTS, Size, digest_of
 
 _SYNSET = re.compile(r"n\d{8}")
 TRAIN, HELD_OUT = PARTS
@@ -128,14 +128,25 @@ class _Request:
             )
         if len(classes) != self.size.classes:
             raise InputError(
-                f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}: give a copy "
-                f"that is whole, and the right one of {', '.join(NAMES)}"
+                f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}"
+                f"{self._difference(classes)}: give a copy that is whole, and the right one of {', '.join(NAMES)}"
             )
         if digest_of(classes) != self.size.synsets:
             raise InputError(
-                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others ({few(classes)}): "
-                f"give a copy of {self.name} with the classes that it was published with"
+                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others"
+                f"{self._difference(classes) or f' ({few(classes)})'}: give a copy of {self.name} with the classes "
+                "that it was published with"
             )
+
+    def _difference(self, classes: Sequence[str]) -> str:
+        """Which classes are missing and which are others, in brackets; nothing where only their digest is known."""
+        known = IMAGENETTE if self.size.synsets == digest_of(IMAGENETTE) else classes
+        wrong = {
+            "missing": sorted({*known}.difference(classes)),
+            f"not of {self.name}": sorted({*classes}.difference(known)),
+        }
+        words = [f"{what}: {few(names, 3)}" for what, names in wrong.items() if names]
+        return f" ({'; '.join(words)})" if words else ""
 
     def checked_label(self, label: object, name: str) -> int:
         """The label, if there is such a class."""
@@ -152,13 +163,14 @@ NAMES: Final = ("imagenet", "tinyimagenet", "imagenette")
 
 def copy_at(name: str, path: Path, size: Size, per_class: int | None) -> Copy:
     """The copy at `path`; what kind it is shows in the names of the files in it."""
-    if not path.exists():
-        raise InputError(f"no file or folder {path}: give an archive or a folder that exists")
     request = _Request(name, path, size, per_class)
     with _reading(path):
         for made in (_official, _parquet, _webdataset, _folders):
             if source := made(request):
                 return source
+    above, parts = path.resolve().parent, ("train", "val")
+    if path.resolve().name in parts and all((above / part).is_dir() for part in parts):
+        raise InputError(f"{path} is one part of a copy of {name}: give the folder that holds both parts, {above}")
     raise InputError(
         f"{path} holds no copy of {name}: give a folder (or a tar or zip archive) with train/SYNSET and val/SYNSET, "
         "or the folder of the official archives, of parquet files (train-*.parquet) or of WebDataset shards "
@@ -189,7 +201,7 @@ def _folders(request: _Request) -> Copy | None:
     request.check_classes(classes)
     for part, images in (("train", found.train), ("val", found.val)):
         if empty := sorted({*classes}.difference(name for _, name in images)):
-            raise InputError(f"{path} has no image in {part} of the class {few(empty)}; get it again, whole")
+            raise InputError(f"{path} has no image in {part} of {the_classes(empty)}; get it again, whole")
     if request.per_class is None:  # known before anything is read
         check_counts(path, (len(found.train), len(found.val)), request.size)
     labels = {name: label for label, name in enumerate(classes)}
@@ -224,6 +236,15 @@ ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
     "tinyimagenet": ("tiny-imagenet-200.zip",),
     "imagenette": ("imagenette*.tgz", "imagenette*.tar.gz"),
 }
+
+
+def the_classes(names: Sequence[str]) -> str:
+    """The first of some classes, for messages.
+
+    >>> the_classes(["n01440764"]), the_classes(["n01440764", "n02102040"])
+    ('the class n01440764', 'the classes n01440764, n02102040')
+    """
+    return f"the {'class' if len(names) == 1 else 'classes'} {few(names)}"
 
 
 def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:

@@ -42,8 +42,8 @@ from rewound.tasks.datasets.packed_images import (
     preparation,
     size,
 )
-from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at
-from rewound.tasks.datasets.prepared import publish, read
+from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at, the_classes
+from rewound.tasks.datasets.prepared import Damaged, cannot_write, check_source, publish, read
 
 Say = Callable[[str], object]
 _BYTES = {"imagenet": 115_000, "tinyimagenet": 2_500, "imagenette": 115_000}  # of a JPEG file, on average, at most
@@ -80,14 +80,15 @@ def summary(name: str, cache: Path | None = None, per_class: int | None = None) 
 
 
 def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None, expected: Size, say: Say) -> Path:
+    check_source(source)
     target = folder(name, cache, per_class)
     if target.exists():
         try:
             _check_all(name, cache, per_class, expected)
-        except InputError as error:
+        except Damaged as error:
             if source is None:
                 raise
-            say(f"{error}; it is made anew")
+            say(f"{error.fault}: it is made anew")
         else:
             if source is not None:
                 say(f"{target} is there already, and {source} was not read; remove the folder to prepare it anew")
@@ -105,9 +106,7 @@ def _prepare(name: str, source: Path | None, cache: Path, per_class: int | None,
             _publish(made, target)
     except (OSError, SafetensorError) as error:
         needed = sum(_BYTES[name] * images for images in expected[:2]) // 10**6 + 10
-        raise InputError(
-            f"cannot write {target}: {error}; free about {needed:,} MB there, or set REWOUND_CACHE elsewhere"
-        ) from error
+        raise cannot_write(target, error, f"about {needed:,} MB") from error
     return target
 
 
@@ -278,7 +277,7 @@ def _check_counts(copy: Copy, records: Mapping[str, Records], expected: Size) ->
     counts = [np.bincount(records[part]["label"], minlength=expected.classes) for part in PARTS]
     for each, words in zip(counts, ("image to train on", "held-out image"), strict=True):
         if empty := [name for name, images in zip(copy.classes, each, strict=True) if not images]:
-            raise InputError(f"{copy.path} has no {words} of the class {few(empty)}; get it again, whole")
+            raise InputError(f"{copy.path} has no {words} of {the_classes(empty)}; get it again, whole")
     check_counts(copy.path, tuple(int(each.sum()) for each in counts), expected)
 
 
@@ -293,7 +292,7 @@ def _summary(
     changes = ", ".join(f"{number:,} {change}" for change, number in sorted(notes.items()))
     lines = [
         f"{len(train):,} images to train on and {len(held_out):,} held out, in {expected.classes:,} classes: "
-        f"{packed / 1e6:,.1f} MB, decoded {pixels / 1e6:,.1f} MB",
+        f"together {packed / 1e6:,.1f} MB, decoded {pixels / 1e6:,.1f} MB",
         f"a subset: {per_class or 0:,} images of each class to train on, not the whole of {name}" * bool(per_class),
         f"grey: {grey[0]:,} to train on, {grey[1]:,} held out; they are decoded as RGB" * any(grey),
         f"made anew as JPEG files in RGB: {changes}" * bool(changes),

@@ -32,8 +32,8 @@ from torch import Tensor
 from rewound.foundations.errors import InputError
 from rewound.foundations.names import unknown
 from rewound.foundations.wholefiles import default_cache
-from rewound.tasks.datasets.parallel_text_sources import REMEDIES, Text, read_text
-from rewound.tasks.datasets.prepared import Damaged, checksum_of, publish, read
+from rewound.tasks.datasets.parallel_text_sources import REMEDIES, Text, check_folder, read_text
+from rewound.tasks.datasets.prepared import Damaged, cannot_write, checksum_of, publish, read
 from rewound.tasks.datasets.subwords import (
     END,
     START,
@@ -195,11 +195,12 @@ def _prepared(name: str, cache: Path) -> dict[str, Tensor]:
     if tensors is None:
         raise _missing(name, cache)
     if "vocabulary" not in tensors:
-        raise Damaged(f"{_path(name, cache)} is not {name}: {REMEDIES[name]} to make it anew")
+        raise Damaged(f"{_path(name, cache)} is not {name}", f"{REMEDIES[name]} to make it anew")
     return tensors
 
 
 def _prepare(name: str, source: Path | None, cache: Path, size: int, say: Callable[[str], object]) -> Path:
+    check_folder(name, source)
     target = _path(name, cache)
     try:
         if read(target, REMEDIES[name]) is not None:
@@ -217,9 +218,7 @@ def _prepare(name: str, source: Path | None, cache: Path, size: int, say: Callab
         cache.mkdir(parents=True, exist_ok=True)
         corpus, left_out = _made(text, size, cache, say)
     except OSError as error:  # the tokenised text needs about as much room as the text
-        raise InputError(
-            f"cannot write into {cache}: {error}; free as much as the text has there, or set REWOUND_CACHE elsewhere"
-        ) from error
+        raise cannot_write(target, error, "as much as the text has") from error
     publish(_packed(corpus, _summary(corpus, left_out)), target)
     return target
 

@@ -35,11 +35,15 @@ class Text(NamedTuple):
     left_out: Mapping[str, int] = {}
 
 
-def read_text(name: str, source: Path) -> Text:
-    """The corpus of that name, from a folder."""
-    if not source.is_dir():
+def check_folder(name: str, source: Path | None) -> None:
+    """An error if something else than a folder is given for the corpus, whether or not it would be read."""
+    if source is not None and not source.is_dir():
         given = "is a file" if source.exists() else "does not exist"
         raise InputError(f"{source} {given}: give the folder that holds {name}; {REMEDIES[name]}")
+
+
+def read_text(name: str, source: Path) -> Text:
+    """The corpus of that name, from a folder."""
     return _READERS[name](source)
 
 

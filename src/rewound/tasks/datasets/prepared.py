@@ -1,5 +1,6 @@
 """A prepared data set: a file of tensors in the cache, with a checksum of them; it is there whole or not at all."""
 
+import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,20 @@ from rewound.foundations.wholefiles import replacing
 
 
 class Damaged(InputError):
-    """The file is there, but it is not what was written."""
+    """What is there is not what was written, or not of this version; `fault` says so without the remedy."""
+
+    def __init__(self, fault: str, remedy: str) -> None:
+        super().__init__(fault, remedy)
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
+def check_source(source: Path | None) -> None:
+    """An error if a copy is given that is not there, whether or not it would be read."""
+    if source is not None and not source.exists():
+        raise InputError(f"no file or folder {source}: give an archive or a folder that exists")
 
 
 def publish(tensors: dict[str, Tensor], target: Path) -> None:
@@ -23,9 +37,15 @@ def publish(tensors: dict[str, Tensor], target: Path) -> None:
             save_file(tensors, temporary, metadata={"sha256": _checksum(tensors)})
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for tensor in tensors.values()) // 10**6 + 10
-        raise InputError(
-            f"cannot write {target}: {error}; free {size} MB there, or set REWOUND_CACHE elsewhere"
-        ) from error
+        raise cannot_write(target, error, f"{size} MB") from error
+
+
+def cannot_write(target: Path, error: OSError | SafetensorError, needed: str) -> InputError:
+    """What to do about data that cannot be written: make room if the disk is full, else choose another folder."""
+    # An error of safetensors has no number; it writes to a folder in which a file was made just before.
+    full = isinstance(error, SafetensorError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    room = f"free {needed} there, or " if full else ""
+    return InputError(f"cannot write {target}: {error}; {room}set REWOUND_CACHE to a folder that can be written")
 
 
 def read(path: Path, remedy: str, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
@@ -37,9 +57,9 @@ def read(path: Path, remedy: str, names: Sequence[str] | None = None) -> dict[st
             tensors = {name: file.get_tensor(name) for name in names or sorted(file.keys())}
             written = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged ({error}): {remedy} to make it anew") from error
+        raise Damaged(f"{path} is damaged ({error})", f"{remedy} to make it anew") from error
     if _checksum(tensors) != written:
-        raise Damaged(f"{path} is damaged (its checksum does not hold): {remedy} to make it anew")
+        raise Damaged(f"{path} is damaged (its checksum does not hold)", f"{remedy} to make it anew")
     return tensors
 
 
