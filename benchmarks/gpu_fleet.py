@@ -5,6 +5,7 @@
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe transformer:Transformer      a recipe of a user's
     PYTHONPATH=src python benchmarks/gpu_fleet.py --check                               captured = eager, fleet = alone
     PYTHONPATH=src python benchmarks/gpu_fleet.py --parts                               where a cold start's time goes
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --kernels                             where a step's time goes
 
 Seconds per epoch and model are wall-clock seconds of one epoch, everything included: data order, augmentation, update,
 mask, the stop at its end. Medians of the repeats, with the least and the largest.
@@ -36,7 +37,7 @@ from rewound.method.schedule import Segment  # noqa: E402
 from rewound.tasks.fleets import convolutions  # noqa: E402
 from rewound.tasks.fleets.captured import Program, program  # noqa: E402
 from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
-from rewound.tasks.fleets.place import Run  # noqa: E402
+from rewound.tasks.fleets.place import Place, Run  # noqa: E402
 from rewound.tasks.recipe import Position, Recipe  # noqa: E402
 from rewound.tasks.recipes import recipe_named  # noqa: E402
 from rewound.tasks.recipes.cifar10 import CIFAR10, ResNet20, ResNet56, ResNet110  # noqa: E402
@@ -306,6 +307,16 @@ def cold_start(kind: type[Any]) -> int:
     return 0
 
 
+def kernels(kind: type[Any]) -> int:
+    """Milliseconds of one network's step by kind of kernel, and the longest kernels."""
+    from imagenet import where_it_goes
+
+    found = where_it_goes(Place(program(kind(precision="bfloat16"), CUDA)))
+    for name, part in found.items():
+        print(name, *(f"{milliseconds:8.2f}  {kernel}" for kernel, milliseconds in part.items()), sep="\n")
+    return 0
+
+
 def compilations() -> int:
     from torch._dynamo.utils import counters
 
@@ -320,6 +331,7 @@ def main() -> int:
     parser.add_argument("--recipe", default="cifar10-resnet20", help=f"{', '.join(KINDS)}, or module:Class")
     parser.add_argument("--check", action="store_true", help="check instead of measuring")
     parser.add_argument("--parts", action="store_true", help="time the parts of a cold start instead")
+    parser.add_argument("--kernels", action="store_true", help="time the kernels of a step instead")
     parser.add_argument("--cudnn", action="store_true", help="cuDNN's convolutions instead of ours for few channels")
     parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")
@@ -339,6 +351,8 @@ def main() -> int:
         return check(kind)
     if options.parts:
         return cold_start(kind)
+    if options.kernels:
+        return kernels(kind)
     table(kind, options)
     print(f"{time.perf_counter() - STARTED:.0f} s in all")
     return 0

@@ -260,7 +260,7 @@ def crop_milliseconds(place: Place) -> float:
 KINDS = {  # of kernels, by what their names hold; the first that fits: Triton's name the operations around them, too
     "reductions": ("triton_red", "triton_per"),
     "pointwise": ("triton_poi",),
-    "convolutions": ("cudnn", "cutlass", "xmma", "gemm", "conv", "nvjet", "sm90", "implicit"),
+    "convolutions": ("cudnn", "cutlass", "xmma", "gemm", "conv", "_sums", "nvjet", "sm90", "implicit"),
     "copies": ("CatArray", "Memcpy", "Memset", "copy"),
 }
 

@@ -38,7 +38,10 @@ _SUMMED = {
 
 def few_channels(device: torch.device) -> dict[str, Any]:
     """Options of `torch.compile` for steps on a device: this pass, where its kernels run."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0) or find_spec("triton") is None:
+    # AMD's GPUs, which torch calls "cuda", too, have less memory for what a program loads ahead.
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+        return {}
+    if torch.cuda.get_device_capability(device) < (8, 0):  # no bfloat16
         return {}
     # Images keep their channels last, which torch would no longer do when it sees few convolutions.
     return {"post_grad_custom_pre_pass": FewChannels(), "force_layout_optimization": True}
