@@ -65,9 +65,8 @@ def compiled(device: torch.device, kind: torch.dtype) -> None:
         with torch.autocast(device.type, kind):
             return network(images).float().square().sum()
 
-    options = {"post_grad_custom_pre_pass": convolutions.FewChannels(), "force_layout_optimization": True}
     with torch._inductor.config.patch(fx_graph_cache=False):
-        step = torch.compile(loss, dynamic=False, options=options)
+        step = torch.compile(loss, dynamic=False, options={"post_grad_custom_pre_pass": convolutions.FewChannels()})
         found = torch.autograd.grad(step(images), list(network.parameters()))
     # For a GPU torch takes the gradient of a bias apart, so that the rest of that layer's backward pass suits, too.
     backward = 4 if device.type == "cuda" else 3

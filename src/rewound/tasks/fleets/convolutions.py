@@ -1,8 +1,9 @@
 """Convolutions with few channels by kernels of our own, in the steps that `torch.compile` makes for a GPU.
 
 The networks for CIFAR-10 have 16, 32 and 64 channels. cuDNN's kernels compute at least 32 at once, so that with 16 most
-of their work is thrown away. Those of `convolution_kernels` take 37% of their time with 16 channels, 74% with 32, and
-as long with 64; a fleet of ResNet-56 trains 1.5 times as fast (docs/performance.md).
+of their work is thrown away. Those of `convolution_kernels` take 37% of their time with 16 channels and 74% with 32;
+with 64 they are faster only for small batches of small images. A fleet of ResNet-56 trains 1.5 times as fast
+(docs/performance.md).
 
 `FewChannels` is a pass over the graphs that `torch.compile` has traced, so no network knows of it. It replaces
 convolutions of 3x3 with stride 1 from C channels to C without a bias, in half precision, forward and backward; others
@@ -34,6 +35,8 @@ _SUMMED = {
     32: {"each": 512, "block": 32, "warps": 2, "stages": 2},
     64: {"each": 256, "block": 64, "warps": 4, "stages": 2},
 }
+_MOST_PIXELS = {64: 2**15}
+"""Of a batch, by the number of channels: with more, cuDNN's kernels are as fast or faster."""
 
 
 def few_channels(device: torch.device) -> dict[str, Any]:
@@ -43,8 +46,7 @@ def few_channels(device: torch.device) -> dict[str, Any]:
         return {}
     if torch.cuda.get_device_capability(device) < (8, 0):  # no bfloat16
         return {}
-    # Images keep their channels last, which torch would no longer do when it sees few convolutions.
-    return {"post_grad_custom_pre_pass": FewChannels(), "force_layout_optimization": True}
+    return {"post_grad_custom_pre_pass": FewChannels()}
 
 
 class FewChannels(CustomGraphPass):
@@ -92,6 +94,7 @@ def _suits(x: Node, weight: Node, settings: list[Any]) -> bool:
         and tuple(settings) == _STRIDE_1_PADDING_1
         and images.dtype in (torch.bfloat16, torch.float16)
         and pixels % _SUMMED[inputs]["each"] == 0
+        and pixels <= _MOST_PIXELS.get(inputs, pixels)
         and images.numel() < 2**31  # kernels count in 32 bits
     )
 
