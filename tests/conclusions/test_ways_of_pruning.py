@@ -115,7 +115,7 @@ def test_networks_that_were_asked_for_at_one_density_are_one_cell() -> None:
     assert found == {("fine-tuning", 0.23): 3, ("lr-rewinding", 0.23): 1, ("fine-tuning", 0.1): 1}
     assert [row.density for row in evidence.rows if row.test is None] == [0.23]
     assert evidence.tables.rows[1].density == 0.24, "a table has what was measured"
-    (sentence,) = [each for each in evidence.weaknesses if "only nearly" in each]
+    (sentence,) = [each for each in evidence.weaknesses if "every density" in each]
     assert "furthest off is 0.1 where 0.125 was asked for" in sentence
     same = [replace(first, density=0.2, asked_density=asked) for asked in (0.25, 0.21)]
     assert {row.density for row in Evidence(Tables([dense, *same])).rows[1:]} == {0.25, 0.21}, "two stay two"

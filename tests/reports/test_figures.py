@@ -231,11 +231,11 @@ def test_the_terminal_shows_how_sure_differences_are_and_what_is_weak() -> None:
     shown = " ".join(printed(rows).split())
     assert "lr-rewinding minus ratio fine-tuning" in shown, "reinitialization is an ablation, not a rival"
     assert "2.00× +0.45 (+0.45, +0.45) 10.00× +4.05 (+4.05, +4.05)" in shown
-    assert "Mean test values, paired by dense run" in shown
+    assert "Differences of mean test values, paired by their dense network" in shown
     assert "Weak: digits: no validation split" in shown
     unpaired = [replace(row, iterative=True) for row in rows]
     shown = " ".join(printed(unpaired).split())
-    assert "Mean test values, not paired" in shown
+    assert "Differences of mean test values, not paired" in shown
     assert "2.00× +0.45 [+0.28, +0.62] 10.00×" in shown  # t of 24 degrees of freedom times 0.0816
 
 

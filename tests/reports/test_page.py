@@ -203,8 +203,8 @@ def test_differences_have_intervals_only_where_pairs_suffice() -> None:
     assert (panel["technique"], panel["over"]) == ("lr-rewinding", ["fine-tuning"])
     assert [each[3:] for each in panel["differences"]] == [[3, True, False]] * 2, "three pairs, no interval"
     assert (panel["note"], panel["brackets"]) == (
-        "Mean test values, paired by dense run, an interval needs 5 pairs.",
-        "( ) extremes of the pairs.",
+        "Differences of mean test values, paired by their dense network; an interval needs 5 pairs.",
+        "( ) least and largest difference.",
     )
     many = [replace(row, trial=row.trial + 3 * more) for row in ROWS for more in range(2)]
     figures = {figure["id"]: figure for figure in told(many)["subjects"][0]["figures"]}

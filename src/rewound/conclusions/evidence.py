@@ -135,8 +135,8 @@ def missed_densities(rows: Iterable[Row]) -> list[str]:
         if row.asked_density is not None and "of=flops" not in row.pruning.split(" ")
     ]
     return [
-        f"{recipe}, {pruning}: whole units meet a density only nearly; furthest off is {density:.3g} where {asked:g} "
-        "was asked for, and networks that were asked for alike are compared at the median of what they have"
+        f"{recipe}, {pruning}: whole units cannot meet every density exactly; furthest off is {density:.3g} where "
+        f"{asked:g} was asked for, and networks with the same target are compared at their median density"
         for recipe, pruning, asked, density in _furthest_off(found)
     ]
 

@@ -99,7 +99,8 @@ def differences(subject: Subject) -> Json:
         "id": "differences",
         "title": "Differences between techniques",
         "text": "How much better one technique is than another, both at the retraining time that validates best. A "
-        "solid bar is a 95% t interval; a dashed one is the extremes of the pairs, where they are too few for one.",
+        "solid bar is a 95% t interval; a dashed one reaches from the least to the largest difference, where there are "
+        "too few of them for an interval.",
         "choices": [{"label": "", "panels": panels}] if panels else [],
     }
 

@@ -207,16 +207,16 @@ class Contrast:
     @property
     def method_note(self) -> str:
         """How the differences were taken."""
-        paired = {True: "paired by dense run", False: "not paired"}
+        paired = {True: "paired by their dense network", False: "not paired"}
         notes = [paired[flag] for flag in sorted({difference.paired for difference in self.all})]
-        if any(difference.df is None for difference in self.all):
-            notes.append(f"an interval needs {LEAST_PAIRS} pairs")
-        return f"Mean test values, {', '.join(notes)}."
+        few = any(difference.df is None for difference in self.all)
+        needs = f"; an interval needs {LEAST_PAIRS} pairs" if few else ""
+        return f"Differences of mean test values, {', '.join(notes)}{needs}."
 
     @property
     def brackets(self) -> str:
         """What stands in brackets where differences are written."""
-        spread = {True: "[ ] 95% t interval", False: "( ) extremes of the pairs"}
+        spread = {True: "[ ] 95% t interval", False: "( ) least and largest difference"}
         kinds = sorted({difference.df is not None for difference in self.all})
         return f"{', '.join(spread[flag] for flag in kinds)}."
 
