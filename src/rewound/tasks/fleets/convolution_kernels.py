@@ -19,16 +19,14 @@ from torch import Tensor
 
 
 def convolved(x: Tensor, weight: Tensor, *, mirrored: bool, block: int, warps: int, stages: int) -> Tensor:
-    """Images, or if mirrored gradients of images, convolved with weights (outputs, inputs, 3, 3).
+    """Images, or if mirrored gradients of images, convolved with weights (outputs, inputs, 3, 3), channels last.
 
     A program makes `block` pixels, with as many loads under way as there are stages.
     """
     _, channels, height, width = x.shape
     result = torch.empty_like(x)
-    by_output, by_input, _, by_direction = weight.stride()
-    strides = (by_direction, by_output, by_input) if mirrored else (by_direction, by_input, by_output)
     programs = (x.numel() // channels // block,)
-    _convolved[programs](x, weight, result, *strides, height, width, channels, block, mirrored, stages, num_warps=warps)
+    _convolved[programs](x, weight, result, height, width, channels, block, mirrored, stages, num_warps=warps)
     return result
 
 
@@ -47,9 +45,6 @@ def _convolved(  # type: ignore[no-untyped-def]
     x,
     weight,
     y,
-    by_direction,
-    by_input,
-    by_output,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     C: tl.constexpr,
@@ -60,13 +55,17 @@ def _convolved(  # type: ignore[no-untyped-def]
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
     row, column = pixel // WIDTH % HEIGHT, pixel % WIDTH
     here = x + pixel[:, None] * C + channel[None, :]
-    weights = weight + channel[:, None] * by_input + channel[None, :] * by_output
+    # In memory, weights are by output, direction and input; a mirrored convolution goes from outputs to inputs.
+    if MIRRORED:
+        weights = weight + channel[:, None] * 9 * C + channel[None, :]
+    else:
+        weights = weight + channel[:, None] + channel[None, :] * 9 * C
     sums = tl.zeros((BLOCK, C), tl.float32)
     for direction in tl.range(0, 9, num_stages=STAGES):
         down, right = direction // 3 - 1, direction % 3 - 1
         inside = (row + down >= 0) & (row + down < HEIGHT) & (column + right >= 0) & (column + right < WIDTH)
         there = tl.load(here + (down * WIDTH + right) * C, mask=inside[:, None], other=0.0)
-        sums = tl.dot(there, tl.load(weights + (8 - direction if MIRRORED else direction) * by_direction), sums)
+        sums = tl.dot(there, tl.load(weights + (8 - direction if MIRRORED else direction) * C), sums)
     tl.store(y + pixel[:, None] * C + channel[None, :], sums.to(y.dtype.element_ty))
 
 

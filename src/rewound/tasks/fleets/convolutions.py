@@ -119,7 +119,8 @@ def _convolved(x: Tensor, weight: Tensor, mirrored: bool) -> Tensor:
     """Images convolved with weights; mirrored: gradients of what was put out to gradients of the images."""
     from rewound.tasks.fleets import convolution_kernels
 
-    return convolution_kernels.convolved(_channels_last(x), weight, mirrored=mirrored, **_CONVOLVED[x.shape[1]])
+    how = _CONVOLVED[x.shape[1]]
+    return convolution_kernels.convolved(_channels_last(x), _channels_last(weight), mirrored=mirrored, **how)
 
 
 @_convolved.register_fake
