@@ -7,13 +7,17 @@ tests run in a process of their own (`few_channels.py`).
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from few_channels import compiled, differences
-from rewound.tasks.fleets.convolutions import few_channels
+from rewound.tasks.fleets import convolution_kernels, convolutions
 
 SCRIPT = Path(__file__).parents[1] / "support" / "few_channels.py"
 
@@ -26,8 +30,35 @@ def test_by_the_interpreter(what: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Triton announces what it will change
+@pytest.mark.parametrize("channels", [16, 32, 64])
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_kernels_are_machine_code_of_gpus_and_need_little_of_their_memory(channels: int, capability: int) -> None:
+    """Compiled without a GPU; the interpreter would run what a GPU's compiler refuses."""
+    for kernel, given, numbers, warps in launched(channels):
+        signature = {**given, **dict.fromkeys(numbers, "constexpr")}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=numbers)
+        code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+        assert code.asm["cubin"]
+        assert code.metadata.shared <= 99 * 1024, "as much as the smallest of these GPUs gives a program"
+
+
+def launched(channels: int) -> Iterator[tuple[object, dict[str, str], dict[str, object], int]]:
+    """Each kernel for so many channels: its tensors, its numbers, and its warps."""
+    image = {"HEIGHT": 8, "WIDTH": 16, "C": channels}
+    how = convolutions._CONVOLVED[channels]
+    for mirrored in (False, True):
+        numbers = {**image, "BLOCK": how["block"], "MIRRORED": mirrored, "STAGES": how["stages"]}
+        yield convolution_kernels._convolved, {"x": "*bf16", "weight": "*bf16", "y": "*bf16"}, numbers, how["warps"]
+    how = convolutions._SUMMED[channels]
+    kernel = convolution_kernels._sums_of_windows if channels <= 32 else convolution_kernels._sums
+    numbers = {"EACH": how["each"], **image, "BLOCK": how["block"], "STAGES": how["stages"]}
+    yield kernel, {"x": "*bf16", "above": "*bf16", "sums": "*fp32"}, numbers, how["warps"]
+
+
 def test_a_cpu_compiles_as_before() -> None:
-    assert few_channels(torch.device("cpu")) == {}
+    assert convolutions.few_channels(torch.device("cpu")) == {}
 
 
 @pytest.mark.cuda
