@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels c
 """
 
 import sys
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -42,36 +43,30 @@ def differences(channels: int, device: torch.device, kind: torch.dtype) -> None:
 
 def compiled(device: torch.device, kind: torch.dtype) -> None:
     """An error unless a compiled step takes the operations for what they do, and nothing else, with the same result."""
+    torch.manual_seed(0)
     layers = [(3, 16, 1, 3), (16, 16, 1, 3), (16, 32, 2, 3), (32, 32, 1, 3), (32, 32, 1, 1), (32, 64, 2, 3)]
     layers += [(64, 64, 1, 3)]
     convs = [nn.Conv2d(i, o, size, stride, size // 2, bias=False) for i, o, stride, size in layers]
     with_bias = nn.Conv2d(64, 64, 3, padding=1)
-    torch.manual_seed(0)
     network = nn.Sequential(*convs, with_bias).to(device).to(memory_format=LAST)
     images = torch.randn(16, 3, 16, 16).to(device).contiguous(memory_format=LAST)
     expected = gradients(network.double(), images.double())
     network.float()
-    calls = []
-    plain = convolutions._put
-
-    def counted(graph: torch.fx.Graph, before: torch.fx.Node, operation: object, *given: object) -> torch.fx.Node:
-        calls.append(operation)
-        return plain(graph, before, operation, *given)
-
-    convolutions._put = counted  # type: ignore[assignment]
 
     def loss(images: Tensor) -> Tensor:
         with torch.autocast(device.type, kind):
             return network(images).float().square().sum()
 
-    with torch._inductor.config.patch(fx_graph_cache=False):
+    counted = patch.object(convolutions, "_put", wraps=convolutions._put)
+    with torch._inductor.config.patch(fx_graph_cache=False), counted as put:
         step = torch.compile(loss, dynamic=False, options={"post_grad_custom_pre_pass": convolutions.FewChannels()})
         found = torch.autograd.grad(step(images), list(network.parameters()))
+    calls = [call.args[2] for call in put.call_args_list]
     # For a GPU torch takes the gradient of a bias apart, so that the rest of that layer's backward pass suits, too.
     backward = 4 if device.type == "cuda" else 3
     assert calls.count(convolutions._CONVOLVE) == 3 + backward
     assert calls.count(convolutions._SUM) == backward
-    # Eight layers forward and backward, each of which rounds once.
+    # Each of eight layers rounds its weights, what it puts out and its gradient, by half of eps at most.
     for mine, theirs in zip(found, expected, strict=True):
         assert relative(mine, theirs) < 16 * torch.finfo(kind).eps
     print("the compiled step agrees")
