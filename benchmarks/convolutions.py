@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/convolutions.py
 
 The three shapes that convolutions of the CIFAR-10 networks have, bfloat16, 2,048 images at once, as many as a fleet of
-16 networks has under way. Microseconds for 128 images: the median, for the convolution, the gradient of its input and
-that of its weights; and the time in which 4.3 TB/s would read and write the images.
+16 networks has under way. Microseconds for 128 images: the median, for the convolution (ours with the moments that
+batch normalisation takes), the gradient of its input and that of its weights; and the time in which 4.3 TB/s would read
+and write the images.
 """
 
 import sys
@@ -39,8 +40,8 @@ def row(channels: int, size: int) -> str:
 
     theirs = [lambda: ATEN.convolution(x, weight, None, *SETTINGS), backward(True, False), backward(False, True)]
     ours = [
-        lambda: _convolved(x, weight, False),
-        lambda: _convolved(above, weight, True),
+        lambda: _convolved(x, weight, False, True),
+        lambda: _convolved(above, weight, True, False),
         lambda: _weight_sums(x, above).sum(0).bfloat16(),
     ]
     times = [[microseconds(work) for work in works] for works in (theirs, ours)]

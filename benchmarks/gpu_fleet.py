@@ -34,7 +34,7 @@ from rewound.foundations.errors import Diverged, InputError  # noqa: E402
 from rewound.foundations.randomness import fold, permutation  # noqa: E402
 from rewound.method.pruning.mask import Mask  # noqa: E402
 from rewound.method.schedule import Segment  # noqa: E402
-from rewound.tasks.fleets import convolutions  # noqa: E402
+from rewound.tasks.fleets import graphs  # noqa: E402
 from rewound.tasks.fleets.captured import Program, program  # noqa: E402
 from rewound.tasks.fleets.fleet import Fleet  # noqa: E402
 from rewound.tasks.fleets.place import Place, Run  # noqa: E402
@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="check instead of measuring")
     parser.add_argument("--parts", action="store_true", help="time the parts of a cold start instead")
     parser.add_argument("--kernels", action="store_true", help="time the kernels of a step instead")
-    parser.add_argument("--cudnn", action="store_true", help="cuDNN's convolutions instead of ours for few channels")
+    parser.add_argument("--cudnn", action="store_true", help="torch's and cuDNN's kernels alone, none of ours")
     parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")
     parser.add_argument("--steps", type=int, default=391, help="steps per repeat")
@@ -343,7 +343,7 @@ def main() -> int:
         print(f"this needs a CUDA GPU; torch {torch.__version__} sees none", file=sys.stderr)
         return 2
     if options.cudnn:
-        convolutions.few_channels = lambda device: {}
+        graphs.faster = lambda device: {}
     kind, data = chosen(options.recipe)
     what = f"{options.recipe}, batch {kind().batch_size}, {data}"
     print(f"{what}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)

@@ -1,6 +1,6 @@
 """What `test_convolutions` checks, on a GPU or, as a script with TRITON_INTERPRET=1, by Triton's interpreter.
 
-TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels compiled
+TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels compiled normalised
 """
 
 import sys
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewound.tasks.fleets import convolutions
+from rewound.tasks.fleets.graphs import FasterOnGPU
 
 LAST = torch.channels_last
 
@@ -32,10 +33,18 @@ def differences(channels: int, device: torch.device, kind: torch.dtype) -> None:
     dx, dweight = torch.autograd.grad(y, [exact_x, exact_weight], above.cpu().double())
     rounding = torch.finfo(kind).eps / 2
     for given in (weight, weight.contiguous(), weight.transpose(2, 3).contiguous().transpose(2, 3)):  # as they come
-        assert relative(convolutions._convolved(x, given, False), y.detach()) < rounding
-        assert relative(convolutions._convolved(above, given, True), dx) < rounding
+        assert relative(convolutions._convolved(x, given, False, False)[0], y.detach()) < rounding
+        assert relative(convolutions._convolved(above, given, True, False)[0], dx) < rounding
+    put_out, moments = convolutions._convolved(x, weight, False, True)
+    block = convolutions._CONVOLVED[channels]["block"]
+    blocks = put_out.cpu().double().permute(0, 2, 3, 1).reshape(-1, block, channels)
+    spread, means = torch.var_mean(blocks, 1, correction=0)
+    # A sum over a block rounds once for each of its pixels at most; where a mean is near 0, relative to the deviation.
+    added = block * torch.finfo(torch.float32).eps
+    assert ((moments[:, 0].cpu() - means).abs() / spread.sqrt()).max() < added
+    assert relative(moments[:, 1], spread * block) < 2 * added
     sums = convolutions._weight_sums(x, above)
-    assert sums.shape[0] == 2
+    assert sums.shape[0] == (4 if convolutions._SUMMED[channels]["pairs"] else 2)
     # Products of half precision are exact in float32, and so many of them are added one after the other at most.
     assert relative(sums.sum(0).permute(0, 3, 1, 2), dweight) < pixels * torch.finfo(torch.float32).eps
     print(f"{channels} channels agree")
@@ -49,7 +58,7 @@ def compiled(device: torch.device, kind: torch.dtype) -> None:
     convs = [nn.Conv2d(i, o, size, stride, size // 2, bias=False) for i, o, stride, size in layers]
     with_bias = nn.Conv2d(64, 64, 3, padding=1)
     network = nn.Sequential(*convs, with_bias).to(device).to(memory_format=LAST)
-    images = torch.randn(16, 3, 16, 16).to(device).contiguous(memory_format=LAST)
+    images = torch.randn(64, 3, 16, 16).to(device).contiguous(memory_format=LAST)
     expected = gradients(network.double(), images.double())
     network.float()
 
@@ -57,9 +66,9 @@ def compiled(device: torch.device, kind: torch.dtype) -> None:
         with torch.autocast(device.type, kind):
             return network(images).float().square().sum()
 
-    counted = patch.object(convolutions, "_put", wraps=convolutions._put)
+    counted = patch.object(convolutions, "put", wraps=convolutions.put)
     with torch._inductor.config.patch(fx_graph_cache=False), counted as put:
-        step = torch.compile(loss, dynamic=False, options={"post_grad_custom_pre_pass": convolutions.FewChannels()})
+        step = torch.compile(loss, dynamic=False, options={"post_grad_custom_pre_pass": FasterOnGPU()})
         found = torch.autograd.grad(step(images), list(network.parameters()))
     calls = [call.args[2] for call in put.call_args_list]
     # For a GPU torch takes the gradient of a bias apart, so that the rest of that layer's backward pass suits, too.
@@ -70,6 +79,34 @@ def compiled(device: torch.device, kind: torch.dtype) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert relative(mine, theirs) < 16 * torch.finfo(kind).eps
     print("the compiled step agrees")
+
+
+def normalised(device: torch.device, kind: torch.dtype) -> None:
+    """An error unless batch normalisation takes its moments from our convolutions, and is that of float64."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16, momentum=1.0)]
+    network = nn.Sequential(*layers).to(device).to(memory_format=LAST)
+    images = (1 + torch.randn(32, 16, 16, 16)).to(device, kind).contiguous(memory_format=LAST)
+    with torch.no_grad():
+        rounded = F.conv2d(images.cpu().double(), layers[0].weight.cpu().to(kind).double(), padding=1)
+    variance, mean = torch.var_mean(rounded, (0, 2, 3))
+
+    def forward(images: Tensor) -> Tensor:
+        with torch.autocast(device.type, kind):
+            return network(images)
+
+    taken = patch.object(convolutions, "replace_moments", wraps=convolutions.replace_moments)
+    with torch._inductor.config.patch(fx_graph_cache=False), taken as replaced, torch.no_grad():
+        found = torch.compile(forward, dynamic=False, options={"post_grad_custom_pre_pass": FasterOnGPU()})(images)
+    assert replaced.call_count == 1
+    rounding = torch.finfo(kind).eps
+    shape = (1, 16, 1, 1)
+    expected = (rounded - mean.view(shape)) / (variance.view(shape) + 1e-5).sqrt()
+    assert relative(found, expected) < 2 * rounding  # what the convolution puts out is rounded, and so is the result
+    # Roundings of single pixels are as often up as down: their mean has little of them.
+    assert ((layers[1].running_mean.cpu() - mean).abs() / variance.sqrt()).max() < rounding
+    assert relative(layers[1].running_var, variance) < rounding
+    print("batch normalisation agrees")
 
 
 def gradients(network: nn.Module, images: Tensor) -> list[Tensor]:
@@ -84,4 +121,4 @@ if __name__ == "__main__":
             for number in (16, 32, 64):
                 differences(number, torch.device("cpu"), torch.float16)
         else:
-            compiled(torch.device("cpu"), torch.float16)
+            {"compiled": compiled, "normalised": normalised}[name](torch.device("cpu"), torch.float16)

@@ -16,14 +16,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from few_channels import compiled, differences
+from few_channels import compiled, differences, normalised
 from rewound.tasks.fleets import convolution_kernels, convolutions
+from rewound.tasks.fleets.graphs import faster
 
 SCRIPT = Path(__file__).parents[1] / "support" / "few_channels.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["kernels", "compiled"])
+@pytest.mark.parametrize("what", ["kernels", "compiled", "normalised"])
 def test_by_the_interpreter(what: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, SCRIPT, what], env=environment, capture_output=True, text=True, check=False)
@@ -38,7 +39,8 @@ def test_kernels_are_machine_code_of_gpus_and_need_little_of_their_memory(channe
     """Compiled without a GPU; the interpreter would run what a GPU's compiler refuses."""
     for kernel, given, numbers, warps in launched(channels):
         signature = {**given, **dict.fromkeys(numbers, "constexpr")}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=numbers)
+        aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(given))}  # as torch's tensors are
+        source = ASTSource(fn=kernel, signature=signature, constexprs=numbers, attrs=aligned)
         code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
         assert code.asm["cubin"]
         assert code.metadata.shared <= 99 * 1024, "as much as the smallest of these GPUs gives a program"
@@ -48,17 +50,17 @@ def launched(channels: int) -> Iterator[tuple[object, dict[str, str], dict[str, 
     """Each kernel for so many channels: its tensors, its numbers, and its warps."""
     image = {"HEIGHT": 8, "WIDTH": 16, "C": channels}
     how = convolutions._CONVOLVED[channels]
+    tensors = {"x": "*bf16", "weight": "*bf16", "y": "*bf16", "moments": "*fp32"}
     for mirrored in (False, True):
-        numbers = {**image, "BLOCK": how["block"], "MIRRORED": mirrored, "STAGES": how["stages"]}
-        yield convolution_kernels._convolved, {"x": "*bf16", "weight": "*bf16", "y": "*bf16"}, numbers, how["warps"]
+        numbers = {**image, "BLOCK": how["block"], "PAIRS": how["pairs"], "MIRRORED": mirrored, "MOMENTS": not mirrored}
+        yield convolution_kernels._convolved, tensors, {**numbers, "STAGES": how["stages"]}, how["warps"]
     how = convolutions._SUMMED[channels]
-    kernel = convolution_kernels._sums_of_windows if channels <= 32 else convolution_kernels._sums
-    numbers = {"EACH": how["each"], **image, "BLOCK": how["block"], "STAGES": how["stages"]}
-    yield kernel, {"x": "*bf16", "above": "*bf16", "sums": "*fp32"}, numbers, how["warps"]
+    numbers = {**image, "EACH": how["each"], "BLOCK": how["block"], "PAIRS": how["pairs"], "STAGES": how["stages"]}
+    yield convolution_kernels._sums, {"x": "*bf16", "above": "*bf16", "sums": "*fp32"}, numbers, how["warps"]
 
 
 def test_a_cpu_compiles_as_before() -> None:
-    assert convolutions.few_channels(torch.device("cpu")) == {}
+    assert faster(torch.device("cpu")) == {}
 
 
 @pytest.mark.cuda
@@ -71,3 +73,6 @@ class TestOnAGPU:
 
     def test_compiled(self) -> None:
         compiled(torch.device("cuda"), torch.bfloat16)
+
+    def test_normalised(self) -> None:
+        normalised(torch.device("cuda"), torch.bfloat16)

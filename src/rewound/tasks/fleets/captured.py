@@ -122,9 +122,9 @@ class Program:
         def compiled(function: Callable[..., None]) -> Callable[..., None]:
             if backend is None:
                 return function
-            from rewound.tasks.fleets.convolutions import few_channels  # torch imports its compiler for it
+            from rewound.tasks.fleets.graphs import faster  # torch imports its compiler for it
 
-            options = few_channels(device) if backend == "inductor" else {}
+            options = faster(device) if backend == "inductor" else {}
             return torch.compile(function, backend=backend, dynamic=False, options=options or None)
 
         optimizer, clip = recipe.optimizer(template), recipe.clip_norm

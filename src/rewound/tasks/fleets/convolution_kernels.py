@@ -8,8 +8,11 @@ p C. With p + d for the neighbour of p in direction d, and zeros outside of the 
                     dw[o, d, c] = sum over p of dy[p, o] x[p + d, c]
 
 Sums are of float32. The last has few results and many terms: each program adds up a part of the pixels, and the caller
-adds the parts in a fixed order, so that a step repeats bit for bit. With few channels the three neighbours in a row are
-read at once: they are one stretch of memory, of 3 C values, read as 4 C because Triton's shapes are powers of two.
+adds the parts in a fixed order, so that a step repeats bit for bit.
+
+With few channels, two pixels beside each other are made at once (`pairs`). They see four pixels of each row, which are
+one stretch of memory: 4 C values are read for 2 C sums, instead of three times C for C. Of the 4 x 2 weights between
+them, the two that link a pixel to one further than its neighbour are 0.
 """
 
 import torch
@@ -18,25 +21,36 @@ import triton.language as tl
 from torch import Tensor
 
 
-def convolved(x: Tensor, weight: Tensor, *, mirrored: bool, block: int, warps: int, stages: int) -> Tensor:
+def convolved(
+    x: Tensor, weight: Tensor, *, mirrored: bool, moments: bool, pairs: bool, block: int, warps: int, stages: int
+) -> tuple[Tensor, Tensor]:
     """Images, or if mirrored gradients of images, convolved with weights (outputs, inputs, 3, 3), channels last.
 
-    A program makes `block` pixels, with as many loads under way as there are stages.
+    A program makes `block` pixels, with as many loads under way as there are stages. The moments of each block are the
+    mean of every channel and its sum of squared differences to that mean: (blocks, 2, channels).
     """
     _, channels, height, width = x.shape
+    blocks = x.numel() // channels // block
     result = torch.empty_like(x)
-    programs = (x.numel() // channels // block,)
-    _convolved[programs](x, weight, result, height, width, channels, block, mirrored, stages, num_warps=warps)
-    return result
+    found = torch.empty((blocks if moments else 0, 2, channels), dtype=torch.float32, device=x.device)
+    _convolved[(blocks,)](
+        x, weight, result, found, height, width, channels, block, pairs, mirrored, moments, stages, num_warps=warps
+    )
+    return result, found
 
 
-def weight_sums(x: Tensor, above: Tensor, *, each: int, block: int, warps: int, stages: int) -> Tensor:
-    """The gradient of the weights as sums over `each` pixels, `block` at a time: (parts, outputs, 3, 3, inputs)."""
+def weight_sums(x: Tensor, above: Tensor, *, pairs: bool, each: int, block: int, warps: int, stages: int) -> Tensor:
+    """The gradient of the weights as sums over `each` pixels, `block` at a time: (parts, outputs, 3, 3, inputs).
+
+    With pairs, the first pixels of all pairs are a part of their own, and so are the second ones.
+    """
     _, channels, height, width = x.shape
-    parts = x.numel() // channels // each
+    programs = x.numel() // channels // each
+    parts = 2 * programs if pairs else programs
     sums = torch.empty((parts, channels, 3, 3, channels), dtype=torch.float32, device=x.device)
-    kernel, programs = (_sums_of_windows, (parts,)) if channels <= 32 else (_sums, (parts, 3))
-    kernel[programs](x, above, sums, each, height, width, channels, block, stages, num_warps=warps)
+    _sums[(programs, 3 if pairs else 9)](
+        x, above, sums, height, width, channels, each, block, pairs, stages, num_warps=warps
+    )
     return sums
 
 
@@ -45,28 +59,49 @@ def _convolved(  # type: ignore[no-untyped-def]
     x,
     weight,
     y,
+    moments,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,
     MIRRORED: tl.constexpr,
+    MOMENTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
+    MADE: tl.constexpr = 2 if PAIRS else 1  # pixels in a row of the product
+    SEEN: tl.constexpr = 4 if PAIRS else 1  # pixels that one turn of the loop reads for them
+    TURNS: tl.constexpr = 3 if PAIRS else 9
+    pixel = (tl.program_id(0) * (BLOCK // MADE) + tl.arange(0, BLOCK // MADE)) * MADE
     row, column = pixel // WIDTH % HEIGHT, pixel % WIDTH
-    here = x + pixel[:, None] * C + channel[None, :]
+    made, seen = tl.arange(0, MADE * C), tl.arange(0, SEEN * C)
     # In memory, weights are by output, direction and input; a mirrored convolution goes from outputs to inputs.
+    right = (seen // C)[:, None] - (made // C)[None, :]
     if MIRRORED:
-        weights = weight + channel[:, None] * 9 * C + channel[None, :]
+        weights = weight + (seen % C)[:, None] * 9 * C + (made % C)[None, :] - right * C
     else:
-        weights = weight + channel[:, None] + channel[None, :] * 9 * C
-    sums = tl.zeros((BLOCK, C), tl.float32)
-    for direction in tl.range(0, 9, num_stages=STAGES):
-        down, right = direction // 3 - 1, direction % 3 - 1
-        inside = (row + down >= 0) & (row + down < HEIGHT) & (column + right >= 0) & (column + right < WIDTH)
-        there = tl.load(here + (down * WIDTH + right) * C, mask=inside[:, None], other=0.0)
-        sums = tl.dot(there, tl.load(weights + (8 - direction if MIRRORED else direction) * C), sums)
-    tl.store(y + pixel[:, None] * C + channel[None, :], sums.to(y.dtype.element_ty))
+        weights = weight + (seen % C)[:, None] + (made % C)[None, :] * 9 * C + right * C
+    linked = (right >= 0) & (right < 3)
+    sums = tl.zeros((BLOCK // MADE, MADE * C), tl.float32)
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
+        direction = turn * (9 // TURNS)  # of the first pixel that is seen
+        down, across = direction // 3 - 1, direction % 3 - 1
+        beside = (column + across)[:, None] + (seen // C)[None, :]
+        inside = (beside >= 0) & (beside < WIDTH) & ((row + down >= 0) & (row + down < HEIGHT))[:, None]
+        stretch = x + (pixel + down * WIDTH + across)[:, None] * C + seen[None, :]
+        there = tl.load(stretch, mask=inside, other=0.0)
+        links = tl.load(weights + (8 - direction if MIRRORED else direction) * C, mask=linked, other=0.0)
+        sums = tl.dot(there, links, sums)
+    result = sums.to(y.dtype.element_ty)
+    tl.store(y + pixel[:, None] * C + made[None, :], result)
+    if MOMENTS:  # of what is put out, as it is rounded
+        values = result.to(tl.float32)
+        mean = tl.sum(tl.reshape(tl.sum(values, 0), (MADE, C)), 0) / BLOCK
+        apart = values - tl.reshape(tl.broadcast_to(mean[None, :], (MADE, C)), (MADE * C,))[None, :]
+        squares = tl.sum(tl.reshape(tl.sum(apart * apart, 0), (MADE, C)), 0)
+        own = moments + tl.program_id(0) * 2 * C + tl.arange(0, C)
+        tl.store(own, mean)
+        tl.store(own + C, squares)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -74,65 +109,30 @@ def _sums(  # type: ignore[no-untyped-def]
     x,
     above,
     sums,
-    EACH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     C: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The three directions of one row."""
-    part, down, channel = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
-    left = tl.zeros((C, C), tl.float32)
-    middle = tl.zeros((C, C), tl.float32)
-    right = tl.zeros((C, C), tl.float32)
-    for start in tl.range(0, EACH, BLOCK, num_stages=STAGES):
-        pixel = part * EACH + start + tl.arange(0, BLOCK)
-        row, column = pixel // WIDTH % HEIGHT, pixel % WIDTH
-        gradient = tl.trans(tl.load(above + pixel[:, None] * C + channel[None, :]))
-        inside = (row + down >= 1) & (row + down <= HEIGHT)
-        there = x + (pixel[:, None] + (down - 1) * WIDTH) * C + channel[None, :]
-        left = tl.dot(gradient, tl.load(there - C, mask=(inside & (column > 0))[:, None], other=0.0), left)
-        middle = tl.dot(gradient, tl.load(there, mask=inside[:, None], other=0.0), middle)
-        right = tl.dot(gradient, tl.load(there + C, mask=(inside & (column < WIDTH - 1))[:, None], other=0.0), right)
-    result = sums + part * 9 * C * C + channel[:, None] * 9 * C + down * 3 * C + channel[None, :]
-    tl.store(result, left)
-    tl.store(result + C, middle)
-    tl.store(result + 2 * C, right)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sums_of_windows(  # type: ignore[no-untyped-def]
-    x,
-    above,
-    sums,
     EACH: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    C: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """All nine directions, the three of a row at once."""
-    part, channel, window = tl.program_id(0), tl.arange(0, C), tl.arange(0, 4 * C)
-    direction = window // C
-    higher = tl.zeros((C, 4 * C), tl.float32)
-    level = tl.zeros((C, 4 * C), tl.float32)
-    lower = tl.zeros((C, 4 * C), tl.float32)
+    """Of one direction; with pairs, of the three directions in a row."""
+    MADE: tl.constexpr = 2 if PAIRS else 1
+    SEEN: tl.constexpr = 4 if PAIRS else 1
+    part, direction = tl.program_id(0), tl.program_id(1) * (3 if PAIRS else 1)
+    made, seen = tl.arange(0, MADE * C), tl.arange(0, SEEN * C)
+    down, across = direction // 3 - 1, direction % 3 - 1
+    total = tl.zeros((MADE * C, SEEN * C), tl.float32)
     for start in tl.range(0, EACH, BLOCK, num_stages=STAGES):
-        pixel = part * EACH + start + tl.arange(0, BLOCK)
+        pixel = part * EACH + start + tl.arange(0, BLOCK // MADE) * MADE
         row, column = pixel // WIDTH % HEIGHT, pixel % WIDTH
-        gradient = tl.trans(tl.load(above + pixel[:, None] * C + channel[None, :]))
-        beside = column[:, None] + direction[None, :] - 1
-        inside = (direction < 3)[None, :] & (beside >= 0) & (beside < WIDTH)
-        there = x + (pixel[:, None] - 1) * C + window[None, :]
-        before = tl.load(there - WIDTH * C, mask=inside & (row > 0)[:, None], other=0.0)
-        after = tl.load(there + WIDTH * C, mask=inside & (row < HEIGHT - 1)[:, None], other=0.0)
-        higher = tl.dot(gradient, before, higher)
-        level = tl.dot(gradient, tl.load(there, mask=inside, other=0.0), level)
-        lower = tl.dot(gradient, after, lower)
-    result = sums + part * 9 * C * C + channel[:, None] * 9 * C + window[None, :]
-    used = (direction < 3)[None, :]
-    tl.store(result, higher, mask=used)
-    tl.store(result + 3 * C, level, mask=used)
-    tl.store(result + 6 * C, lower, mask=used)
+        beside = (column + across)[:, None] + (seen // C)[None, :]
+        inside = (beside >= 0) & (beside < WIDTH) & ((row + down >= 0) & (row + down < HEIGHT))[:, None]
+        stretch = x + (pixel + down * WIDTH + across)[:, None] * C + seen[None, :]
+        gradient = tl.trans(tl.load(above + pixel[:, None] * C + made[None, :]))
+        total = tl.dot(gradient, tl.load(stretch, mask=inside, other=0.0), total)
+    right = (seen // C)[None, :] - (made // C)[:, None]
+    own = sums + (part * MADE + made // C)[:, None] * 9 * C * C
+    own += (made % C)[:, None] * 9 * C + (direction + right) * C + (seen % C)[None, :]
+    tl.store(own, total, mask=(right >= 0) & (right < 3))
