@@ -56,7 +56,7 @@ def main() -> int:
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
     print(f"{'':19}   {'cuDNN':20}   {'ours':20}   ratio   reads and writes of one alone")
-    with torch.backends.cudnn.flags(benchmark=True, benchmark_limit=0):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=0):
         for channels, size in ((16, 32), (32, 16), (64, 8)):
             print(row(channels, size), flush=True)
     return 0

@@ -1,7 +1,7 @@
 """How fast networks train on one GPU: the eager loop, one captured step, fleets of K; and whether it is right.
 
     PYTHONPATH=src python benchmarks/gpu_fleet.py                                       the table for cifar10-resnet20
-    PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56 [--cudnn]
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56 [--captured] [--cudnn]
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe transformer:Transformer      a recipe of a user's
     PYTHONPATH=src python benchmarks/gpu_fleet.py --check                               captured = eager, fleet = alone
     PYTHONPATH=src python benchmarks/gpu_fleet.py --parts                               where a cold start's time goes
@@ -151,8 +151,9 @@ def table(kind: type[Any], options: argparse.Namespace) -> None:
 
     print(f"an epoch: {plain.steps_per_epoch:.1f} steps")
     print(f"{'':34} {'s/epoch':>8}  {'least-most':>13} {'speed':>9}   (per model; {options.repeats} repeats)")
-    row("eager loop, float32", lambda: eager_seconds(plain, options.steps, options.repeats))
-    row("eager loop, bfloat16", lambda: eager_seconds(fast, options.steps, options.repeats))
+    if not options.captured:
+        row("eager loop, float32", lambda: eager_seconds(plain, options.steps, options.repeats))
+        row("eager loop, bfloat16", lambda: eager_seconds(fast, options.steps, options.repeats))
     begun = time.perf_counter()
     fleet = Fleet(fast, CUDA, capacity=max(options.fleets))
     if options.torch_optimizer:
@@ -332,6 +333,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="check instead of measuring")
     parser.add_argument("--parts", action="store_true", help="time the parts of a cold start instead")
     parser.add_argument("--kernels", action="store_true", help="time the kernels of a step instead")
+    parser.add_argument("--captured", action="store_true", help="captured steps alone, without the eager loops")
     parser.add_argument("--cudnn", action="store_true", help="torch's and cuDNN's kernels alone, none of ours")
     parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")

@@ -1,9 +1,10 @@
 """What `test_convolutions` checks, on a GPU or, as a script with TRITON_INTERPRET=1, by Triton's interpreter.
 
-TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels compiled normalised
+TRITON_INTERPRET=1 PYTHONPATH=src python tests/support/few_channels.py kernels compiled normalised refused
 """
 
 import sys
+import warnings
 from unittest.mock import patch
 
 import torch
@@ -23,9 +24,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
 def differences(channels: int, device: torch.device, kind: torch.dtype) -> None:
     """An error unless the operations agree with float64 to the rounding of what they put out."""
     draw = torch.Generator().manual_seed(0)
-    pixels = 2 * convolutions._SUMMED[channels]["each"]
-    height, width = 4, 8  # not square, so that rows are not mistaken for columns
-    shape = (pixels // (height * width), channels, height, width)
+    shape = (32, channels, 16, 8)  # not square, so that rows are not mistaken for columns
+    convolve, add = convolutions._CONVOLVED[channels], convolutions._SUMMED[channels]
+    pixels = shape[0] * shape[2] * shape[3]
     x, above = (torch.randn(shape, generator=draw).to(device, kind).contiguous(memory_format=LAST) for _ in range(2))
     weight = torch.randn(channels, channels, 3, 3, generator=draw).to(device, kind).contiguous(memory_format=LAST)
     exact_x, exact_weight = (each.cpu().double().requires_grad_() for each in (x, weight))
@@ -36,18 +37,27 @@ def differences(channels: int, device: torch.device, kind: torch.dtype) -> None:
         assert relative(convolutions._convolved(x, given, False, False)[0], y.detach()) < rounding
         assert relative(convolutions._convolved(above, given, True, False)[0], dx) < rounding
     put_out, moments = convolutions._convolved(x, weight, False, True)
-    block = convolutions._CONVOLVED[channels]["block"]
-    blocks = put_out.cpu().double().permute(0, 2, 3, 1).reshape(-1, block, channels)
-    spread, means = torch.var_mean(blocks, 1, correction=0)
-    # A sum over a block rounds once for each of its pixels at most; where a mean is near 0, relative to the deviation.
-    added = block * torch.finfo(torch.float32).eps
+    parts = divided(put_out.cpu().double(), convolve)
+    spread, means = torch.var_mean(parts, 1, correction=0)
+    # A sum over a part rounds once for each of its pixels at most; where a mean is near 0, relative to the deviation.
+    added = parts.shape[1] * torch.finfo(torch.float32).eps
     assert ((moments[:, 0].cpu() - means).abs() / spread.sqrt()).max() < added
-    assert relative(moments[:, 1], spread * block) < 2 * added
+    assert relative(moments[:, 1], spread * parts.shape[1]) < 2 * added
     sums = convolutions._weight_sums(x, above)
-    assert sums.shape[0] == (4 if convolutions._SUMMED[channels]["pairs"] else 2)
+    assert sums.shape[0] == (2 if "rows" in add else 1) * len(divided(x, add))
     # Products of half precision are exact in float32, and so many of them are added one after the other at most.
     assert relative(sums.sum(0).permute(0, 3, 1, 2), dweight) < pixels * torch.finfo(torch.float32).eps
     print(f"{channels} channels agree")
+
+
+def divided(images: Tensor, how: dict[str, int]) -> Tensor:
+    """Images by the pixels of each program: (programs, pixels, channels)."""
+    _, channels, height, _ = images.shape
+    if "rows" not in how:
+        return images.permute(0, 2, 3, 1).reshape(-1, how["each"], channels)
+    by_pairs = images.permute(0, 3, 2, 1).reshape(-1, 2, height, channels)  # of columns of all images
+    strips = by_pairs.reshape(-1, 2 * how["pairs"], height // how["rows"], how["rows"], channels)
+    return strips.transpose(1, 2).reshape(-1, 2 * how["pairs"] * how["rows"], channels)
 
 
 def compiled(device: torch.device, kind: torch.dtype) -> None:
@@ -58,7 +68,7 @@ def compiled(device: torch.device, kind: torch.dtype) -> None:
     convs = [nn.Conv2d(i, o, size, stride, size // 2, bias=False) for i, o, stride, size in layers]
     with_bias = nn.Conv2d(64, 64, 3, padding=1)
     network = nn.Sequential(*convs, with_bias).to(device).to(memory_format=LAST)
-    images = torch.randn(64, 3, 16, 16).to(device).contiguous(memory_format=LAST)
+    images = torch.randn(16, 3, 32, 32).to(device).contiguous(memory_format=LAST)
     expected = gradients(network.double(), images.double())
     network.float()
 
@@ -109,6 +119,30 @@ def normalised(device: torch.device, kind: torch.dtype) -> None:
     print("batch normalisation agrees")
 
 
+def refused(device: torch.device, kind: torch.dtype) -> None:
+    """An error unless kernels that are wrong, even if in moments alone, or that fail are found out and not used."""
+    right = convolutions._convolved
+
+    def wrong(x: Tensor, weight: Tensor, mirrored: bool, moments: bool) -> tuple[Tensor, Tensor]:
+        images, found = right(x, weight, mirrored, moments)
+        return images, found * 1.02
+
+    def undefined(x: Tensor, weight: Tensor, mirrored: bool, moments: bool) -> tuple[Tensor, Tensor]:
+        return torch.full_like(x, torch.nan), right(x, weight, mirrored, moments)[1]
+
+    def failing(x: Tensor, weight: Tensor, mirrored: bool, moments: bool) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("no room\nat all")
+
+    agrees, given = convolutions._agrees.__wrapped__, (16, 16, 8, kind, device)
+    assert agrees(*given)
+    for instead, why in ((wrong, " by 0.0"), (undefined, " by nan, "), (failing, " (RuntimeError: no room): ")):
+        with patch.object(convolutions, "_convolved", instead), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not agrees(*given)
+        assert why in str(caught[0].message), caught[0].message
+    print("wrong kernels are refused")
+
+
 def gradients(network: nn.Module, images: Tensor) -> list[Tensor]:
     found = torch.autograd.grad(network(images).square().sum(), list(network.parameters()))
     return [each.cpu().double() for each in found]
@@ -121,4 +155,6 @@ if __name__ == "__main__":
             for number in (16, 32, 64):
                 differences(number, torch.device("cpu"), torch.float16)
         else:
-            {"compiled": compiled, "normalised": normalised}[name](torch.device("cpu"), torch.float16)
+            {"compiled": compiled, "normalised": normalised, "refused": refused}[name](
+                torch.device("cpu"), torch.float16
+            )

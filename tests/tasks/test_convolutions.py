@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from few_channels import compiled, differences, normalised
+from few_channels import compiled, differences, normalised, refused
 from rewound.tasks.fleets import convolution_kernels, convolutions
 from rewound.tasks.fleets.graphs import faster
 
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "few_channels.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["kernels", "compiled", "normalised"])
+@pytest.mark.parametrize("what", ["kernels", "compiled", "normalised", "refused"])
 def test_by_the_interpreter(what: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, SCRIPT, what], env=environment, capture_output=True, text=True, check=False)
@@ -48,15 +48,19 @@ def test_kernels_are_machine_code_of_gpus_and_need_little_of_their_memory(channe
 
 def launched(channels: int) -> Iterator[tuple[object, dict[str, str], dict[str, object], int]]:
     """Each kernel for so many channels: its tensors, its numbers, and its warps."""
-    image = {"HEIGHT": 8, "WIDTH": 16, "C": channels}
-    how = convolutions._CONVOLVED[channels]
+    image = {"HEIGHT": 32, "WIDTH": 16, "C": channels}
     tensors = {"x": "*bf16", "weight": "*bf16", "y": "*bf16", "moments": "*fp32"}
+    convolve, add = (
+        {name.upper(): number for name, number in how[channels].items()}
+        for how in (convolutions._CONVOLVED, convolutions._SUMMED)
+    )
+    warps = convolve.pop("WARPS"), add.pop("WARPS")
+    rows = "ROWS" in convolve
+    kernel = convolution_kernels._convolved_by_rows if rows else convolution_kernels._convolved
     for mirrored in (False, True):
-        numbers = {**image, "BLOCK": how["block"], "PAIRS": how["pairs"], "MIRRORED": mirrored, "MOMENTS": not mirrored}
-        yield convolution_kernels._convolved, tensors, {**numbers, "STAGES": how["stages"]}, how["warps"]
-    how = convolutions._SUMMED[channels]
-    numbers = {**image, "EACH": how["each"], "BLOCK": how["block"], "PAIRS": how["pairs"], "STAGES": how["stages"]}
-    yield convolution_kernels._sums, {"x": "*bf16", "above": "*bf16", "sums": "*fp32"}, numbers, how["warps"]
+        yield kernel, tensors, {**image, **convolve, "MIRRORED": mirrored, "MOMENTS": not mirrored}, warps[0]
+    kernel = convolution_kernels._sums_by_rows if "ROWS" in add else convolution_kernels._sums
+    yield kernel, {"x": "*bf16", "above": "*bf16", "sums": "*fp32"}, {**image, **add}, warps[1]
 
 
 def test_a_cpu_compiles_as_before() -> None:
@@ -76,3 +80,6 @@ class TestOnAGPU:
 
     def test_normalised(self) -> None:
         normalised(torch.device("cuda"), torch.bfloat16)
+
+    def test_refused(self) -> None:
+        refused(torch.device("cuda"), torch.bfloat16)

@@ -5,32 +5,41 @@ of their work is thrown away (docs/performance.md).
 
 `replace_convolutions` replaces convolutions of 3x3 with stride 1 from C channels to C without a bias, in half
 precision, forward and backward; others stay cuDNN's. Where batch normalisation follows, it takes its mean and variance
-from what the convolution's programs found for their blocks of pixels, and need not read the images again:
+from what the convolution's programs found for their pixels, and need not read the images again:
 
-    mean = mean of the blocks' means        variance = sum of their squares / pixels + variance of their means
+    mean = mean of the programs' means      variance = sum of their squares / pixels + variance of their means
+
+The kernels are compared with torch's convolution on each GPU, for each size of images, before they are used there:
+Triton compiled one way to write them to wrong moments beside right images (3.6, on an H200).
 """
 
 import operator
+import warnings
+from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
+from torch.nn import functional as F
 
 _ATEN = torch.ops.aten
 _STRIDE_1_PADDING_1 = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # and no dilation, not transposed, one group
 
-# By the number of channels: how the kernels divide their work. The fastest of those that were tried on an H200, for
-# 2,048 images at once; a single batch of 128 must give enough programs, too.
-_CONVOLVED: dict[int, dict[str, Any]] = {
-    16: {"pairs": True, "block": 256, "warps": 4, "stages": 1},
-    32: {"pairs": False, "block": 256, "warps": 4, "stages": 3},
-    64: {"pairs": False, "block": 128, "warps": 4, "stages": 3},
+# By the number of channels: how the kernels divide their work, by rows or by pixels. Of about a hundred ways that were
+# tried on an H200, these are nearly the fastest for 2,048 images at once, and not slow for a single batch of 128, which
+# longer strips leave with too few programs.
+_CONVOLVED: dict[int, dict[str, int]] = {
+    16: {"pairs": 64, "rows": 4, "warps": 4},
+    32: {"each": 256, "warps": 4, "stages": 3},
+    64: {"each": 128, "warps": 4, "stages": 3},
 }
-_SUMMED: dict[int, dict[str, Any]] = {
-    16: {"pairs": True, "each": 2048, "block": 128, "warps": 2, "stages": 2},
-    32: {"pairs": True, "each": 1024, "block": 64, "warps": 4, "stages": 3},
-    64: {"pairs": False, "each": 1024, "block": 64, "warps": 4, "stages": 3},
+_SUMMED: dict[int, dict[str, int]] = {
+    16: {"pairs": 64, "rows": 16, "warps": 4},
+    32: {"pairs": 32, "rows": 16, "warps": 4},
+    64: {"each": 1024, "block": 64, "warps": 4, "stages": 3},
 }
 _MOST_PIXELS = {64: 2**15}
 """Of a batch, by the number of channels: with more, cuDNN's kernels are as fast or faster."""
@@ -60,11 +69,67 @@ def _suits(x: Node, weight: Node, settings: list[Any]) -> bool:
         and inputs in _CONVOLVED
         and tuple(settings) == _STRIDE_1_PADDING_1
         and images.dtype in (torch.bfloat16, torch.float16)
-        and images.shape[-1] % 2 == 0  # for pairs
-        and pixels % _SUMMED[inputs]["each"] == 0
+        and _divides(images.shape, _CONVOLVED[inputs])
+        and _divides(images.shape, _SUMMED[inputs])
         and pixels <= _MOST_PIXELS.get(inputs, pixels)
         and images.numel() < 2**31  # kernels count in 32 bits
+        and _agrees(inputs, *images.shape[2:], images.dtype, images.device)
     )
+
+
+@lru_cache
+def _agrees(channels: int, height: int, width: int, kind: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels compute what torch does, as they are compiled here; a warning if they do not."""
+    limit = torch.finfo(kind).eps
+    try:
+        with unset_fake_temporarily(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            off = _largest_error(channels, height, width, kind, device)
+    except Exception as error:  # compilers and drivers raise many kinds
+        why = f"fail on {device} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    else:
+        if off < limit:  # never true of NaN
+            return True
+        why = f"differ from torch's on {device} by {off:.2g}, more than {limit:.2g}"
+    remedy = "torch's are used, which are slower; another version of Triton may do better"
+    warnings.warn(f"our convolutions for {channels} channels {why}: {remedy}", stacklevel=2)
+    return False
+
+
+def _largest_error(channels: int, height: int, width: int, kind: torch.dtype, device: torch.device) -> float:
+    """Of the convolution, its two gradients and the moments, each relative to its size, on a few drawn images."""
+    shapes = (torch.Size((images, channels, height, width)) for images in count(1))
+    shape = next(each for each in shapes if _divides(each, _CONVOLVED[channels]) and _divides(each, _SUMMED[channels]))
+    draw = torch.Generator(device).manual_seed(0)
+    sizes = shape, shape, (channels, channels, 3, 3)
+    x, above, weight = (torch.randn(size, generator=draw, device=device).to(kind) for size in sizes)
+    exact_x, exact_weight = (each.double().requires_grad_() for each in (x, weight))
+    exact = F.conv2d(exact_x, exact_weight, padding=1)
+    of_x, of_weight = torch.autograd.grad(exact, [exact_x, exact_weight], above.double())
+    images, moments = _convolved(x, weight, False, True)
+    variance, mean = torch.var_mean(images.double(), (0, 2, 3), correction=0)
+    means, squares = moments.double().unbind(1)
+    pairs = [
+        (images, exact),
+        (_convolved(above, weight, True, False)[0], of_x),
+        (_weight_sums(x, above).sum(0).permute(0, 3, 1, 2), of_weight),
+        (squares.sum(0) * channels / x.numel() + means.var(0, correction=0), variance),
+        (means.mean(0) + variance.sqrt(), mean + variance.sqrt()),  # a mean alone may be nearly 0
+    ]
+    return float(torch.stack([(mine.double() - theirs).norm() / theirs.norm() for mine, theirs in pairs]).max())
+
+
+def _divides(shape: torch.Size, how: dict[str, int]) -> bool:
+    """Whether images are a whole number of what a program takes."""
+    images, _, height, width = shape
+    if "rows" in how:
+        return width % 2 == 0 and images * width // 2 % how["pairs"] == 0 and height % how["rows"] == 0
+    return images * height * width % how["each"] == 0
+
+
+def _programs(shape: torch.Size, how: dict[str, int]) -> int:
+    """How many programs take the images."""
+    images, _, height, width = shape
+    return images * height * width // (2 * how["pairs"] * how["rows"] if "rows" in how else how["each"])
 
 
 def _replace_forward(graph: Graph, node: Node, x: Node, weight: Node) -> None:
@@ -141,25 +206,24 @@ def replace(node: Node, by: Node) -> None:
 
 @torch.library.custom_op("rewound::few_channels", mutates_args=(), tags=(torch.Tag.needs_fixed_stride_order,))
 def _convolved(x: Tensor, weight: Tensor, mirrored: bool, moments: bool) -> tuple[Tensor, Tensor]:
-    """Images convolved with weights, and the moments of their blocks if asked for, else none of them.
+    """Images convolved with weights, and the moments of each program's pixels if asked for, else none.
 
     Mirrored: gradients of what was put out to gradients of the images.
     """
     from rewound.tasks.fleets import convolution_kernels
 
     how = _CONVOLVED[x.shape[1]]
-    return convolution_kernels.convolved(
-        _channels_last(x), _channels_last(weight), mirrored=mirrored, moments=moments, **how
-    )
+    work = convolution_kernels.convolved_by_rows if "rows" in how else convolution_kernels.convolved
+    return work(_channels_last(x), _channels_last(weight), mirrored=mirrored, moments=moments, **how)
 
 
 @_convolved.register_fake
 def _(x: Tensor, weight: Tensor, mirrored: bool, moments: bool) -> tuple[Tensor, Tensor]:
     channels = x.shape[1]
-    blocks = x.numel() // channels // _CONVOLVED[channels]["block"] if moments else 0
+    programs = _programs(x.shape, _CONVOLVED[channels]) if moments else 0
     return (
         torch.empty_like(x, memory_format=torch.channels_last),
-        x.new_empty((blocks, 2, channels), dtype=torch.float32),
+        x.new_empty((programs, 2, channels), dtype=torch.float32),
     )
 
 
@@ -168,14 +232,16 @@ def _weight_sums(x: Tensor, above: Tensor) -> Tensor:
     """The gradient of the weights, as sums over parts of the pixels: (parts, outputs, 3, 3, inputs)."""
     from rewound.tasks.fleets import convolution_kernels
 
-    return convolution_kernels.weight_sums(_channels_last(x), _channels_last(above), **_SUMMED[x.shape[1]])
+    how = _SUMMED[x.shape[1]]
+    work = convolution_kernels.weight_sums_by_rows if "rows" in how else convolution_kernels.weight_sums
+    return work(_channels_last(x), _channels_last(above), **how)
 
 
 @_weight_sums.register_fake
 def _(x: Tensor, above: Tensor) -> Tensor:
     channels = x.shape[1]
     how = _SUMMED[channels]
-    parts = x.numel() // channels // how["each"] * (2 if how["pairs"] else 1)
+    parts = _programs(x.shape, how) * (2 if "rows" in how else 1)
     return x.new_empty((parts, channels, 3, 3, channels), dtype=torch.float32)
 
 
