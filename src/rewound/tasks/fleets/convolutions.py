@@ -133,10 +133,10 @@ def _programs(shape: torch.Size, how: dict[str, int]) -> int:
 
 
 def _replace_forward(graph: Graph, node: Node, x: Node, weight: Node) -> None:
-    normalisations = [each for user in node.users if _is_float(user) for each in user.users if is_moments(each)]
+    normalisations = [each for user in node.users if _is_float(user) for each in user.users if _is_moments(each)]
     both = put(graph, node, _CONVOLVE, x, weight, False, bool(normalisations))
     found = put(graph, node, operator.getitem, both, 1) if normalisations else None
-    replace(node, put(graph, node, operator.getitem, both, 0))
+    _replace(node, put(graph, node, operator.getitem, both, 0))
     for each in normalisations:
         assert found is not None
         images = x.meta["val"]
@@ -152,7 +152,7 @@ def _is_float(node: Node) -> bool:
     return node.target is torch.ops.prims.convert_element_type.default and node.args[1] is torch.float32
 
 
-def is_moments(node: Node) -> bool:
+def _is_moments(node: Node) -> bool:
     """Whether a node is the mean and variance of each channel of images, as batch normalisation takes them."""
     if node.target is not _ATEN.var_mean.correction:
         return False
@@ -165,7 +165,7 @@ def replace_moments(graph: Graph, node: Node, variance: Node, mean: Node) -> Non
     for user in list(node.users):
         assert user.target is operator.getitem
         found = (variance, mean)[user.args[1]]  # type: ignore[index]
-        replace(user, put(graph, user, _ATEN.view.default, found, list(user.meta["val"].shape)))
+        _replace(user, put(graph, user, _ATEN.view.default, found, list(user.meta["val"].shape)))
     graph.erase_node(node)
 
 
@@ -174,13 +174,13 @@ def _replace_backward(graph: Graph, node: Node, above: Node, x: Node, weight: No
         assert user.target is operator.getitem
         if user.args[1] == 0:
             both = put(graph, user, _CONVOLVE, above, weight, True, False)
-            replace(user, put(graph, user, operator.getitem, both, 0))
+            _replace(user, put(graph, user, operator.getitem, both, 0))
         else:
             parts = put(graph, user, _SUM, x, above)
             total = put(graph, user, _ATEN.sum.dim_IntList, parts, [0])
             moved = put(graph, user, _ATEN.permute.default, total, [0, 3, 1, 2])
             kind = user.meta["val"].dtype
-            replace(user, put(graph, user, torch.ops.prims.convert_element_type.default, moved, kind))
+            _replace(user, put(graph, user, torch.ops.prims.convert_element_type.default, moved, kind))
     graph.erase_node(node)
 
 
@@ -198,7 +198,7 @@ def _first_tensor(values: list[Any]) -> Any:
     return values[0][0] if isinstance(values[0], tuple | list) else values[0]
 
 
-def replace(node: Node, by: Node) -> None:
+def _replace(node: Node, by: Node) -> None:
     """Use another node in the place of one."""
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
