@@ -9,7 +9,8 @@
 | parquet files         | train-*.parquet and val*-*.parquet, as on Hugging Face: an image with its bytes, a label     |
 | WebDataset shards     | *train*.tar and *val*.tar: KEY.jpg (or .jpeg, .png) and KEY.cls, a number                    |
 
-A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order.
+A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order,
+unless they name the synset ids in another one. Words say nothing of the order: there the numbers are the labels.
 Where a copy has synset ids, they must be those of the data set: Imagewoof has ten classes, too, but not Imagenette's.
 Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
@@ -23,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -106,16 +107,12 @@ class _Request:
         """What classes are called in a copy that does not name them."""
         return list(map(str, range(self.size.classes)))
 
-    def found(
-        self, part: str, samples: Iterable[tuple[object, str, bytes]], places: Sequence[int] = ()
-    ) -> Iterator[Found]:
-        """The images that are wanted of samples (number, name, bytes); `places` are the labels of other numbers."""
+    def found(self, part: str, images: Iterable[Found]) -> Iterator[Found]:
+        """Those of the images of a part that are wanted."""
         wanted = self.wanted(part)
-        for number, name, data in samples:
-            label = self.checked_label(number, name)
-            label = places[label] if places else label
-            if wanted.takes(label):
-                yield Found(label, name, data)
+        for image in images:
+            if wanted.takes(image.label):
+                yield image
             if wanted.nothing:
                 return
 
@@ -360,25 +357,49 @@ def _parquet(request: _Request) -> Copy | None:
     if not files:
         return None
     _check_both(request, files, "parquet file")
-    names = _class_names(files[TRAIN][0])
-    are_synsets = all(map(_SYNSET.fullmatch, names))
-    if names and (are_synsets or len(names) != request.size.classes):
-        request.check_classes(names)
-    # Numbers follow the order in which the file names its classes; where it names synset ids, ours is known to be it.
-    ours = sorted(names) if are_synsets else names
-    places = [ours.index(name) for name in names]
+    names = {path: _class_names(path) for path in chain(*files.values())}
+    first, *others = names
+    ours = _in_our_order(names[first])
+    for path in others:
+        for label, (here, there) in enumerate(zip_longest(_in_our_order(names[path]), ours, fillvalue="not named")):
+            if here != there:
+                raise InputError(
+                    f"class {label} is {here} in {path} and {there} in {first}, and a number must mean the same class "
+                    "in all files; get both again, from one place"
+                )
+    if ours and (_are_synsets(ours) or len(ours) != request.size.classes):
+        request.check_classes(ours)
 
     def images(part: str) -> Iterator[Found]:
-        return request.found(part, chain.from_iterable(map(_rows, files[part])), places)
+        return request.found(part, chain.from_iterable(_rows(request, path, names[path]) for path in files[part]))
 
     return Copy(request.path, f"the parquet files in {request.folder}", ours or request.numbers, images)
 
 
+def _are_synsets(names: Sequence[str]) -> bool:
+    return all(map(_SYNSET.fullmatch, names))
+
+
+def _in_our_order(names: Sequence[str]) -> list[str]:
+    """The classes by their labels, of a file that names them by its numbers."""
+    return sorted(names) if _are_synsets(names) else list(names)
+
+
 def _class_names(path: Path) -> list[str]:
     """The names of the classes as `datasets` writes them into its files, if it has written this one."""
-    metadata = _opened_parquet(path).schema_arrow.metadata or {}
-    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return list(features.get("label", {}).get("names", ()))
+    with _opened_parquet(path) as file:
+        written = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        found = json.loads(written)
+    except ValueError:
+        found = None
+    for key in ("info", "features", "label", "names"):
+        found = found.get(key, {}) if isinstance(found, dict) else None
+    if found != {} and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+        raise InputError(
+            f"cannot read {path}: its metadata `huggingface` do not name the classes as `datasets` does; get it again"
+        )
+    return list(found)
 
 
 def _opened_parquet(path: Path) -> Any:
@@ -390,14 +411,18 @@ def _opened_parquet(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error}; get it again") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[object, str, bytes]]:
+def _rows(request: _Request, path: Path, names: Sequence[str]) -> Iterator[Found]:
+    """The images of a file that names its classes in that order."""
+    ours = _in_our_order(names)
     with _opened_parquet(path) as file:
         number = 0
         try:
             for batch in file.iter_batches(64, columns=["image.bytes", "image.path", "label"]):
                 for row in batch.to_pylist():
                     name = row["image"].get("path") or f"row {number} of {path.name}"
-                    yield row["label"], name, row["image"]["bytes"] or b""
+                    label = request.checked_label(row["label"], name)
+                    label = ours.index(names[label]) if ours != names else label
+                    yield Found(label, name, row["image"]["bytes"] or b"")
                     number += 1
         except InputError:
             raise
@@ -415,7 +440,7 @@ def _webdataset(request: _Request) -> Copy | None:
     _check_both(request, files, "tar archive")
 
     def images(part: str) -> Iterator[Found]:
-        return request.found(part, chain.from_iterable(map(_samples, files[part])))
+        return request.found(part, chain.from_iterable(_samples(request, path) for path in files[part]))
 
     return Copy(request.path, f"the WebDataset shards in {request.folder}", request.numbers, images)
 
@@ -425,7 +450,7 @@ def _first_names(path: Path) -> list[str]:
         return [member.name for member, _ in zip(tar, range(6), strict=False)]
 
 
-def _samples(path: Path) -> Iterator[tuple[object, str, bytes]]:
+def _samples(request: _Request, path: Path) -> Iterator[Found]:
     """Files that follow one another and have the same name up to its first point are a sample."""
     with _reading(path), tarfile.open(path) as tar:
         names = ((*_divided(member.name), member) for member in tar if member.isfile())
@@ -434,8 +459,8 @@ def _samples(path: Path) -> Iterator[tuple[object, str, bytes]]:
             data = next((sample[ending] for ending in _ENDINGS[:-1] if ending in sample), None)
             if data is None or "cls" not in sample:
                 raise InputError(f"{key} in {path} has no jpg or no cls; get it again")
-            label = sample["cls"].decode("utf-8", "replace").strip()
-            yield int(label) if label.isdecimal() else label, f"{key} in {path.name}", data
+            label, name = sample["cls"].decode("utf-8", "replace").strip(), f"{key} in {path.name}"
+            yield Found(request.checked_label(int(label) if label.isdecimal() else label, name), name, data)
 
 
 _ENDINGS = ("jpg", "jpeg", "png", "cls")
