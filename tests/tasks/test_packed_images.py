@@ -426,6 +426,19 @@ def test_a_chroma_subsampling_that_simplejpeg_does_not_know_is_made_anew(tmp_pat
         assert torch.allclose(pixels.mean(0), torch.tensor([200.0, 40.0, 90.0]), rtol=0, atol=3)
 
 
+def test_files_that_are_made_anew_are_named(tmp_path: Path) -> None:
+    whole = encoded(picture(500).resize((300, 300)), quality=95)
+    damaged = whole[: len(whole) // 3] + b"\xff\xd9"  # two thirds are missing, but the end is marked
+    files = folders() | {f"train/n00000005/train_{i}.JPEG": damaged for i in range(4)}
+    files |= {"val/n00000001/val_1.JPEG": encoded(picture(500), "PNG")}
+    packing_images.prepare("imagenette", written(tmp_path / "copy", files), tmp_path / "cache")
+    assert packing_images.summary("imagenette", tmp_path / "cache").splitlines()[-1] == (
+        "made anew as JPEG files in RGB: 1 stored as PNG (val/n00000001/val_1.JPEG), 4 with errors that decoders pass "
+        "over and that may leave parts grey (train/n00000005/train_0.JPEG, train/n00000005/train_1.JPEG, "
+        "train/n00000005/train_2.JPEG and 1 more)"
+    )
+
+
 @pytest.mark.parametrize("content", [encoded(picture(1))[:-60], b"", b"no picture", encoded(picture(1), "PNG")[:-60]])
 def test_truncated_images_are_named(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match=r"copy has damaged images: train/n00000005/train_1.JPEG \(.*\); get it again"):
