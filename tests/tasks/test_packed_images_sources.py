@@ -201,6 +201,16 @@ def test_every_kind_of_copy_gives_a_subset(kind: str, tmp_path: Path) -> None:
     assert sorted(images.train.labels.tolist()) == sorted(images.held_out.labels.tolist()) == [0, 1, 2]
 
 
+def test_a_subset_of_a_copy_that_has_too_few_names_the_class(tmp_path: Path) -> None:
+    sentence = (
+        r"has 8 images to train on and 6 held-out ones instead of 9 and 6, too few to train on of the class n00000005; "
+        r"get it again, whole, or try with --per-class 2$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        packed(without(TREE, "train/n00000005/train_1", "train/n00000005/train_2"), tmp_path, per_class=3)
+    assert len(packed({}, tmp_path, per_class=2).train) == 6
+
+
 def test_a_subset_does_not_read_what_it_does_not_take(tmp_path: Path) -> None:
     damaged = {path: b"" if path.endswith(("_2.JPEG", "_3.JPEG")) else jpeg for path, jpeg in folders().items()}
     assert len(packed(damaged, tmp_path, per_class=2).train) == 6
@@ -227,11 +237,24 @@ def without(files: Files, *beginnings: str) -> Files:
 
 
 TREE = folders()
+KAGGLES = "".join(f"{name} tench, Tinca tinca\n" for name in CLASSES).encode()
 FIRST = TREE["val/n00000001/val_0.JPEG"]
 WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "a class is missing": (
         lambda: without(TREE, "train/n00000005", "val/n00000005"),
         r"has 2 classes, and imagenette has 3: give a copy that is whole, and the right one of imagenet, ",
+    ),
+    "a class is missing that Tiny-ImageNet's list has": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"x/wnids.txt": "\n".join(CLASSES[::-1]).encode()},
+        r"has 2 classes, and imagenette has 3 \(missing: n00000005\): give a copy that is whole",
+    ),
+    "a class is missing that Kaggle's list has": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"LOC_synset_mapping.txt": KAGGLES},
+        r"has 2 classes, and imagenette has 3 \(missing: n00000005\): give a copy that is whole",
+    ),
+    "a class is missing and the list is another": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"wnids.txt": b"n00000001\nn00000006\nn00000020"},
+        r"has 2 classes, and imagenette has 3: give a copy that is whole",
     ),
     "a class is missing in train": (
         lambda: without(TREE, "train/n00000005"),
@@ -247,7 +270,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "val has a class more": (
         lambda: TREE | {"val/n00000006/val_0.JPEG": FIRST},
-        r"has 4 classes, and imagenette has 3",
+        r"has 4 classes, and imagenette has 3 \(not of imagenette: n00000006\)",
     ),
     "val without folders": (
         lambda: without(TREE, "val/") | {"val/ILSVRC2012_val_1.JPEG": b""},
@@ -255,7 +278,22 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     ),
     "an image is missing": (
         lambda: without(TREE, "train/n00000005/train_1"),
-        r"has 11 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole",
+        r"has 11 images to train on and 6 held-out ones instead of 12 and 6, too few to train on of the class "
+        r"n00000005; get it again, whole, or try with --per-class 2$",
+    ),
+    "images are missing in both parts": (
+        lambda: without(TREE, "train/n00000005/train_1", "val/n00000001/val_0", "val/n00000020/val_0"),
+        r"has 11 images to train on and 4 held-out ones instead of 12 and 6, too few to train on of the class "
+        r"n00000005, too few held out of the classes n00000001, n00000020; get it again, whole, or try with --per-class 1$",
+    ),
+    "images are missing in WebDataset": (
+        lambda: without(webdataset(), "imagenet1k-validation-0001"),
+        r"has 12 images to train on and 3 held-out ones instead of 12 and 6, too few held out of the classes 0, 1, 2; "
+        r"get it again, whole, or try with --per-class 1$",
+    ),
+    "there are too many images": (
+        lambda: TREE | {"train/n00000005/more.JPEG": FIRST},
+        r"has 13 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole$",
     ),
     "an image is missing in the official archives": (
         lambda: (
@@ -369,6 +407,7 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: {"x.tgz": tar_of(TREE, "w:gz")[:2000]},
         r"cannot read .*x.tgz: .*; get it again",
     ),
+    "a truncated zip": (lambda: {"x.zip": zip_of(TREE)[:-2000]}, r"cannot read .*x.zip: .* not a zip .*; get it again"),
     "another archive": (lambda: {"x.zip": zip_of({"readme.txt": b""})}, r"x.zip holds no copy of imagenette: give a"),
     "another file": (lambda: {"x.txt": b"text"}, r"x.txt holds no copy of imagenette: give a folder"),
     "another folder": (lambda: {"a/b.txt": b"", "c.txt": b""}, r"copy holds no copy of imagenette: give a folder"),

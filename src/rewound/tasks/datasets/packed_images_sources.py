@@ -21,6 +21,7 @@ import re
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,14 +137,24 @@ class _Request:
             )
 
     def _difference(self, classes: Sequence[str]) -> str:
-        """Which classes are missing and which are others, in brackets; nothing where only their digest is known."""
-        known = IMAGENETTE if self.size.synsets == digest_of(IMAGENETTE) else classes
+        """Which classes are missing and which are others, in brackets; nothing where that is not known."""
+        known = next((each for each in self._lists(classes) if digest_of(each) == self.size.synsets), classes)
         wrong = {
             "missing": sorted({*known}.difference(classes)),
             f"not of {self.name}": sorted({*classes}.difference(known)),
         }
         words = [f"{what}: {few(names, 3)}" for what, names in wrong.items() if names]
         return f" ({'; '.join(words)})" if words else ""
+
+    def _lists(self, classes: Sequence[str]) -> Iterator[Sequence[str]]:
+        """What the classes of the data set may be; their digest tells."""
+        yield IMAGENETTE
+        if len(classes) == self.size.classes + 1:
+            for number in range(len(classes)):
+                yield [*classes[:number], *classes[number + 1 :]]
+        for pattern in ("wnids.txt", "*/wnids.txt", "LOC_synset_mapping.txt"):  # of Tiny-ImageNet and Kaggle's ImageNet
+            for path in self.folder.glob(pattern):
+                yield re.findall(r"^n\d{8}\b", path.read_text("utf-8", "replace"), re.MULTILINE)
 
     def checked_label(self, label: object, name: str) -> int:
         """The label, if there is such a class."""
@@ -196,11 +207,12 @@ def _folders(request: _Request) -> Copy | None:
         return None
     classes = sorted(found.classes)
     request.check_classes(classes)
-    for part, images in (("train", found.train), ("val", found.val)):
-        if empty := sorted({*classes}.difference(name for _, name in images)):
+    counts = [Counter(name for _, name in images) for images in (found.train, found.val)]
+    for part, images in zip(("train", "val"), counts, strict=True):
+        if empty := sorted({*classes}.difference(images)):
             raise InputError(f"{path} has no image in {part} of {the_classes(empty)}; get it again, whole")
     if request.per_class is None:  # known before anything is read
-        check_counts(path, (len(found.train), len(found.val)), request.size)
+        check_counts(path, classes, [[images[name] for name in classes] for images in counts], request.size)
     labels = {name: label for label, name in enumerate(classes)}
 
     def images_of(part: str) -> Iterator[Found]:
@@ -244,13 +256,21 @@ def the_classes(names: Sequence[str]) -> str:
     return f"the {'class' if len(names) == 1 else 'classes'} {few(names)}"
 
 
-def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
-    """An error unless a copy has as many images as there must be."""
-    if found != expected[:2]:
-        raise InputError(
-            f"{path} has {found[0]:,} images to train on and {found[1]:,} held-out ones instead of "
-            f"{expected.train:,} and {expected.held_out:,}; get it again, whole"
-        )
+def check_counts(path: Path, classes: Sequence[str], counts: Sequence[Sequence[int]], expected: Size) -> None:
+    """An error unless a copy has as many images as there must be; `counts` are those of each class in both parts."""
+    found = sum(counts[0]), sum(counts[1])
+    if found == expected[:2]:
+        return
+    too_few = ""
+    for words, images, least in zip(("to train on", "held out"), counts, expected.smallest, strict=True):
+        if short := [name for name, number in zip(classes, images, strict=True) if number < least]:
+            too_few += f", too few {words} of {the_classes(short)}"
+    subset = min(expected.smallest[1], *counts[0], *counts[1])
+    fewer = found[0] < expected.train or found[1] < expected.held_out
+    raise InputError(
+        f"{path} has {found[0]:,} images to train on and {found[1]:,} held-out ones instead of {expected.train:,} and "
+        f"{expected.held_out:,}{too_few}; get it again, whole{f', or try with --per-class {subset}' * fewer}"
+    )
 
 
 # The official archives

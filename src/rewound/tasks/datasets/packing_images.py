@@ -287,7 +287,7 @@ def _check_counts(copy: Copy, records: Mapping[str, Records], expected: Size) ->
     for each, words in zip(counts, ("image to train on", "held-out image"), strict=True):
         if empty := [name for name, images in zip(copy.classes, each, strict=True) if not images]:
             raise InputError(f"{copy.path} has no {words} of {the_classes(empty)}; get it again, whole")
-    check_counts(copy.path, tuple(int(each.sum()) for each in counts), expected)
+    check_counts(copy.path, copy.classes, [each.tolist() for each in counts], expected)
 
 
 def _summary(name: str, records: Mapping[str, Records], notes: _Notes, per_class: int | None, expected: Size) -> str:
