@@ -284,7 +284,8 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "images are missing in both parts": (
         lambda: without(TREE, "train/n00000005/train_1", "val/n00000001/val_0", "val/n00000020/val_0"),
         r"has 11 images to train on and 4 held-out ones instead of 12 and 6, too few to train on of the class "
-        r"n00000005, too few held out of the classes n00000001, n00000020; get it again, whole, or try with --per-class 1$",
+        r"n00000005, too few held out of the classes n00000001, n00000020; get it again, whole, or try with "
+        r"--per-class 1$",
     ),
     "images are missing in WebDataset": (
         lambda: without(webdataset(), "imagenet1k-validation-0001"),
