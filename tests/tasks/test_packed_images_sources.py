@@ -292,6 +292,13 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         r"has 12 images to train on and 3 held-out ones instead of 12 and 6, too few held out of the classes 0, 1, 2; "
         r"get it again, whole, or try with --per-class 1$",
     ),
+    "an image is in the folder of another class": (
+        lambda: (
+            without(TREE, "train/n00000005/train_1")
+            | {"train/n00000001/more.JPEG": TREE["train/n00000005/train_1.JPEG"]}
+        ),
+        r"copy has too few to train on of the class n00000005; get it again, whole, or try with --per-class 2$",
+    ),
     "there are too many images": (
         lambda: TREE | {"train/n00000005/more.JPEG": FIRST},
         r"has 13 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole$",

@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from rewound.foundations.errors import InputError, few
 from rewound.foundations.owners import owner_from, this_process, usable_cores
 from rewound.foundations.wholefiles import FORGOTTEN, default_cache, replacing
+from rewound.tasks.datasets.image_copies import Copy, Found, check_counts, the_classes
 from rewound.tasks.datasets.jpegs import Checked, Unreadable, check_installed, checked
 from rewound.tasks.datasets.packed_images import (
     INDEX,
@@ -43,7 +44,7 @@ from rewound.tasks.datasets.packed_images import (
     preparation,
     size,
 )
-from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at, the_classes
+from rewound.tasks.datasets.packed_images_sources import copy_at
 from rewound.tasks.datasets.prepared import Damaged, cannot_write, check_source, publish, read
 
 Say = Callable[[str], object]
