@@ -1,11 +1,14 @@
 """Packed images: what is loaded and decoded is what was packed, and nothing else is taken for it."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +19,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import rewound
 from rewound.foundations.errors import InputError
-from rewound.tasks.datasets import jpegs, packed_images, packing_images, prepare
+from rewound.tasks.datasets import jpegs, packed_images, packing_images, prepare, prepared
 from rewound.tasks.datasets.packed_images import Encoded, PackedPart, decoded, load
 from rewound.tasks.feed import streamed
 from small_copies import CLASSES, encoded, folders, images_by_class, picture, small_sizes, written
@@ -282,6 +285,43 @@ def test_a_pack_of_another_version_is_refused(packed: Path, copy: Path, monkeypa
     assert lines[0].endswith("of the format, and this rewound reads version 2: it is made anew")
 
 
+def change_index(index: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Write an index with another content, and with the checksum of it."""
+    tensors = load_file(index)
+    change(tensors)
+    prepared.publish(dict(sorted(tensors.items())), index)
+
+
+@pytest.mark.parametrize(("part", "label"), [("train", 3), ("held-out", -1)])
+def test_a_label_of_no_class_is_one_sentence(packed: Path, copy: Path, part: str, label: int) -> None:
+    index = packed / "imagenette" / "index.safetensors"
+    change_index(index, lambda tensors: tensors[f"{part}/labels"][1:2].fill_(label))
+    fault = f"{index} is damaged (a {part} label is {label}, and there are 3 classes, from 0)"
+    for ask in (load, partial(packing_images.prepare, source=None)):
+        with pytest.raises(InputError) as raised:
+            ask("imagenette", cache=packed)
+        assert str(raised.value) == f"{fault}: run `rewound data imagenette --from FILE-OR-FOLDER` to make it anew"
+    lines: list[str] = []
+    packing_images.prepare("imagenette", copy, packed, say=lines.append)
+    assert lines[0] == f"{fault}: it is made anew"
+    load("imagenette", packed)
+
+
+@pytest.mark.parametrize("about", [{"name": "imagenette"}, None])
+def test_an_index_without_a_version_is_one_sentence(packed: Path, about: dict[str, str] | None) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["about"]
+        if about is not None:
+            tensors["about"] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+
+    change_index(packed / "imagenette" / "index.safetensors", change)
+    for ask in (load, packing_images.summary):
+        with pytest.raises(
+            InputError, match=r"index.safetensors is not the index of packed images: remove .*imagenette"
+        ):
+            ask("imagenette", packed)
+
+
 def test_preparing_again_reads_nothing(packed: Path, tmp_path: Path) -> None:
     (other := tmp_path / "elsewhere").touch()
     lines: list[str] = []
@@ -424,6 +464,19 @@ def test_a_chroma_subsampling_that_simplejpeg_does_not_know_is_made_anew(tmp_pat
     for name in OURS:
         pixels = decoded(images.train, [index], name).pixels.reshape(-1, 3).float()
         assert torch.allclose(pixels.mean(0), torch.tensor([200.0, 40.0, 90.0]), rtol=0, atol=3)
+
+
+def test_files_that_are_made_anew_are_named(tmp_path: Path) -> None:
+    whole = encoded(picture(500).resize((300, 300)), quality=95)
+    damaged = whole[: len(whole) // 3] + b"\xff\xd9"  # two thirds are missing, but the end is marked
+    files = folders() | {f"train/n00000005/train_{i}.JPEG": damaged for i in range(4)}
+    files |= {"val/n00000001/val_1.JPEG": encoded(picture(500), "PNG")}
+    packing_images.prepare("imagenette", written(tmp_path / "copy", files), tmp_path / "cache")
+    assert packing_images.summary("imagenette", tmp_path / "cache").splitlines()[-1] == (
+        "made anew as JPEG files in RGB: 1 stored as PNG (val/n00000001/val_1.JPEG), 4 with errors that decoders pass "
+        "over and that may leave parts grey (train/n00000005/train_0.JPEG, train/n00000005/train_1.JPEG, "
+        "train/n00000005/train_2.JPEG and 1 more)"
+    )
 
 
 @pytest.mark.parametrize("content", [encoded(picture(1))[:-60], b"", b"no picture", encoded(picture(1), "PNG")[:-60]])

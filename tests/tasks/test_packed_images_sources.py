@@ -106,7 +106,13 @@ def official() -> Files:
     }
 
 
-def parquet(names: tuple[str, ...] | None = None, shift: int = 0) -> Files:
+def label_names(names: object) -> str:
+    """The metadata of `datasets`."""
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    return json.dumps({"info": {"features": features}})
+
+
+def parquet(names: tuple[str, ...] | None = None, shift: int = 0, metadata: str | None = None) -> Files:
     """As `datasets` writes them; `names` are those of the classes, in the order of their numbers."""
     files = {}
     order = names if names and set(names) == set(CLASSES) else CLASSES
@@ -119,14 +125,23 @@ def parquet(names: tuple[str, ...] | None = None, shift: int = 0) -> Files:
         ]
         table = pa.Table.from_pylist(rows)
         if names:
-            features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
-            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+            metadata = label_names(list(names))
+        if metadata is not None:
+            table = table.replace_schema_metadata({"huggingface": metadata})
         half = len(rows) // 2
         for number, piece in enumerate((table[:half], table[half:])):
             file = io.BytesIO()
             pq.write_table(piece, file, row_group_size=2)
             files[f"data/{split}-0000{number}-of-00002.parquet"] = file.getvalue()
     return files
+
+
+def mixed(names: tuple[str, ...] | None, others: tuple[str, ...] | None, beginning: str = "data/val") -> Files:
+    """Parquet files of which those with this beginning name the classes otherwise."""
+    return {
+        path: parquet(others)[path] if path.startswith(beginning) else content
+        for path, content in parquet(names).items()
+    }
 
 
 def webdataset(ending: str = "jpg") -> Files:
@@ -141,6 +156,7 @@ def webdataset(ending: str = "jpg") -> Files:
     return files
 
 
+SHUFFLED, WORDS = (CLASSES[2], CLASSES[0], CLASSES[1]), ("tench", "church", "French horn")
 COPIES: dict[str, Callable[[], Files]] = {
     "folders": folders,
     "folders in a folder": lambda: {f"imagenette2-320/{path}": content for path, content in folders().items()},
@@ -152,8 +168,11 @@ COPIES: dict[str, Callable[[], Files]] = {
     "the official archives": official,
     "parquet": parquet,
     "parquet that names classes": lambda: parquet(CLASSES),
-    "parquet that numbers classes otherwise": lambda: parquet((CLASSES[2], CLASSES[0], CLASSES[1])),
-    "parquet that names classes in words": lambda: parquet(("tench", "church", "French horn")),
+    "parquet that numbers classes otherwise": lambda: parquet(SHUFFLED),
+    "parquet that names classes in words": lambda: parquet(WORDS),
+    "parquet that names two classes by the same word": lambda: parquet(("crane", "church", "crane")),
+    "parquet that numbers the classes of val otherwise": lambda: mixed(CLASSES, SHUFFLED),
+    "parquet that numbers the classes of a file otherwise": lambda: mixed(CLASSES, SHUFFLED, "data/train-00001"),
     "WebDataset": webdataset,
     "WebDataset with other endings": lambda: webdataset("jpeg"),
 }
@@ -182,6 +201,16 @@ def test_every_kind_of_copy_gives_a_subset(kind: str, tmp_path: Path) -> None:
     assert sorted(images.train.labels.tolist()) == sorted(images.held_out.labels.tolist()) == [0, 1, 2]
 
 
+def test_a_subset_of_a_copy_that_has_too_few_names_the_class(tmp_path: Path) -> None:
+    sentence = (
+        r"has 8 images to train on and 6 held-out ones instead of 9 and 6, too few to train on of the class n00000005; "
+        r"get it again, whole, or try with --per-class 2$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        packed(without(TREE, "train/n00000005/train_1", "train/n00000005/train_2"), tmp_path, per_class=3)
+    assert len(packed({}, tmp_path, per_class=2).train) == 6
+
+
 def test_a_subset_does_not_read_what_it_does_not_take(tmp_path: Path) -> None:
     damaged = {path: b"" if path.endswith(("_2.JPEG", "_3.JPEG")) else jpeg for path, jpeg in folders().items()}
     assert len(packed(damaged, tmp_path, per_class=2).train) == 6
@@ -189,12 +218,18 @@ def test_a_subset_does_not_read_what_it_does_not_take(tmp_path: Path) -> None:
 
 def test_classes_have_the_names_that_the_copy_gives_them(tmp_path: Path) -> None:
     assert packed(official(), tmp_path / "a").classes == CLASSES
-    assert packed(parquet((CLASSES[2], CLASSES[0], CLASSES[1])), tmp_path / "b").classes == CLASSES
-    assert packed(parquet(words := ("tench", "church", "French horn")), tmp_path / "c").classes == words
+    assert packed(parquet(SHUFFLED), tmp_path / "b").classes == CLASSES
+    assert packed(parquet(WORDS), tmp_path / "c").classes == WORDS
     assert packed(webdataset(), tmp_path / "d").classes == ("0", "1", "2")
 
 
 # Copies that are not whole
+
+
+def counted_from_1(shard: bytes) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(shard)) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    return tar_of({path: b"%d" % (int(c) + 1) if path.endswith("cls") else c for path, c in files.items()})
 
 
 def without(files: Files, *beginnings: str) -> Files:
@@ -202,11 +237,24 @@ def without(files: Files, *beginnings: str) -> Files:
 
 
 TREE = folders()
+KAGGLES = "".join(f"{name} tench, Tinca tinca\n" for name in CLASSES).encode()
 FIRST = TREE["val/n00000001/val_0.JPEG"]
 WRONG: dict[str, tuple[Callable[[], Files], str]] = {
     "a class is missing": (
         lambda: without(TREE, "train/n00000005", "val/n00000005"),
         r"has 2 classes, and imagenette has 3: give a copy that is whole, and the right one of imagenet, ",
+    ),
+    "a class is missing that Tiny-ImageNet's list has": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"x/wnids.txt": "\n".join(CLASSES[::-1]).encode()},
+        r"has 2 classes, and imagenette has 3 \(missing: n00000005\): give a copy that is whole",
+    ),
+    "a class is missing that Kaggle's list has": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"LOC_synset_mapping.txt": KAGGLES},
+        r"has 2 classes, and imagenette has 3 \(missing: n00000005\): give a copy that is whole",
+    ),
+    "a class is missing and the list is another": (
+        lambda: without(TREE, "train/n00000005", "val/n00000005") | {"wnids.txt": b"n00000001\nn00000006\nn00000020"},
+        r"has 2 classes, and imagenette has 3: give a copy that is whole",
     ),
     "a class is missing in train": (
         lambda: without(TREE, "train/n00000005"),
@@ -220,13 +268,40 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: without(TREE, "train/n00000005/train_", "val/n00000005") | {"train/n00000005/.DS_Store": b""},
         r"has no image in train of the class n00000005",
     ),
+    "val has a class more": (
+        lambda: TREE | {"val/n00000006/val_0.JPEG": FIRST},
+        r"has 4 classes, and imagenette has 3 \(not of imagenette: n00000006\)",
+    ),
     "val without folders": (
         lambda: without(TREE, "val/") | {"val/ILSVRC2012_val_1.JPEG": b""},
         r"nothing in .*copy says the class of val/ILSVRC2012_val_1.JPEG: give a copy that has folders of classes",
     ),
     "an image is missing": (
         lambda: without(TREE, "train/n00000005/train_1"),
-        r"has 11 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole",
+        r"has 11 images to train on and 6 held-out ones instead of 12 and 6, too few to train on of the class "
+        r"n00000005; get it again, whole, or try with --per-class 2$",
+    ),
+    "images are missing in both parts": (
+        lambda: without(TREE, "train/n00000005/train_1", "val/n00000001/val_0", "val/n00000020/val_0"),
+        r"has 11 images to train on and 4 held-out ones instead of 12 and 6, too few to train on of the class "
+        r"n00000005, too few held out of the classes n00000001, n00000020; get it again, whole, or try with "
+        r"--per-class 1$",
+    ),
+    "images are missing in WebDataset": (
+        lambda: without(webdataset(), "imagenet1k-validation-0001"),
+        r"has 12 images to train on and 3 held-out ones instead of 12 and 6, too few held out of the classes 0, 1, 2; "
+        r"get it again, whole, or try with --per-class 1$",
+    ),
+    "an image is in the folder of another class": (
+        lambda: (
+            without(TREE, "train/n00000005/train_1")
+            | {"train/n00000001/more.JPEG": TREE["train/n00000005/train_1.JPEG"]}
+        ),
+        r"copy has too few to train on of the class n00000005; get it again, whole, or try with --per-class 2$",
+    ),
+    "there are too many images": (
+        lambda: TREE | {"train/n00000005/more.JPEG": FIRST},
+        r"has 13 images to train on and 6 held-out ones instead of 12 and 6; get it again, whole$",
     ),
     "an image is missing in the official archives": (
         lambda: (
@@ -302,6 +377,23 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: parquet((*CLASSES, "n00000030")),
         r"has 4 classes, and imagenette has 3",
     ),
+    "parquet whose val has words in another order": (
+        lambda: mixed(WORDS, WORDS[::-1]),
+        r"class 0 is French horn in .*data/validation-00000-of-00002.parquet and tench in .*data/train-00000-of-00002"
+        r".parquet, and a number must mean the same class in all files; get both again, from one place$",
+    ),
+    "parquet whose val names no classes": (
+        lambda: mixed(SHUFFLED, None),
+        r"class 0 is not named in .*data/validation-00000-of-00002.parquet and n00000001 in .*data/train-00000",
+    ),
+    "parquet whose train alone has words": (
+        lambda: mixed(WORDS, CLASSES),
+        r"class 0 is n00000001 in .*data/validation-00000-of-00002.parquet and tench in .*data/train-00000",
+    ),
+    "a file of parquet with other classes": (
+        lambda: mixed(CLASSES, ("n00000001", "n00000006", "n00000020"), "data/train-00001"),
+        r"class 1 is n00000006 in .*data/train-00001-of-00002.parquet and n00000005 in .*data/train-00000",
+    ),
     "parquet with other columns": (
         lambda: {path: _parquet_of_numbers() for path in parquet()},
         r"has no readable columns `image` \(with bytes\) and `label`",
@@ -315,10 +407,15 @@ WRONG: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: webdataset() | {"imagenet1k-validation-0001.tar": tar_of({"a.jpg": b"", "a.cls": b"tench"})},
         r"a in imagenet1k-validation-0001.tar has the label 'tench', and the labels of imagenette are 0 to 2",
     ),
+    "WebDataset that counts from 1": (
+        lambda: {name: counted_from_1(shard) for name, shard in webdataset().items()},
+        r"has the label 3, and the labels of imagenette are 0 to 2: get a copy that has them",
+    ),
     "a truncated archive": (
         lambda: {"x.tgz": tar_of(TREE, "w:gz")[:2000]},
         r"cannot read .*x.tgz: .*; get it again",
     ),
+    "a truncated zip": (lambda: {"x.zip": zip_of(TREE)[:-2000]}, r"cannot read .*x.zip: .* not a zip .*; get it again"),
     "another archive": (lambda: {"x.zip": zip_of({"readme.txt": b""})}, r"x.zip holds no copy of imagenette: give a"),
     "another file": (lambda: {"x.txt": b"text"}, r"x.txt holds no copy of imagenette: give a folder"),
     "another folder": (lambda: {"a/b.txt": b"", "c.txt": b""}, r"copy holds no copy of imagenette: give a folder"),
@@ -351,8 +448,30 @@ def test_a_copy_that_is_not_whole_is_one_sentence(case: str, tmp_path: Path) -> 
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.parametrize("metadata", ["{not json", "null", '{"info": null}', label_names("tench"), label_names(None)])
+def test_metadata_of_parquet_that_cannot_be_read_are_one_sentence(metadata: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        packed(parquet(metadata=metadata), tmp_path)
+    assert str(raised.value) == (
+        f"cannot read {tmp_path}/copy/data/train-00000-of-00002.parquet: its metadata `huggingface` do not name the "
+        "classes as `datasets` does; get it again"
+    )
+
+
+@pytest.mark.parametrize("metadata", ["{}", '{"info": {"features": {"label": {"dtype": "int64", "_type": "Value"}}}}'])
+def test_metadata_of_parquet_need_not_name_the_classes(metadata: str, tmp_path: Path) -> None:
+    images = packed(parquet(metadata=metadata), tmp_path)
+    assert images.digest == packed(folders(), tmp_path / "folders").digest
+    assert images.classes == ("0", "1", "2")
+
+
 @pytest.mark.parametrize(
-    "case", ["several archives", "two copies in folders", "other classes", "two lists that disagree"]
+    "case",
+    [
+        *("several archives", "two copies in folders", "other classes", "two lists that disagree"),
+        *("parquet whose val has words in another order", "parquet whose val names no classes"),
+        *("val has a class more", "WebDataset that counts from 1"),
+    ],
 )
 def test_nor_is_a_subset_taken_from_it(case: str, tmp_path: Path) -> None:
     files, sentence = WRONG[case]

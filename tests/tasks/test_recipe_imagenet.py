@@ -18,6 +18,7 @@ from torch import nn
 from rewound import Pruner
 from rewound.experiments.sweeps.sweep import load_sweep
 from rewound.foundations.errors import InputError
+from rewound.method.flops import profile
 from rewound.method.schedule import Segment
 from rewound.tasks.datasets import jpegs, packed_images, packing_images
 from rewound.tasks.feed import LIMIT
@@ -77,6 +78,19 @@ def packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 # The authors' numbers
+
+
+def test_the_flops_of_resnet50_differ_from_the_published_ones_by_what_the_documentation_says() -> None:
+    recipe = ImageNetResNet50()
+    model = recipe.model(0)
+    counted = profile(model, recipe.example(), recipe.costs)
+    assert counted.total() == 4_134_309_352
+    early = ["stem.weight", *(f"stage{stage}.block1.conv1.weight" for stage in (2, 3, 4))]
+    operations = {name: counted.layers()[name] for name in early}
+    elements = sum(each // model.get_parameter(name)[0].numel() for name, each in operations.items())
+    fewer, fewer_by_elements = sum(operations.values()) * 3 // 4, (2 + 1) * elements * 3 // 4
+    assert (fewer, fewer_by_elements, pool := 2 * 9 * 64 * 56 * 56) == (319_721_472, 3_386_880, 3_612_672)
+    assert counted.total() - fewer - fewer_by_elements + pool == 3_814_813_672
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def listed(path: Path) -> Listed | None:
     """What a folder or an archive holds; None if it is neither, or has no images to train on."""
     if path.is_dir():
         files: _Files = _Folder(path)
-    elif zipfile.is_zipfile(path):
+    elif zipfile.is_zipfile(path) or path.suffix.lower() == ".zip":  # a truncated one is none: an error says so
         files = _Zip(path)
     elif tarfile.is_tarfile(path):
         files = _Tar(path)

@@ -97,7 +97,7 @@ def checked(data: bytes) -> Checked:
     under the name of a JPEG; files with errors that decoders pass over. So are those with a chroma subsampling, such as
     4:4:1, that simplejpeg does not know. Grey values of 16 bits become 8.
     """
-    simplejpeg, odd = _module("simplejpeg"), "with errors that decoders pass over"
+    simplejpeg, odd = _module("simplejpeg"), "with errors that decoders pass over and that may leave parts grey"
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         if colours in ("Gray", "YCbCr", "RGB"):

@@ -301,14 +301,21 @@ def loaded(name: str, cache: Path, per_class: int | None, expected: Size) -> Pac
             f"{expected.train:,} + {expected.held_out:,} of {name} in {expected.classes:,}",
             f"remove it and {remedy}",
         )
+    for part, labels in zip(PARTS, (train.labels, held_out.labels), strict=True):
+        if len(odd := labels[(labels < 0) | (labels >= expected.classes)]):
+            raise Damaged(
+                f"{where / INDEX} is damaged (a {part} label is {int(odd[0])}, and there are {expected.classes:,} "
+                "classes, from 0)",
+                f"{remedy} to make it anew",
+            )
     return PackedImages(tuple(about["classes"]), train, held_out, about["digest"])
 
 
 def description(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     """What an index says of its pack."""
-    if "about" not in tensors:
+    about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes()) if "about" in tensors else {}
+    if "version" not in about:
         raise Damaged(f"{where / INDEX} is not the index of packed images", f"remove {where} and prepare it anew")
-    about: dict[str, Any] = json.loads(tensors["about"].numpy().tobytes())
     return about
 
 

@@ -9,7 +9,8 @@
 | parquet files         | train-*.parquet and val*-*.parquet, as on Hugging Face: an image with its bytes, a label     |
 | WebDataset shards     | *train*.tar and *val*.tar: KEY.jpg (or .jpeg, .png) and KEY.cls, a number                    |
 
-A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order.
+A label is the place of its class among the sorted synset ids; copies whose labels are numbers have them in that order,
+unless they name the synset ids in another one. Words say nothing of the order: there the numbers are the labels.
 Where a copy has synset ids, they must be those of the data set: Imagewoof has ten classes, too, but not Imagenette's.
 Nothing is unpacked to disk, and one image at a time is in memory, or one row group of a parquet file.
 """
@@ -20,150 +21,33 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rewound.foundations.errors import InputError, few
 from rewound.foundations.names import optional
+from rewound.tasks.datasets.image_copies import (
+    HELD_OUT,
+    SYNSET,
+    TRAIN,
+    Copy,
+    Found,
+    Request,
+    Wanted,
+    check_counts,
+    the_classes,
+)
 from rewound.tasks.datasets.image_folders import PICTURE, content, listed
-from rewound.tasks.datasets.packed_images import IMAGENETTE, PARTS, Size, digest_of
-
-_SYNSET = re.compile(r"n\d{8}")
-TRAIN, HELD_OUT = PARTS
-
-
-class Found(NamedTuple):
-    """An image of a copy; `name` is for messages."""
-
-    label: int
-    name: str
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A copy of a data set: its classes, and the images of a part, of each class all or as many as were asked for.
-
-    `description` says what is read, as there may be more at the same place.
-    """
-
-    path: Path
-    description: str
-    classes: Sequence[str]
-    images: Callable[[str], Iterator[Found]]
-
-
-class Wanted:
-    """How many images of each class of a part are still wanted."""
-
-    def __init__(self, classes: int, per_class: int | None) -> None:
-        self._left = None if per_class is None else [per_class] * classes
-        self._classes = classes
-
-    def takes(self, label: int) -> bool:
-        """Whether an image of that class is wanted; if so, it counts."""
-        if self._left is None:
-            return True
-        self._left[label] -= 1
-        self._classes -= self._left[label] == 0
-        return self._left[label] >= 0
-
-    def enough(self, label: int) -> bool:
-        """Whether no more images of that class are wanted."""
-        return self._left is not None and self._left[label] <= 0
-
-    @property
-    def nothing(self) -> bool:
-        """Whether there are enough images of every class."""
-        return self._classes == 0
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What is asked of a copy."""
-
-    name: str
-    path: Path
-    size: Size
-    per_class: int | None
-
-    @property
-    def folder(self) -> Path:
-        """The folder that was given, or that of the file that was."""
-        return self.path if self.path.is_dir() else self.path.parent
-
-    def wanted(self, part: str) -> Wanted:
-        """A subset has all held-out images if some classes have too few."""
-        all_held_out = part == HELD_OUT and self.size.held_out != self.size.classes * (self.per_class or 0)
-        return Wanted(self.size.classes, None if all_held_out else self.per_class)
-
-    @property
-    def numbers(self) -> list[str]:
-        """What classes are called in a copy that does not name them."""
-        return list(map(str, range(self.size.classes)))
-
-    def found(
-        self, part: str, samples: Iterable[tuple[object, str, bytes]], places: Sequence[int] = ()
-    ) -> Iterator[Found]:
-        """The images that are wanted of samples (number, name, bytes); `places` are the labels of other numbers."""
-        wanted = self.wanted(part)
-        for number, name, data in samples:
-            label = self.checked_label(number, name)
-            label = places[label] if places else label
-            if wanted.takes(label):
-                yield Found(label, name, data)
-            if wanted.nothing:
-                return
-
-    def check_classes(self, classes: Sequence[str]) -> None:
-        """An error unless the classes are those of the data set, under their synset ids."""
-        if odd := [each for each in classes if not _SYNSET.fullmatch(each)]:
-            raise InputError(
-                f"{self.path} has the class {few(odd)}, which is not a synset id such as n01440764: labels follow the "
-                "order of these; give the classes the names that they were published with"
-            )
-        if len(classes) != self.size.classes:
-            raise InputError(
-                f"{self.path} has {len(classes):,} classes, and {self.name} has {self.size.classes:,}"
-                f"{self._difference(classes)}: give a copy that is whole, and the right one of {', '.join(NAMES)}"
-            )
-        if digest_of(classes) != self.size.synsets:
-            raise InputError(
-                f"{self.path} has {len(classes):,} classes, as {self.name} has, but they are others"
-                f"{self._difference(classes) or f' ({few(classes)})'}: give a copy of {self.name} with the classes "
-                "that it was published with"
-            )
-
-    def _difference(self, classes: Sequence[str]) -> str:
-        """Which classes are missing and which are others, in brackets; nothing where only their digest is known."""
-        known = IMAGENETTE if self.size.synsets == digest_of(IMAGENETTE) else classes
-        wrong = {
-            "missing": sorted({*known}.difference(classes)),
-            f"not of {self.name}": sorted({*classes}.difference(known)),
-        }
-        words = [f"{what}: {few(names, 3)}" for what, names in wrong.items() if names]
-        return f" ({'; '.join(words)})" if words else ""
-
-    def checked_label(self, label: object, name: str) -> int:
-        """The label, if there is such a class."""
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.size.classes:
-            raise InputError(
-                f"{name} has the label {label!r}, and the labels of {self.name} are 0 to {self.size.classes - 1}: get "
-                "a copy that has them"
-            )
-        return label
-
-
-NAMES: Final = ("imagenet", "tinyimagenet", "imagenette")
+from rewound.tasks.datasets.packed_images import PARTS, Size
 
 
 def copy_at(name: str, path: Path, size: Size, per_class: int | None) -> Copy:
     """The copy at `path`; what kind it is shows in the names of the files in it."""
-    request = _Request(name, path, size, per_class)
+    request = Request(name, path, size, per_class)
     with _reading(path):
         for made in (_official, _parquet, _webdataset, _folders):
             if source := made(request):
@@ -193,17 +77,18 @@ def _package(module: str, name: str) -> Any:
 # Folders of classes
 
 
-def _folders(request: _Request) -> Copy | None:
+def _folders(request: Request) -> Copy | None:
     path = _archive_in(request.path, request.name) or request.path
     if not (found := listed(path)):
         return None
     classes = sorted(found.classes)
     request.check_classes(classes)
-    for part, images in (("train", found.train), ("val", found.val)):
-        if empty := sorted({*classes}.difference(name for _, name in images)):
+    counts = [Counter(name for _, name in images) for images in (found.train, found.val)]
+    for part, images in zip(("train", "val"), counts, strict=True):
+        if empty := sorted({*classes}.difference(images)):
             raise InputError(f"{path} has no image in {part} of {the_classes(empty)}; get it again, whole")
     if request.per_class is None:  # known before anything is read
-        check_counts(path, (len(found.train), len(found.val)), request.size)
+        check_counts(path, classes, [[images[name] for name in classes] for images in counts], request.size)
     labels = {name: label for label, name in enumerate(classes)}
 
     def images_of(part: str) -> Iterator[Found]:
@@ -238,28 +123,10 @@ ARCHIVES: Final[Mapping[str, Sequence[str]]] = {
 }
 
 
-def the_classes(names: Sequence[str]) -> str:
-    """The first of some classes, for messages.
-
-    >>> the_classes(["n01440764"]), the_classes(["n01440764", "n02102040"])
-    ('the class n01440764', 'the classes n01440764, n02102040')
-    """
-    return f"the {'class' if len(names) == 1 else 'classes'} {few(names)}"
-
-
-def check_counts(path: Path, found: tuple[int, ...], expected: Size) -> None:
-    """An error unless a copy has as many images as there must be."""
-    if found != expected[:2]:
-        raise InputError(
-            f"{path} has {found[0]:,} images to train on and {found[1]:,} held-out ones instead of "
-            f"{expected.train:,} and {expected.held_out:,}; get it again, whole"
-        )
-
-
 # The official archives
 
 
-def _official(request: _Request) -> Copy | None:
+def _official(request: Request) -> Copy | None:
     """Labels as in torchvision's `ImageNet`: meta.mat numbers the synsets; those without children are the classes."""
     folder = request.folder
     train, val, devkit = (folder / name for name in OFFICIAL)
@@ -337,7 +204,7 @@ def _truth(devkit: Path, classes: Sequence[str]) -> list[int]:
 _PART = re.compile(r"(?<![a-z])(train|val)")
 
 
-def _files_of_parts(request: _Request, suffix: str) -> dict[str, list[Path]] | None:
+def _files_of_parts(request: Request, suffix: str) -> dict[str, list[Path]] | None:
     """The files with this suffix in the folder, or in folders there, whose path says train or val."""
     folder = request.folder
     if request.path.is_file() and not (request.path.suffix == suffix and _PART.search(request.path.name.lower())):
@@ -349,36 +216,60 @@ def _files_of_parts(request: _Request, suffix: str) -> dict[str, list[Path]] | N
     return files if any(files.values()) else None
 
 
-def _check_both(request: _Request, files: Mapping[str, Sequence[Path]], what: str) -> None:
+def _check_both(request: Request, files: Mapping[str, Sequence[Path]], what: str) -> None:
     for part, word in zip(PARTS, ("train", "val"), strict=True):
         if not files[part]:
             raise InputError(f"{request.path} has no {what} with {word} in its name; get it again, whole")
 
 
-def _parquet(request: _Request) -> Copy | None:
+def _parquet(request: Request) -> Copy | None:
     files = _files_of_parts(request, ".parquet")
     if not files:
         return None
     _check_both(request, files, "parquet file")
-    names = _class_names(files[TRAIN][0])
-    are_synsets = all(map(_SYNSET.fullmatch, names))
-    if names and (are_synsets or len(names) != request.size.classes):
-        request.check_classes(names)
-    # Numbers follow the order in which the file names its classes; where it names synset ids, ours is known to be it.
-    ours = sorted(names) if are_synsets else names
-    places = [ours.index(name) for name in names]
+    names = {path: _class_names(path) for path in chain(*files.values())}
+    first, *others = names
+    ours = _in_our_order(names[first])
+    for path in others:
+        for label, (here, there) in enumerate(zip_longest(_in_our_order(names[path]), ours, fillvalue="not named")):
+            if here != there:
+                raise InputError(
+                    f"class {label} is {here} in {path} and {there} in {first}, and a number must mean the same class "
+                    "in all files; get both again, from one place"
+                )
+    if ours and (_are_synsets(ours) or len(ours) != request.size.classes):
+        request.check_classes(ours)
 
     def images(part: str) -> Iterator[Found]:
-        return request.found(part, chain.from_iterable(map(_rows, files[part])), places)
+        return request.found(part, chain.from_iterable(_rows(request, path, names[path]) for path in files[part]))
 
     return Copy(request.path, f"the parquet files in {request.folder}", ours or request.numbers, images)
 
 
+def _are_synsets(names: Sequence[str]) -> bool:
+    return all(map(SYNSET.fullmatch, names))
+
+
+def _in_our_order(names: Sequence[str]) -> list[str]:
+    """The classes by their labels, of a file that names them by its numbers."""
+    return sorted(names) if _are_synsets(names) else list(names)
+
+
 def _class_names(path: Path) -> list[str]:
     """The names of the classes as `datasets` writes them into its files, if it has written this one."""
-    metadata = _opened_parquet(path).schema_arrow.metadata or {}
-    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return list(features.get("label", {}).get("names", ()))
+    with _opened_parquet(path) as file:
+        written = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        found = json.loads(written)
+    except ValueError:
+        found = None
+    for key in ("info", "features", "label", "names"):
+        found = found.get(key, {}) if isinstance(found, dict) else None
+    if found != {} and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+        raise InputError(
+            f"cannot read {path}: its metadata `huggingface` do not name the classes as `datasets` does; get it again"
+        )
+    return list(found)
 
 
 def _opened_parquet(path: Path) -> Any:
@@ -390,14 +281,18 @@ def _opened_parquet(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error}; get it again") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[object, str, bytes]]:
+def _rows(request: Request, path: Path, names: Sequence[str]) -> Iterator[Found]:
+    """The images of a file that names its classes in that order."""
+    ours = _in_our_order(names)
     with _opened_parquet(path) as file:
         number = 0
         try:
             for batch in file.iter_batches(64, columns=["image.bytes", "image.path", "label"]):
                 for row in batch.to_pylist():
                     name = row["image"].get("path") or f"row {number} of {path.name}"
-                    yield row["label"], name, row["image"]["bytes"] or b""
+                    label = request.checked_label(row["label"], name)
+                    label = ours.index(names[label]) if ours != names else label
+                    yield Found(label, name, row["image"]["bytes"] or b"")
                     number += 1
         except InputError:
             raise
@@ -408,14 +303,14 @@ def _rows(path: Path) -> Iterator[tuple[object, str, bytes]]:
             ) from error
 
 
-def _webdataset(request: _Request) -> Copy | None:
+def _webdataset(request: Request) -> Copy | None:
     files = _files_of_parts(request, ".tar")
     if not files or not any(".cls" in name for name in _first_names((files[TRAIN] or files[HELD_OUT])[0])):
         return None
     _check_both(request, files, "tar archive")
 
     def images(part: str) -> Iterator[Found]:
-        return request.found(part, chain.from_iterable(map(_samples, files[part])))
+        return request.found(part, chain.from_iterable(_samples(request, path) for path in files[part]))
 
     return Copy(request.path, f"the WebDataset shards in {request.folder}", request.numbers, images)
 
@@ -425,7 +320,7 @@ def _first_names(path: Path) -> list[str]:
         return [member.name for member, _ in zip(tar, range(6), strict=False)]
 
 
-def _samples(path: Path) -> Iterator[tuple[object, str, bytes]]:
+def _samples(request: Request, path: Path) -> Iterator[Found]:
     """Files that follow one another and have the same name up to its first point are a sample."""
     with _reading(path), tarfile.open(path) as tar:
         names = ((*_divided(member.name), member) for member in tar if member.isfile())
@@ -434,8 +329,8 @@ def _samples(path: Path) -> Iterator[tuple[object, str, bytes]]:
             data = next((sample[ending] for ending in _ENDINGS[:-1] if ending in sample), None)
             if data is None or "cls" not in sample:
                 raise InputError(f"{key} in {path} has no jpg or no cls; get it again")
-            label = sample["cls"].decode("utf-8", "replace").strip()
-            yield int(label) if label.isdecimal() else label, f"{key} in {path.name}", data
+            label, name = sample["cls"].decode("utf-8", "replace").strip(), f"{key} in {path.name}"
+            yield Found(request.checked_label(int(label) if label.isdecimal() else label, name), name, data)
 
 
 _ENDINGS = ("jpg", "jpeg", "png", "cls")

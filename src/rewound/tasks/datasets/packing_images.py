@@ -12,10 +12,11 @@ import shutil
 import time
 import zlib
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from safetensors.torch import save_file
 from rewound.foundations.errors import InputError, few
 from rewound.foundations.owners import owner_from, this_process, usable_cores
 from rewound.foundations.wholefiles import FORGOTTEN, default_cache, replacing
+from rewound.tasks.datasets.image_copies import Copy, Found, check_counts, the_classes
 from rewound.tasks.datasets.jpegs import Checked, Unreadable, check_installed, checked
 from rewound.tasks.datasets.packed_images import (
     INDEX,
@@ -42,7 +44,7 @@ from rewound.tasks.datasets.packed_images import (
     preparation,
     size,
 )
-from rewound.tasks.datasets.packed_images_sources import Copy, Found, check_counts, copy_at, the_classes
+from rewound.tasks.datasets.packed_images_sources import copy_at
 from rewound.tasks.datasets.prepared import Damaged, cannot_write, check_source, publish, read
 
 Say = Callable[[str], object]
@@ -158,6 +160,14 @@ class _Record(NamedTuple):
 _RECORD = np.dtype([(name, np.int64) for name in _Record._fields])
 
 
+@dataclass(frozen=True)
+class _Notes:
+    """What is said of a pack: how many images of a part are grey, and which were made anew for which reason."""
+
+    grey: Counter[str] = field(default_factory=Counter)
+    made_anew: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+
 class _Draft:
     """A part while it is read: temporary files, and the records of what was appended to them."""
 
@@ -206,7 +216,7 @@ class _Draft:
 
 
 def _write(name: str, copy: Copy, made: Path, per_class: int | None, expected: Size, say: Say) -> None:
-    notes: Counter[str] = Counter()
+    notes = _Notes()
     drafts = {
         part: _Draft(part, made, -(-images * _BYTES[name] // _LARGE))
         for part, images in zip(PARTS, expected[:2], strict=True)
@@ -235,7 +245,7 @@ def _write(name: str, copy: Copy, made: Path, per_class: int | None, expected: S
     publish(dict(sorted(tensors.items())), made / INDEX)
 
 
-def _inspected(copy: Copy, part: str, many: int, notes: Counter[str], say: Say) -> Iterator[tuple[_Record, bytes]]:
+def _inspected(copy: Copy, part: str, many: int, notes: _Notes, say: Say) -> Iterator[tuple[_Record, bytes]]:
     """Every JPEG file of a part, by threads: what is appended, and what is noted of it; an error if some are bad."""
     bad: list[str] = []
     done = 0
@@ -254,9 +264,9 @@ def _inspected(copy: Copy, part: str, many: int, notes: Counter[str], say: Say) 
                     break
                 continue
             image, digest = result
-            notes[f"{part} grey"] += image.grey
+            notes.grey[part] += image.grey
             if image.change:
-                notes[image.change] += 1
+                notes.made_anew[image.change].append(each.name)
             record = _Record(digest, each.label, image.height, image.width, len(image.jpeg), zlib.crc32(image.jpeg))
             yield record, image.jpeg
             done += 1
@@ -278,18 +288,16 @@ def _check_counts(copy: Copy, records: Mapping[str, Records], expected: Size) ->
     for each, words in zip(counts, ("image to train on", "held-out image"), strict=True):
         if empty := [name for name, images in zip(copy.classes, each, strict=True) if not images]:
             raise InputError(f"{copy.path} has no {words} of {the_classes(empty)}; get it again, whole")
-    check_counts(copy.path, tuple(int(each.sum()) for each in counts), expected)
+    check_counts(copy.path, copy.classes, [each.tolist() for each in counts], expected)
 
 
-def _summary(
-    name: str, records: Mapping[str, Records], notes: Counter[str], per_class: int | None, expected: Size
-) -> str:
+def _summary(name: str, records: Mapping[str, Records], notes: _Notes, per_class: int | None, expected: Size) -> str:
     train, held_out = (records[part] for part in PARTS)
     both = len(np.intersect1d(train["digest"], held_out["digest"]))
     packed = sum(int(part["length"].sum()) for part in (train, held_out))
     pixels = sum(int((3 * part["height"] * part["width"]).sum()) for part in (train, held_out))
-    grey = [notes.pop(f"{part} grey", 0) for part in PARTS]
-    changes = ", ".join(f"{number:,} {change}" for change, number in sorted(notes.items()))
+    grey = [notes.grey[part] for part in PARTS]
+    changes = ", ".join(f"{len(names):,} {why} ({few(names, 3)})" for why, names in sorted(notes.made_anew.items()))
     lines = [
         f"{len(train):,} images to train on and {len(held_out):,} held out, in {expected.classes:,} classes: "
         f"together {packed / 1e6:,.1f} MB, decoded {pixels / 1e6:,.1f} MB",
