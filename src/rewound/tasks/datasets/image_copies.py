@@ -152,15 +152,19 @@ def the_classes(names: Sequence[str]) -> str:
 
 def check_counts(path: Path, classes: Sequence[str], counts: Sequence[Sequence[int]], expected: Size) -> None:
     """An error unless a copy has as many images as there must be; `counts` are those of each class in both parts."""
-    found, too_few = (sum(counts[0]), sum(counts[1])), []
+    train, held_out = (sum(each) for each in counts)
+    wrong = []
+    if (train, held_out) != expected[:2]:
+        wrong.append(
+            f"{train:,} images to train on and {held_out:,} held-out ones instead of {expected.train:,} and "
+            f"{expected.held_out:,}"
+        )
     for words, images, least in zip(("to train on", "held out"), counts, expected.smallest, strict=True):
         if short := [name for name, number in zip(classes, images, strict=True) if number < least]:
-            too_few.append(f"too few {words} of {the_classes(short)}")
-    wrong = [
-        f"{found[0]:,} images to train on and {found[1]:,} held-out ones instead of {expected.train:,} and "
-        f"{expected.held_out:,}"
-    ] * (found != expected[:2]) + too_few
-    if wrong:
-        can_try = too_few or found[0] < expected.train or found[1] < expected.held_out
-        subset = f", or try with --per-class {min(expected.smallest[1], *counts[0], *counts[1])}" * bool(can_try)
-        raise InputError(f"{path} has {', '.join(wrong)}; get it again, whole{subset}")
+            wrong.append(f"too few {words} of {the_classes(short)}")
+    if not wrong:
+        return
+    remedy = "get it again, whole"
+    if train <= expected.train and held_out <= expected.held_out:
+        remedy += f", or try with --per-class {min(expected.smallest[1], *counts[0], *counts[1])}"
+    raise InputError(f"{path} has {', '.join(wrong)}; {remedy}")
