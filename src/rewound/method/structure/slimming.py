@@ -26,7 +26,7 @@ from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, plain_name
 from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
-from rewound.method.structure.trials import flatten_recurrent, runnable_copy, tensors_in, zero_gone
+from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
@@ -313,47 +313,15 @@ def check_path(
 ) -> None:
     """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
     dead = dead_groups(groups, mask)
-    example = as_arguments(example_inputs), dict(example_keywords or {})
-    if not dead or not _cuts_off(model, mask, *example):
+    example = Call(as_arguments(example_inputs), dict(example_keywords or {}))
+    if not dead or not cuts_off(model, mask, example):
         return
-    alone = [group for group in dead if _cuts_off(model, groups.mask_without(group.units), *example)]
+    alone = [group for group in dead if cuts_off(model, groups.mask_without(group.units), example)]
     names = few([f"{group.name} ({len(group)})" for group in alone or dead])
     raise InputError(
         f"the mask removes all units of {names}, which are on the only way from the network's inputs to its outputs: "
         "these no longer depend on the inputs; keep at least one unit of them"
     )
-
-
-@torch.no_grad()
-def _cuts_off(model: nn.Module, mask: Mask, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs."""
-    dense, masked = (runnable_copy(model).eval() for _ in range(2))
-    mask.apply(masked)
-    before = [tensors_in(each(*args, **keywords)) for each in (dense, masked)]
-    for changed_args, changed_keywords in _changed(args, keywords):
-        after = [tensors_in(each(*changed_args, **changed_keywords)) for each in (dense, masked)]
-        for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
-            if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
-                return True
-    return False
-
-
-def _changed(args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The example with one of its tensors changed at a time; whole numbers stay within their range."""
-    for place, each in enumerate(args):
-        if (other := _other(each)) is not None:
-            yield (*args[:place], other, *args[place + 1 :]), keywords
-    for key, each in keywords.items():
-        if (other := _other(each)) is not None:
-            yield args, {**keywords, key: other}
-
-
-def _other(thing: Any) -> Tensor | None:
-    if not isinstance(thing, Tensor) or thing.dtype == torch.bool or not thing.numel():
-        return None
-    if thing.is_floating_point():
-        return thing + torch.linspace(0.5, 1, thing.numel(), dtype=thing.dtype, device=thing.device).view(thing.shape)
-    return thing.max() + thing.min() - thing
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
