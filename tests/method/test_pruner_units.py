@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, IMAGES
-from rewound import InputError, Mask, Pruner, slim
+from rewound import InputError, Mask, Pruner, profile, slim
 from rewound.method.structure.tracing import Units, units
 
 EXAMPLE = torch.zeros(1, 2)
@@ -221,6 +221,61 @@ def test_targets_that_cannot_be_met_name_what_can(options: dict[str, Any], messa
 def test_the_nearest_target_that_is_named_can_be_met() -> None:
     model = two_layers()
     assert weights_left(pruned(model, 0.0893)) == 5, "one unit of each: 2 + 1 + 2"
+
+
+class ReadTwice(nn.Module):
+    """Of eight hidden units, the first four are read twice, and have larger weights: 4 * 8 + 12 * 64 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(12, 64)
+        self.a.weight.data[:4] *= 10
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        found: Tensor = self.b(torch.cat([hidden, hidden[:, :4]], 1))
+        return found
+
+
+def test_a_target_is_met_or_refused_where_units_differ_in_size() -> None:
+    model, example = ReadTwice(), torch.zeros(1, 4)
+    with pytest.raises(InputError, match=r"density 0\.1 cannot be reached .* a density of at least 0\.165,"):
+        Pruner(pattern="unit")(model, 0.1, example_inputs=example)
+    mask = Pruner(pattern="unit")(model, 0.165, example_inputs=example)
+    assert (mask.counts["a.weight"], mask.counts["b.weight"]) == (4, 128), "one of the large units is left"
+
+
+class Parts(nn.Module):
+    """The first eight rows of a weight run at 100 places, the other twelve at one; the former have larger weights."""
+
+    def __init__(self, leading: tuple[int, ...]) -> None:
+        super().__init__()
+        self.w, self.o, self.p = nn.Parameter(torch.randn(*leading, 20, 6)), nn.Linear(8, 2), nn.Linear(12, 2)
+        self.w.data[..., :8, :] *= 10
+        self.o.weight.data *= 10
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        w = self.w.flatten(0, -2)
+        many, once = w.split([w.shape[0] - self.p.in_features, self.p.in_features])
+        hidden = nn.functional.linear(x, many).relu().mean(1), nn.functional.linear(x[:, 0], once).relu()
+        return self.o(hidden[0]), self.p(hidden[1])
+
+
+@pytest.mark.parametrize("density", [0.9, 0.7, 0.3])
+def test_a_target_of_flops_is_met_where_parts_of_a_weight_run_at_other_places(density: float) -> None:
+    example = torch.zeros(1, 100, 6)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Parts(())
+        costs = profile(model, example)
+        mask = Pruner(pattern="unit", of="flops")(model, density, example_inputs=example)
+        assert density - 0.13 < costs.total(mask) / costs.total() <= density, "a unit of the first takes 12.5%"
+
+
+def test_a_target_of_flops_that_is_missed_inside_of_rows_is_warned_of() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"% of the FLOPs are left, where 70% were asked for: parts of one weight's"):
+        Pruner(pattern="unit", of="flops")(Parts((1,)), 0.7, example_inputs=torch.zeros(1, 100, 6))
 
 
 def test_example_inputs_are_asked_for() -> None:
