@@ -179,6 +179,26 @@ def test_filters_are_those_of_convolutions_ranked_by_their_own_weights() -> None
     assert not by_unit["hidden.weight"].all()
 
 
+class Experts(nn.Module):
+    """A convolution, then four stacked experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Conv1d(3, 8, 1)
+        self.inside, self.outside = nn.Parameter(torch.randn(4, 8, 12)), nn.Parameter(torch.randn(4, 12, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.einsum("bi,eih->beh", self.filters(x).mean(2).relu(), self.inside).relu()
+        return torch.einsum("beh,eho->bo", hidden, self.outside)
+
+
+def test_hidden_units_of_stacked_experts_are_no_filters() -> None:
+    mask = Pruner(pattern="filter", scope="layer")(Experts(), 0.6, example_inputs=torch.randn(2, 3, 5))
+    assert 0 < mask["filters.weight"].any(2).any(1).sum() < 8
+    assert mask["inside"].any(1).all(), "only what reads a filter is gone"
+    assert mask["outside"].all()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["residual", "gpt2", "u-net", "depthwise"])
 def test_masks_of_other_networks_slim(name: str) -> None:

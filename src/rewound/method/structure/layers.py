@@ -15,7 +15,7 @@ def convolution(
 ) -> Labels:
     groups = _groups(args, kwargs)
     inputs = atoms.alone(x, 1 if x.rank == weight.rank else 0, "it is a dimension that a convolution runs over")
-    atoms.put_out(weight, 0)
+    atoms.put_out(weight, 0, filters=True)
     outputs, reads = atoms.along(weight, 0), atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
     if groups == 1:
@@ -37,7 +37,7 @@ def transposed_convolution(
     groups = _groups(args, kwargs)
     inputs = atoms.alone(x, 1, "it is a dimension that a convolution runs over")
     atoms.read(inputs, atoms.along(weight, 0))
-    atoms.put_out(weight, 1)
+    atoms.put_out(weight, 1, filters=True)
     outputs = atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
     if groups > 1:

@@ -371,7 +371,7 @@ def candidates(
         produced_by = producing_weights(group, weights)
         if not produced_by or not all(name in chosen for name in produced_by):
             continue
-        if only_filters and not all(len(groups.shapes[name]) > 2 for name in produced_by):
+        if only_filters and not set(produced_by) <= {name for name, _ in group.filters}:
             continue
         fixed = [name for name, _ in group.members if name in groups.shapes and name not in trained]
         frozen |= dict.fromkeys(fixed)

@@ -48,6 +48,8 @@ class UnitGroup:
     units: tuple[Unit, ...]
     producers: tuple[Dimension, ...] = ()
     """Those members whose weights compute the units: filters, rows of linear layers, columns of an embedding."""
+    filters: tuple[Dimension, ...] = ()
+    """Those producers that are convolutions."""
 
     def __len__(self) -> int:
         return len(self.units)
@@ -301,17 +303,17 @@ def _gathered(
     atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> Units:
     components, reasons = atoms.settle()
-    produced = torch.zeros(atoms.count, dtype=torch.bool)
-    for each in atoms.produced:
-        produced[each] = True
+    produced, filters = _flags(atoms.produced, atoms.count), _flags(atoms.filters, atoms.count)
     found: dict[int, dict[Dimension, list[int]]] = {}
     pinned: dict[Dimension, str] = {}
-    producers: set[Dimension] = set()
+    producers, of_filters = set[Dimension](), set[Dimension]()
     for name, labels in roots.items():
         for factor in labels.factors:
             place = (name, factor.dims[0])
             if bool(produced[factor.atoms].any()):
                 producers.add(place)
+            if bool(filters[factor.atoms].any()):
+                of_filters.add(place)
             for index, component in enumerate(components[factor.atoms].tolist()):
                 if component != STAYS:
                     found.setdefault(component, {}).setdefault(place, []).append(index)
@@ -324,7 +326,20 @@ def _gathered(
         unit = Unit({place: tuple(indices) for place, indices in places.items()})
         grouped.setdefault(tuple(places), []).append(unit)
     groups = tuple(
-        UnitGroup(members, tuple(them), tuple(place for place in members if place in producers))
+        UnitGroup(
+            members,
+            tuple(them),
+            tuple(place for place in members if place in producers),
+            tuple(place for place in members if place in of_filters),
+        )
         for members, them in grouped.items()
     )
     return Units(groups, pinned, shapes, tied)
+
+
+def _flags(found: Sequence[Tensor], count: int) -> Tensor:
+    """Which atoms were found."""
+    flags = torch.zeros(count, dtype=torch.bool)
+    for each in found:
+        flags[each] = True
+    return flags
