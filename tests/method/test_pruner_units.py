@@ -215,7 +215,13 @@ def test_wrapped_and_compiled_models_are_seen_through() -> None:
     compiled = torch.compile(model, backend="eager")
     assert isinstance(compiled, nn.Module)
     for wrapped in (compiled, nn.DataParallel(model)):
-        assert Pruner(pattern="unit")(wrapped, 0.5, example_inputs=EXAMPLE) == pruned(model, 0.5)
+        mask = Pruner(pattern="unit")(wrapped, 0.5, example_inputs=EXAMPLE)
+        assert mask == pruned(model, 0.5)
+        assert units(wrapped, EXAMPLE).groups == found().groups
+        small = slim(wrapped, mask, EXAMPLE)
+        assert small.model[0].out_features == 4
+        small.into(nn.DataParallel(same := two_layers()))
+        assert same[0].out_features == 4
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
-from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
@@ -96,7 +96,7 @@ class Slim:
         that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
         """
         check_kind("model", model, nn.Module, "give the large model that is to become small")
-        model = _unwrapped(model)
+        model = bare_model(model)
         self._check_same_modules(model)
         there, here, shapes = tensors_of(model), tensors_of(self.model), shapes_of(model)
         if other := [name for name in {**there, **here} if shapes.get(name) != self.shapes.get(name)]:
@@ -183,7 +183,8 @@ def slim(
 ) -> Slim:
     """A copy of the model without the units that the mask removes; the given one stays as it is.
 
-    `groups` are the model's units, if they are known; otherwise they are found, for which the network is traced.
+    Of a compiled or parallel model, it is a copy of what is inside. `groups` are the model's units, if they are known;
+    otherwise they are found, for which the network is traced.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> groups = units(model, (torch.zeros(1, 4),))
@@ -192,6 +193,8 @@ def slim(
     Linear(in_features=4, out_features=3, bias=True)
     """
     check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
+    check_kind("model", model, nn.Module, "give the model itself")
+    model = bare_model(model)
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
@@ -333,12 +336,6 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those that are not saved included, under each of their names."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {plain_name(n): t for n, t in [*model.named_parameters(remove_duplicate=False), *buffers.items()]}
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module that was compiled."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
 
 
 def _names_of(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
-from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
@@ -166,6 +166,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     Mask(5 tensors, 396 of 528 weights kept, density 0.75)
     """
     check_kind("model", model, nn.Module, "give the model itself")
+    model = bare_model(model)
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
     roots: dict[str, Labels] = {}
