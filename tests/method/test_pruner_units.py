@@ -315,6 +315,14 @@ def test_examples_and_units_that_do_not_fit_are_refused(capfd: pytest.CaptureFix
     with pytest.raises(InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"):
         Pruner(pattern="unit")(two_layers(), 0.5, example_inputs=torch.zeros(1, 3))
     assert capfd.readouterr().err == ""
+    hidden, wrong = found().groups[0].units, torch.zeros(1, 3)
+    for call in (
+        lambda: slim(two_layers(), found().mask_without(hidden[:2]), wrong, groups=found()),
+        lambda: slim(two_layers(), found().mask_without(hidden), wrong, groups=found()),
+        lambda: Pruner(pattern="unit", of="flops")(two_layers(), 0.5, groups=found(), example_inputs=wrong),
+    ):
+        with pytest.raises(InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"):
+            call()
     with pytest.raises(InputError, match=r"these units are of another model: here, 0\.weight have other shapes"):
         Pruner(pattern="unit")(nn.Sequential(nn.Linear(5, 8)), 0.5, groups=found())
     with pytest.raises(InputError, match="groups must be of type Units, not 5"):

@@ -25,7 +25,7 @@ from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.fitting import correct_counts
-from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
+from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
@@ -198,10 +198,17 @@ def slim(
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
-    check_path(model, groups, mask, example_inputs, example_keywords)
     masked = copied(model)
     mask.apply(masked)
-    return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_dead_layers(mask, kept))
+    try:
+        check_path(model, groups, mask, example_inputs, example_keywords)
+        made = slim_to(masked, kept, example_inputs, example_keywords)
+    except InputError:
+        raise
+    except Exception:  # whatever the model's own code raises for an example that does not fit
+        check_runs(model, example_inputs, example_keywords)
+        raise
+    return replace(made, mask=mask_of_dead_layers(mask, kept))
 
 
 def slim_to(

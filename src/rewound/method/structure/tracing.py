@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
 from rewound.method.pruning.mask import Mask, bare_model, plain_name
@@ -223,7 +224,7 @@ def exported(
             warnings.simplefilter("ignore")
             return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
-        _check_runs(model, example_inputs, example_keywords)
+        check_runs(model, example_inputs, example_keywords)
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
@@ -234,11 +235,11 @@ def exported(
             module.training = True
 
 
-def _check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
-    """Refuse an example that the network does not run on."""
+def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
+    """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
     try:
         with torch.no_grad():
-            model(*as_arguments(inputs), **dict(keywords or {}))
+            copied(model).eval()(*as_arguments(inputs), **dict(keywords or {}))
     except Exception as error:  # whatever the model's own code raises
         given = [*as_arguments(inputs), *(keywords or {}).values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
