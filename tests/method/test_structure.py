@@ -174,9 +174,13 @@ def forward_of(forward: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
         (lambda layer, x: torch.from_numpy(layer(x).detach().numpy()), ".numpy() is not supported"),
     ],
 )
-def test_a_network_that_cannot_be_traced_says_why(forward: Any, message: str) -> None:
+def test_a_network_that_cannot_be_traced_says_why(
+    forward: Any, message: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(InputError) as caught:
         units(forward_of(forward), (torch.ones(2, 3),))
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     said = str(caught.value)
     assert said.startswith("this network cannot be traced (")
     assert message in said

@@ -4,10 +4,12 @@ A unit is what must go together for the network to become smaller: a filter, its
 of one kind form a group: the channels of a layer, or of all layers that a residual connection ties.
 """
 
+import io
 import logging
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -216,12 +218,9 @@ def exported(
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
     training = [module for module in model.modules() if module.training]
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True  # torch prints what goes wrong before it raises it
     try:
         model.eval()
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with _quiet(), torch.no_grad():
             return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
         check_runs(model, example_inputs, example_keywords)
@@ -230,9 +229,26 @@ def exported(
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
     finally:
-        log.disabled = before
         for module in training:
             module.training = True
+
+
+_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings, and without what torch prints of an error, and of the graph so far, before it raises it."""
+    logs = [log for log in map(logging.getLogger, _LOGS) if not log.disabled]
+    try:
+        for log in logs:
+            log.disabled = True
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log in logs:
+            log.disabled = False
 
 
 def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
