@@ -349,6 +349,10 @@ def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None
     found = units(model, (torch.randn(1, 3, 8, 8),))
     assert not found.groups
     assert "does not know how many of its groups are left" in found.pinned["0.weight", 0]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
+    found = units(model, (torch.randn(1, 3, 8, 8),))
+    assert not found.groups
+    assert "does not know how many of its channels are left" in found.pinned["0.weight", 0]
 
     class Autocast(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -194,6 +194,13 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
     return atoms.labels(tuple(value.shape), atoms.without(x, elsewhere, "it is normalised over"))
 
 
+def instance_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any) -> Labels:
+    if not any(isinstance(each, Labels) for each in others[:4]):
+        atoms.pin_all([x], "an InstanceNorm without weights does not know how many of its channels are left")
+        return Labels(tuple(value.shape))
+    return batch_norm(atoms, value, x, *others, **kwargs)
+
+
 def group_norm(
     atoms: Atoms, value: Any, x: Labels, groups: int, weight: Labels | None = None, bias: Labels | None = None, *_: Any
 ) -> Labels:
