@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import Slim, slim
@@ -109,6 +110,39 @@ def test_heads_are_counted_where_the_example_shows_no_difference(name: str) -> N
 def test_a_count_outside_of_modules_is_refused_where_the_example_hides_it(make: Any, example: Tensor) -> None:
     with pytest.raises(InputError, match=r"no smaller network was found that equals the masked one \(its outputs"):
         halved(make("config"), example)
+
+
+class Equal(nn.Module):
+    """Two counts that are equal, of layers that need not stay so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = 8
+        self.a, self.b, self.out = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Linear(128, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu().view(-1, self.first, 4, 4)
+        found: Tensor = self.out(self.b(hidden).relu().view(-1, self.second * 16))
+        return found
+
+
+@pytest.mark.parametrize("left", [(5, 6), (6, 5), (5, 5), (8, 5), (5, 8)])
+def test_counts_that_were_equal_are_told_apart(left: tuple[int, int]) -> None:
+    model, example = Equal(), (torch.randn(2, 3, 4, 4),)
+    found = units(model, example)
+    gone = [unit for group, stay in zip(found, left, strict=True) for unit in group.units[stay:]]
+    small = slim(model, found.mask_without(gone), example).model
+    assert (small.first, small.second) == left
+
+
+def test_a_spectral_norm_in_training_mode_becomes_small() -> None:
+    first, example = spectral_norm(nn.Conv2d(3, 8, 1)), (torch.randn(2, 3, 4, 4),)
+    model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, 1)).train()
+    found = units(model, example)
+    (group,) = (group for group in found if len(group) == 6)
+    small = slim(model, found.mask_without(group.units[::2]), example).model
+    assert small[2].out_channels == 3
+    assert all(module.training for module in small.modules())
 
 
 def test_a_number_that_may_be_any_stays() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, IMAGES
-from rewound import InputError, Mask, Pruner, slim
+from rewound import InputError, Mask, Pruner, profile, slim
 from rewound.method.structure.tracing import Units, units
 
 EXAMPLE = torch.zeros(1, 2)
@@ -179,6 +179,26 @@ def test_filters_are_those_of_convolutions_ranked_by_their_own_weights() -> None
     assert not by_unit["hidden.weight"].all()
 
 
+class Experts(nn.Module):
+    """A convolution, then four stacked experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Conv1d(3, 8, 1)
+        self.inside, self.outside = nn.Parameter(torch.randn(4, 8, 12)), nn.Parameter(torch.randn(4, 12, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.einsum("bi,eih->beh", self.filters(x).mean(2).relu(), self.inside).relu()
+        return torch.einsum("beh,eho->bo", hidden, self.outside)
+
+
+def test_hidden_units_of_stacked_experts_are_no_filters() -> None:
+    mask = Pruner(pattern="filter", scope="layer")(Experts(), 0.6, example_inputs=torch.randn(2, 3, 5))
+    assert 0 < mask["filters.weight"].any(2).any(1).sum() < 8
+    assert mask["inside"].any(1).all(), "only what reads a filter is gone"
+    assert mask["outside"].all()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["residual", "gpt2", "u-net", "depthwise"])
 def test_masks_of_other_networks_slim(name: str) -> None:
@@ -195,7 +215,13 @@ def test_wrapped_and_compiled_models_are_seen_through() -> None:
     compiled = torch.compile(model, backend="eager")
     assert isinstance(compiled, nn.Module)
     for wrapped in (compiled, nn.DataParallel(model)):
-        assert Pruner(pattern="unit")(wrapped, 0.5, example_inputs=EXAMPLE) == pruned(model, 0.5)
+        mask = Pruner(pattern="unit")(wrapped, 0.5, example_inputs=EXAMPLE)
+        assert mask == pruned(model, 0.5)
+        assert units(wrapped, EXAMPLE).groups == found().groups
+        small = slim(wrapped, mask, EXAMPLE)
+        assert small.model[0].out_features == 4
+        small.into(nn.DataParallel(same := two_layers()))
+        assert same[0].out_features == 4
 
 
 @pytest.mark.parametrize(
@@ -223,6 +249,61 @@ def test_the_nearest_target_that_is_named_can_be_met() -> None:
     assert weights_left(pruned(model, 0.0893)) == 5, "one unit of each: 2 + 1 + 2"
 
 
+class ReadTwice(nn.Module):
+    """Of eight hidden units, the first four are read twice, and have larger weights: 4 * 8 + 12 * 64 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(12, 64)
+        self.a.weight.data[:4] *= 10
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        found: Tensor = self.b(torch.cat([hidden, hidden[:, :4]], 1))
+        return found
+
+
+def test_a_target_is_met_or_refused_where_units_differ_in_size() -> None:
+    model, example = ReadTwice(), torch.zeros(1, 4)
+    with pytest.raises(InputError, match=r"density 0\.1 cannot be reached .* a density of at least 0\.165,"):
+        Pruner(pattern="unit")(model, 0.1, example_inputs=example)
+    mask = Pruner(pattern="unit")(model, 0.165, example_inputs=example)
+    assert (mask.counts["a.weight"], mask.counts["b.weight"]) == (4, 128), "one of the large units is left"
+
+
+class Parts(nn.Module):
+    """The first eight rows of a weight run at 100 places, the other twelve at one; the former have larger weights."""
+
+    def __init__(self, leading: tuple[int, ...]) -> None:
+        super().__init__()
+        self.w, self.o, self.p = nn.Parameter(torch.randn(*leading, 20, 6)), nn.Linear(8, 2), nn.Linear(12, 2)
+        self.w.data[..., :8, :] *= 10
+        self.o.weight.data *= 10
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        w = self.w.flatten(0, -2)
+        many, once = w.split([w.shape[0] - self.p.in_features, self.p.in_features])
+        hidden = nn.functional.linear(x, many).relu().mean(1), nn.functional.linear(x[:, 0], once).relu()
+        return self.o(hidden[0]), self.p(hidden[1])
+
+
+@pytest.mark.parametrize("density", [0.9, 0.7, 0.3])
+def test_a_target_of_flops_is_met_where_parts_of_a_weight_run_at_other_places(density: float) -> None:
+    example = torch.zeros(1, 100, 6)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Parts(())
+        costs = profile(model, example)
+        mask = Pruner(pattern="unit", of="flops")(model, density, example_inputs=example)
+        assert density - 0.13 < costs.total(mask) / costs.total() <= density, "a unit of the first takes 12.5%"
+
+
+def test_a_target_of_flops_that_is_missed_inside_of_rows_is_warned_of() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"% of the FLOPs are left, where 70% were asked for: parts of one weight's"):
+        Pruner(pattern="unit", of="flops")(Parts((1,)), 0.7, example_inputs=torch.zeros(1, 100, 6))
+
+
 def test_example_inputs_are_asked_for() -> None:
     with pytest.raises(InputError, match="pattern 'unit' follows the network's graph; give example_inputs="):
         Pruner(pattern="unit")(two_layers(), 0.5)
@@ -234,6 +315,14 @@ def test_examples_and_units_that_do_not_fit_are_refused(capfd: pytest.CaptureFix
     with pytest.raises(InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"):
         Pruner(pattern="unit")(two_layers(), 0.5, example_inputs=torch.zeros(1, 3))
     assert capfd.readouterr().err == ""
+    hidden, wrong = found().groups[0].units, torch.zeros(1, 3)
+    for call in (
+        lambda: slim(two_layers(), found().mask_without(hidden[:2]), wrong, groups=found()),
+        lambda: slim(two_layers(), found().mask_without(hidden), wrong, groups=found()),
+        lambda: Pruner(pattern="unit", of="flops")(two_layers(), 0.5, groups=found(), example_inputs=wrong),
+    ):
+        with pytest.raises(InputError, match=r"the network does not run on the example inputs \(of \(1, 3\)\)"):
+            call()
     with pytest.raises(InputError, match=r"these units are of another model: here, 0\.weight have other shapes"):
         Pruner(pattern="unit")(nn.Sequential(nn.Linear(5, 8)), 0.5, groups=found())
     with pytest.raises(InputError, match="groups must be of type Units, not 5"):

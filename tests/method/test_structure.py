@@ -21,11 +21,12 @@ QUICK = (
     "u-net",
     "pixel-shuffle",
     "gated",
+    "halved",
     "bilstm",
     "bert",
     "llama",
 )
-"""Ten kinds of network; `make test-long` has all of them, and those of torchvision, timm and transformers."""
+"""Kinds of network; `make test-long` has all of them, and those of torchvision, timm and transformers."""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -44,6 +45,7 @@ COUNTS = {
     "u-net": [4, 6, 5],
     "pixel-shuffle": [5, 3],
     "gated": [4, 5],  # groups; a value with its gate
+    "halved": [5, 4],  # a value with its gate
     "lstm": [6, 5],  # words; hidden units, which both layers, directions and all gates have in common
     "bilstm": [6, 5],
     "projected-lstm": [6, 5, 3],  # and what is projected of them
@@ -92,6 +94,21 @@ def test_an_operation_in_a_form_that_is_not_known_pins_what_it_touches() -> None
     found = units(Scaled(), (torch.rand(2, 3),))
     assert len(found) == 0
     assert found.pinned["first.weight", 0] == "the operation var is used in a form that is not known"
+
+
+def test_what_an_index_selects_of_stays() -> None:
+    class Selected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(self.first(x).index_select(1, torch.tensor([0, 3])))
+            return found
+
+    found = units(Selected(), (torch.rand(2, 3),))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "it is looked up by an index"
 
 
 def test_weights_that_are_standardised_keep_what_they_read() -> None:
@@ -174,9 +191,13 @@ def forward_of(forward: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
         (lambda layer, x: torch.from_numpy(layer(x).detach().numpy()), ".numpy() is not supported"),
     ],
 )
-def test_a_network_that_cannot_be_traced_says_why(forward: Any, message: str) -> None:
+def test_a_network_that_cannot_be_traced_says_why(
+    forward: Any, message: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(InputError) as caught:
         units(forward_of(forward), (torch.ones(2, 3),))
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     said = str(caught.value)
     assert said.startswith("this network cannot be traced (")
     assert message in said

@@ -126,6 +126,21 @@ class Gated(nn.Module):
         return self.last(a * torch.sigmoid(b))
 
 
+class Halved(nn.Module):
+    """`glu` behind instance normalisation, and a selection of places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.normalise = nn.Conv2d(3, 10, 1), nn.InstanceNorm2d(10, affine=True, track_running_stats=True)
+        self.second, self.last = nn.Conv2d(5, 4, 1), nn.Conv2d(4, 2, 1)
+        self.register_buffer("places", torch.tensor([0, 2, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.glu(self.normalise(self.first(x)), 1)
+        found: Tensor = self.last(self.second(x).relu().index_select(2, self.places)).mean((2, 3))
+        return found
+
+
 class Tagger(nn.Module):
     """A recurrent network that labels each word: two layers, in both directions."""
 
@@ -203,6 +218,7 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "u-net": of(UNet),
     "pixel-shuffle": of(SuperResolution),
     "gated": of(Gated),
+    "halved": of(Halved),
     "lstm": tagger(nn.LSTM),
     "bilstm": tagger(nn.LSTM, bidirectional=True),
     "projected-lstm": tagger(nn.LSTM, bidirectional=True, proj_size=3),

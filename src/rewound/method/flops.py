@@ -57,9 +57,9 @@ class Profile:
         operations that are not known, and those that others are computed from."""
         return [name for name, shape in self.shapes.items() if len(shape) > 1 and name not in self.weights]
 
-    def per_element(self) -> dict[str, float]:
-        """How many operations each element of a weight takes part in, on average."""
-        return {name: sum(operations) / len(operations) for name, operations in self.weights.items()}
+    def per_row(self) -> dict[str, tuple[float, ...]]:
+        """How many operations an element of each row of a weight takes part in; one number if as many in all rows."""
+        return {name: _of_rows(operations, self.shapes[name]) for name, operations in self.weights.items()}
 
     def _operations(self, name: str, kept: Tensor | None) -> int:
         per_element = self.weights[name]
@@ -219,6 +219,15 @@ def _rule(module: nn.Module, costs: Costs) -> CostFunction | None:
 def _restore(training: Mapping[nn.Module, bool]) -> None:
     for module, mode in training.items():
         module.training = mode
+
+
+def _of_rows(parts: tuple[int, ...], shape: torch.Size) -> tuple[float, ...]:
+    if len(set(parts)) == 1:
+        return parts[:1]
+    rows = shape[0]
+    each = tuple(part for part in parts for _ in range(math.lcm(len(parts), rows) // len(parts)))
+    inside = len(each) // rows  # parts within a row: their mean
+    return tuple(sum(each[row * inside : (row + 1) * inside]) / inside for row in range(rows))
 
 
 def _add(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from rewound.method.pruning.presets import masks_density, removed_filters, repor
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 from rewound.method.pruning.scores import SCORES, Observations, observations
 from rewound.method.pruning.settings import SCOPES, PrunerFields, Shapes
-from rewound.method.structure.tracing import Units, as_arguments, units
+from rewound.method.structure.tracing import Units, as_arguments, check_runs, units
 from rewound.method.structure.unit_pruning import candidates_of, kept_of_units, mask_of_units
 
 
@@ -124,7 +124,13 @@ class Pruner(PrunerFields):
         if example_inputs is None and keywords is None:
             raise InputError("of='flops' counts a forward pass; give example_inputs=, a batch of what the model takes")
         example = () if example_inputs is None else as_arguments(example_inputs)
-        return profile(model, example, keywords=keywords)
+        try:
+            return profile(model, example, keywords=keywords)
+        except InputError:
+            raise
+        except Exception:  # whatever the model's own code raises for an example that does not fit
+            check_runs(model, example, keywords)
+            raise
 
     def _observations(
         self,

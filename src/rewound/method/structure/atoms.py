@@ -61,6 +61,8 @@ class Atoms:
     """Atoms that must stay, and why."""
     produced: list[Tensor] = field(default_factory=list)
     """Atoms of weights that put something out, by operation."""
+    filters: list[Tensor] = field(default_factory=list)
+    """Those of them that are filters of convolutions."""
     reads: list[Tensor] = field(default_factory=list)
     """Atoms that a layer sums over: what is tied to none of them has no effect on what the example gives."""
     joint: list[Factor] = field(default_factory=list)
@@ -114,9 +116,11 @@ class Atoms:
                 self.pin(factor.atoms, reason)
         return self.along(x, dim)
 
-    def put_out(self, weight: Labels, dim: int) -> None:
-        """Note the dimension of a weight along which it puts something out."""
-        self.produced += [factor.atoms.reshape(-1) for factor in weight.along(dim)]
+    def put_out(self, weight: Labels, dim: int, *, filters: bool = False) -> None:
+        """Note the dimension of a weight along which it puts something out, and whether by filters of a convolution."""
+        found = [factor.atoms.reshape(-1) for factor in weight.along(dim)]
+        self.produced += found
+        self.filters += found if filters else []
 
     def without(self, x: Labels, dims: Sequence[int], reason: str) -> list[Factor]:
         """The factors without these dimensions, which are pinned where they are labelled."""

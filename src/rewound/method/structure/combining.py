@@ -176,3 +176,14 @@ def indexed(atoms: Atoms, value: Any, x: Labels, indices: Sequence[Any]) -> Labe
     kept = atoms.without(x, range(count), "it is looked up by an index")
     by = len(value.shape) - x.rank
     return atoms.labels(tuple(value.shape), [Factor(shifted(f.dims, by), f.atoms) for f in kept])
+
+
+def selected(atoms: Atoms, value: Any, x: Labels, dim: int, index: Labels) -> Labels:
+    """Looked up by one tensor along a dimension, which stays."""
+    atoms.pin_all([index], "it is an index")
+    return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "it is looked up by an index"))
+
+
+def gated(atoms: Atoms, value: Any, x: Labels, dim: int = -1) -> Labels:
+    """A gated linear unit: the first half of a dimension times a function of the second."""
+    return pointwise(atoms, value, moved(atoms, torch.ops.aten.chunk.default, [x, 2, dim], {}, [value, value]))

@@ -109,7 +109,13 @@ COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
 
 
 def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
-    """Write anew what modules of torch count beside their weights."""
+    """Write anew what modules of torch count beside their weights.
+
+    In evaluation mode: in training mode, spectral_norm changes whenever its weight is read.
+    """
+    training = [module for model in (large, small) for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     pairs: Iterator[tuple[Any, Any]] = zip(large.modules(), small.modules(), strict=True)
     for old, new in pairs:
         if _is_conv1d(new):
@@ -117,6 +123,8 @@ def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
         for kind, rule in COUNTS.items():
             if isinstance(new, kind):
                 rule(old, new)
+    for module in training:
+        module.training = True
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -156,16 +164,16 @@ def _own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[s
         start = f"{prefix}." if prefix else ""
         inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
         near = {name: dims for name, dims in inside.items() if name.removeprefix(start).count(".") < 3}
-        sizes = {tensors[name].shape[dim]: len(left) for name, dims in near.items() for dim, left in dims.items()}
+        places = [(tensors[name].shape[dim], len(left)) for name, dims in near.items() for dim, left in dims.items()]
+        sizes = dict.fromkeys(reversed(places))  # the later of equal sizes is the likelier
         for name, value in vars(old).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 2 or name.startswith("_"):
                 continue
-            parts = [
-                left * value // size for size, left in sizes.items() if size % value == 0 and left * value % size == 0
-            ]
-            options = tuple(dict.fromkeys([value, *([sizes[value]] if value in sizes else []), *parts]))
+            same = [left for size, left in sizes if size == value]
+            parts = [left * value // size for size, left in sizes if size % value == 0 and left * value % size == 0]
+            options = tuple(dict.fromkeys([value, *same, *parts]))
             if len(options) > 1:
-                beyond = 1 + max(value, *(left for size, left in sizes.items() if size % value == 0))
+                beyond = 1 + max(value, *(left for size, left in sizes if size % value == 0))
                 found.setdefault((type(old), name), []).append(_Number(tuple(new), name, options, beyond))
     return found
 

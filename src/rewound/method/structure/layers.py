@@ -15,7 +15,7 @@ def convolution(
 ) -> Labels:
     groups = _groups(args, kwargs)
     inputs = atoms.alone(x, 1 if x.rank == weight.rank else 0, "it is a dimension that a convolution runs over")
-    atoms.put_out(weight, 0)
+    atoms.put_out(weight, 0, filters=True)
     outputs, reads = atoms.along(weight, 0), atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
     if groups == 1:
@@ -37,7 +37,7 @@ def transposed_convolution(
     groups = _groups(args, kwargs)
     inputs = atoms.alone(x, 1, "it is a dimension that a convolution runs over")
     atoms.read(inputs, atoms.along(weight, 0))
-    atoms.put_out(weight, 1)
+    atoms.put_out(weight, 1, filters=True)
     outputs = atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
     if groups > 1:
@@ -192,6 +192,13 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
             atoms.pin_all([each], "it normalises what cannot shrink")
     elsewhere = [d for d in range(x.rank) if d != 1]
     return atoms.labels(tuple(value.shape), atoms.without(x, elsewhere, "it is normalised over"))
+
+
+def instance_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any) -> Labels:
+    if not any(isinstance(each, Labels) for each in others[:4]):
+        atoms.pin_all([x], "an InstanceNorm without weights does not know how many of its channels are left")
+        return Labels(tuple(value.shape))
+    return batch_norm(atoms, value, x, *others, **kwargs)
 
 
 def group_norm(

@@ -12,6 +12,7 @@ import torch
 from rewound.method.structure.atoms import Atoms, Labels, labelled
 from rewound.method.structure.combining import (
     flat,
+    gated,
     indexed,
     joined,
     moved,
@@ -19,6 +20,7 @@ from rewound.method.structure.combining import (
     plain,
     pointwise,
     reduction,
+    selected,
     shaped_like,
     softmax,
     spatial,
@@ -32,6 +34,7 @@ from rewound.method.structure.layers import (
     einsum,
     embedding,
     group_norm,
+    instance_norm,
     layer_norm,
     linear,
     prelu,
@@ -110,6 +113,7 @@ RULES: dict[str, Rule] = {
     "prelu": prelu,
     "embedding": embedding,
     "batch_norm": batch_norm,
+    "instance_norm": instance_norm,
     "group_norm": group_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), softmax),
@@ -122,5 +126,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("view_as", "reshape_as", "expand_as"), shaped_like),
     **dict.fromkeys(("constant_pad_nd", "pad"), padded),
     "index": indexed,
+    "index_select": selected,
+    "glu": gated,
     "einsum": einsum,
 }

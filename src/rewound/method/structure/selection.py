@@ -57,15 +57,24 @@ class NetworkSize(NamedTuple):
     """What density is a fraction of: so much for each element of a weight, and what no removal can change."""
 
     shapes: Shapes
-    per_element: Mapping[str, float]
+    per_row: Mapping[str, Sequence[float]]
+    """What an element of each row of a weight counts; one number where that is the same in all rows."""
     fixed: float = 0
 
-    def without(self, lost: Mapping[Dimension, int]) -> int:
-        """The size of a network whose weights have lost that many indices along each dimension."""
+    def of_indices(self, place: Dimension, indices: Sequence[int]) -> float:
+        """What indices of a dimension count: their number, for rows times what their elements count."""
+        name, dim = place
+        if dim or name not in self.per_row:
+            return len(indices)
+        each = self.per_row[name]
+        return each[0] * len(indices) if len(each) == 1 else sum(each[index] for index in indices)
+
+    def without(self, lost: Mapping[Dimension, float]) -> int:
+        """The size of a network whose weights have lost that much along each dimension, as `of_indices` counts it."""
         total = self.fixed
-        for name, each in self.per_element.items():
-            left = math.prod(size - lost.get((name, dim), 0) for dim, size in enumerate(self.shapes[name]))
-            total += left * each
+        for name in self.per_row:
+            whole = [self.of_indices((name, dim), range(size)) for dim, size in enumerate(self.shapes[name] or (1,))]
+            total += math.prod(size - lost.get((name, dim), 0) for dim, size in enumerate(whole))
         return round(total)
 
 
@@ -95,6 +104,11 @@ def _rows(tensor: Tensor, dim: int) -> Tensor:
 
 def _taken(group: UnitGroup, which: Tensor) -> list[Unit]:
     return [unit for unit, taken in zip(group.units, which.tolist(), strict=True) if taken]
+
+
+def _sizes(group: UnitGroup, place: Dimension, size: NetworkSize) -> list[float]:
+    """What each unit of a group counts at a place."""
+    return [size.of_indices(place, unit.indices[place]) for unit in group.units]
 
 
 UnitScores = Callable[[UnitGroup], Tensor]
@@ -170,8 +184,8 @@ class Removal:
 
     groups: Sequence[UnitGroup]
     batches: Sequence[_Batch]
-    gone: Mapping[Dimension, int]
-    """How many indices of each dimension are gone already."""
+    gone: Mapping[Dimension, float]
+    """What is gone already along each dimension."""
     size: NetworkSize
     multiple: int
     """How many units of a group go together."""
@@ -196,8 +210,10 @@ class Removal:
     @property
     def largest_batch(self) -> int:
         """The most that a batch takes from the whole network, those that are gone already included."""
-        first = [group.units[0].indices for group in self.groups]
-        lost = [{place: self.multiple * len(indices) for place, indices in unit.items()} for unit in first]
+        lost = [
+            {place: self.multiple * max(_sizes(group, place, self.size)) for place in group.members}
+            for group in self.groups
+        ]
         return max(self.size.without({}) - self.size.without(each) for each in lost)
 
     def _without(self, batches: Mapping[int, int]) -> int:
@@ -209,20 +225,20 @@ class Removal:
         return self.size.without(lost)
 
     @cached_property
-    def _lost(self) -> dict[int, dict[Dimension, list[int]]]:
-        """By group and dimension: how many indices are lost after each of the group's batches."""
+    def _lost(self) -> dict[int, dict[Dimension, list[float]]]:
+        """By group and dimension: what is lost after each of the group's batches."""
         batches: dict[int, list[_Batch]] = {}
         for batch in self.batches:
             batches.setdefault(batch.group, []).append(batch)
-        lost: dict[int, dict[Dimension, list[int]]] = {}
+        lost: dict[int, dict[Dimension, list[float]]] = {}
         for number, own in batches.items():
             group = self.groups[number]
             units = [group.units[unit].indices for batch in own for unit in batch.units]
             ends = list(accumulate(len(batch.units) for batch in own))
             lost[number] = {}
             for place in group.members:
-                if place[0] in self.size.per_element:
-                    after = list(accumulate(len(indices[place]) for indices in units))
+                if place[0] in self.size.per_row:
+                    after = list(accumulate(self.size.of_indices(place, indices[place]) for indices in units))
                     lost[number][place] = [after[end - 1] for end in ends]
         return lost
 
@@ -266,11 +282,11 @@ class Candidates:
         return self._removal(sorted(batches, key=lambda batch: batch[:2]), alive)
 
     def _removal(self, batches: Sequence[_Batch], alive: Sequence[Tensor]) -> Removal:
-        gone: dict[Dimension, int] = {}
+        gone: dict[Dimension, float] = {}
         for group, which in zip(self.groups, alive, strict=True):
             for unit in _taken(group, ~which):
                 for place, indices in unit.indices.items():
-                    gone[place] = gone.get(place, 0) + len(indices)
+                    gone[place] = gone.get(place, 0) + self.size.of_indices(place, indices)
         return Removal(self.groups.groups, batches, gone, self.size, self.least.round_to)
 
     def _batches(self, number: int, scores: UnitScores, alive: Tensor) -> Iterator[_Batch]:
@@ -320,14 +336,14 @@ class Candidates:
 
     @property
     def smallest(self) -> int:
-        """What is left at least."""
-        whole = self.whole
-        batches = []
+        """What is left where all that may go is gone; at most, as of units that differ in size the largest may stay."""
+        lost: dict[Dimension, float] = {}
         for number in self.free:
-            ends = self._ends(number, len(self.groups.groups[number]))
-            if ends:
-                batches.append(_Batch(0, number, tuple(range(ends[-1]))))
-        return self._removal(batches, whole).smallest
+            group = self.groups.groups[number]
+            count = max(self._ends(number, len(group)), default=0)
+            for place in group.members:
+                lost[place] = lost.get(place, 0) + sum(sorted(_sizes(group, place, self.size))[:count])
+        return self.size.without(lost)
 
     @property
     def whole(self) -> list[Tensor]:
@@ -355,7 +371,7 @@ def candidates(
         produced_by = producing_weights(group, weights)
         if not produced_by or not all(name in chosen for name in produced_by):
             continue
-        if only_filters and not all(len(groups.shapes[name]) > 2 for name in produced_by):
+        if only_filters and not set(produced_by) <= {name for name, _ in group.filters}:
             continue
         fixed = [name for name, _ in group.members if name in groups.shapes and name not in trained]
         frozen |= dict.fromkeys(fixed)

@@ -23,10 +23,10 @@ from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
-from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.fitting import correct_counts
-from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, units
-from rewound.method.structure.trials import flatten_recurrent, runnable_copy, tensors_in, zero_gone
+from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
+from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
@@ -96,7 +96,7 @@ class Slim:
         that hold them see the small ones. Gradients are dropped. Then call `into_optimizer`.
         """
         check_kind("model", model, nn.Module, "give the large model that is to become small")
-        model = _unwrapped(model)
+        model = bare_model(model)
         self._check_same_modules(model)
         there, here, shapes = tensors_of(model), tensors_of(self.model), shapes_of(model)
         if other := [name for name in {**there, **here} if shapes.get(name) != self.shapes.get(name)]:
@@ -183,7 +183,8 @@ def slim(
 ) -> Slim:
     """A copy of the model without the units that the mask removes; the given one stays as it is.
 
-    `groups` are the model's units, if they are known; otherwise they are found, for which the network is traced.
+    Of a compiled or parallel model, it is a copy of what is inside. `groups` are the model's units, if they are known;
+    otherwise they are found, for which the network is traced.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> groups = units(model, (torch.zeros(1, 4),))
@@ -192,13 +193,22 @@ def slim(
     Linear(in_features=4, out_features=3, bias=True)
     """
     check_kind("mask", mask, Mask, "give one of whole units, as rewound.units(...).mask_without makes it")
+    check_kind("model", model, nn.Module, "give the model itself")
+    model = bare_model(model)
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
-    check_path(model, groups, mask, example_inputs, example_keywords)
     masked = copied(model)
     mask.apply(masked)
-    return replace(slim_to(masked, kept, example_inputs, example_keywords), mask=mask_of_dead_layers(mask, kept))
+    try:
+        check_path(model, groups, mask, example_inputs, example_keywords)
+        made = slim_to(masked, kept, example_inputs, example_keywords)
+    except InputError:
+        raise
+    except Exception:  # whatever the model's own code raises for an example that does not fit
+        check_runs(model, example_inputs, example_keywords)
+        raise
+    return replace(made, mask=mask_of_dead_layers(mask, kept))
 
 
 def slim_to(
@@ -313,47 +323,15 @@ def check_path(
 ) -> None:
     """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
     dead = dead_groups(groups, mask)
-    example = as_arguments(example_inputs), dict(example_keywords or {})
-    if not dead or not _cuts_off(model, mask, *example):
+    example = Call(as_arguments(example_inputs), dict(example_keywords or {}))
+    if not dead or not cuts_off(model, mask, example):
         return
-    alone = [group for group in dead if _cuts_off(model, groups.mask_without(group.units), *example)]
+    alone = [group for group in dead if cuts_off(model, groups.mask_without(group.units), example)]
     names = few([f"{group.name} ({len(group)})" for group in alone or dead])
     raise InputError(
         f"the mask removes all units of {names}, which are on the only way from the network's inputs to its outputs: "
         "these no longer depend on the inputs; keep at least one unit of them"
     )
-
-
-@torch.no_grad()
-def _cuts_off(model: nn.Module, mask: Mask, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs."""
-    dense, masked = (runnable_copy(model).eval() for _ in range(2))
-    mask.apply(masked)
-    before = [tensors_in(each(*args, **keywords)) for each in (dense, masked)]
-    for changed_args, changed_keywords in _changed(args, keywords):
-        after = [tensors_in(each(*changed_args, **changed_keywords)) for each in (dense, masked)]
-        for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
-            if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
-                return True
-    return False
-
-
-def _changed(args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The example with one of its tensors changed at a time; whole numbers stay within their range."""
-    for place, each in enumerate(args):
-        if (other := _other(each)) is not None:
-            yield (*args[:place], other, *args[place + 1 :]), keywords
-    for key, each in keywords.items():
-        if (other := _other(each)) is not None:
-            yield args, {**keywords, key: other}
-
-
-def _other(thing: Any) -> Tensor | None:
-    if not isinstance(thing, Tensor) or thing.dtype == torch.bool or not thing.numel():
-        return None
-    if thing.is_floating_point():
-        return thing + torch.linspace(0.5, 1, thing.numel(), dtype=thing.dtype, device=thing.device).view(thing.shape)
-    return thing.max() + thing.min() - thing
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -365,12 +343,6 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those that are not saved included, under each of their names."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     return {plain_name(n): t for n, t in [*model.named_parameters(remove_duplicate=False), *buffers.items()]}
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module that was compiled."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
 
 
 def _names_of(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:

@@ -4,10 +4,12 @@ A unit is what must go together for the network to become smaller: a filter, its
 of one kind form a group: the channels of a layer, or of all layers that a residual connection ties.
 """
 
+import io
 import logging
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -17,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
-from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
@@ -48,6 +51,8 @@ class UnitGroup:
     units: tuple[Unit, ...]
     producers: tuple[Dimension, ...] = ()
     """Those members whose weights compute the units: filters, rows of linear layers, columns of an embedding."""
+    filters: tuple[Dimension, ...] = ()
+    """Those producers that are convolutions."""
 
     def __len__(self) -> int:
         return len(self.units)
@@ -164,6 +169,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     Mask(5 tensors, 396 of 528 weights kept, density 0.75)
     """
     check_kind("model", model, nn.Module, "give the model itself")
+    model = bare_model(model)
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
     roots: dict[str, Labels] = {}
@@ -212,30 +218,44 @@ def exported(
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
     training = [module for module in model.modules() if module.training]
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True  # torch prints what goes wrong before it raises it
     try:
         model.eval()
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with _quiet(), torch.no_grad():
             return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
-        _check_runs(model, example_inputs, example_keywords)
+        check_runs(model, example_inputs, example_keywords)
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
     finally:
-        log.disabled = before
         for module in training:
             module.training = True
 
 
-def _check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
-    """Refuse an example that the network does not run on."""
+_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings, and without what torch prints of an error, and of the graph so far, before it raises it."""
+    logs = [log for log in map(logging.getLogger, _LOGS) if not log.disabled]
+    try:
+        for log in logs:
+            log.disabled = True
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log in logs:
+            log.disabled = False
+
+
+def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
+    """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
     try:
         with torch.no_grad():
-            model(*as_arguments(inputs), **dict(keywords or {}))
+            copied(model).eval()(*as_arguments(inputs), **dict(keywords or {}))
     except Exception as error:  # whatever the model's own code raises
         given = [*as_arguments(inputs), *(keywords or {}).values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
@@ -301,17 +321,17 @@ def _gathered(
     atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> Units:
     components, reasons = atoms.settle()
-    produced = torch.zeros(atoms.count, dtype=torch.bool)
-    for each in atoms.produced:
-        produced[each] = True
+    produced, filters = _flags(atoms.produced, atoms.count), _flags(atoms.filters, atoms.count)
     found: dict[int, dict[Dimension, list[int]]] = {}
     pinned: dict[Dimension, str] = {}
-    producers: set[Dimension] = set()
+    producers, of_filters = set[Dimension](), set[Dimension]()
     for name, labels in roots.items():
         for factor in labels.factors:
             place = (name, factor.dims[0])
             if bool(produced[factor.atoms].any()):
                 producers.add(place)
+            if bool(filters[factor.atoms].any()):
+                of_filters.add(place)
             for index, component in enumerate(components[factor.atoms].tolist()):
                 if component != STAYS:
                     found.setdefault(component, {}).setdefault(place, []).append(index)
@@ -324,7 +344,20 @@ def _gathered(
         unit = Unit({place: tuple(indices) for place, indices in places.items()})
         grouped.setdefault(tuple(places), []).append(unit)
     groups = tuple(
-        UnitGroup(members, tuple(them), tuple(place for place in members if place in producers))
+        UnitGroup(
+            members,
+            tuple(them),
+            tuple(place for place in members if place in producers),
+            tuple(place for place in members if place in of_filters),
+        )
         for members, them in grouped.items()
     )
     return Units(groups, pinned, shapes, tied)
+
+
+def _flags(found: Sequence[Tensor], count: int) -> Tensor:
+    """Which atoms were found."""
+    flags = torch.zeros(count, dtype=torch.bool)
+    for each in found:
+        flags[each] = True
+    return flags

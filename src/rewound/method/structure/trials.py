@@ -6,20 +6,23 @@ that they have, and on an example in which elements differ.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import own_draws
+from rewound.method.pruning.mask import Mask
 
 _KEEP = "keep those with skip=, or keep the network as it is"
-_LONGER = 3  # steps of a sequence, in place of an example's only one
+_LONGER = 3  # steps of a sequence, or rows, in place of one
 
 
 class Call(NamedTuple):
@@ -28,8 +31,11 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def outputs(self, model: nn.Module) -> list[Tensor]:
-        return tensors_in(model(*self.args, **self.keywords))
+    def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
+        """What a network puts out; one that draws, draws the same each time."""
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        with own_draws(device, seed):
+            return tensors_in(model(*self.args, **self.keywords))
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,12 @@ class Trial:
 
     def check_training(self) -> None:
         """An error if the networks differ in training mode, of which nothing was traced; afterwards they stay in it."""
-        try:
-            expected = self._trained(self.masked)
-        except Exception:  # it does not train on such an example; BatchNorm needs more than one value
+        trained = self._trained_masked()
+        if trained is None:
             return
+        example, expected = trained
         try:
-            given = self._trained(self.small)
+            given = _trained(self.small, example)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(
@@ -69,33 +75,66 @@ class Trial:
             ) from error
         off = distance(given, expected)
         bound = self.tolerance if off < torch.inf else sys.float_info.max
-        if off > self.tolerance and not self._passes_differ(expected, bound):  # where they do, only shapes count
+        if off > self.tolerance and not self._passes_differ(example, expected, bound):  # if they do, only shapes count
             how = "differ" if off < torch.inf else "have other shapes"
             raise InputError(
                 f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
                 f"units that are gone; {_KEEP}"
             )
 
-    def _trained(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        with own_draws(device, seed):
-            return self.examples[0].outputs(model.train())
+    def _trained_masked(self) -> tuple[Call, list[Tensor]] | None:
+        """An example that the masked network trains on, of more rows if it must be, and what it puts out; None if none.
 
-    def _passes_differ(self, expected: Sequence[Tensor], bound: float) -> bool:
-        """Whether the masked network's outputs differ between passes by more than that: by dropout, or by rounding.
+        BatchNorm needs more than one value.
+        """
+        for example in (self.examples[0], _more_rows(self.masked, self.examples[0])):
+            with suppress(Exception):  # whatever its own code raises
+                return example, _trained(self.masked, example)
+        return None
+
+    def _passes_differ(self, example: Call, expected: Sequence[Tensor], bound: float) -> bool:
+        """Whether the masked network's outputs differ between passes by more than that: by its draws, or by rounding.
 
         A batch of two examples may have almost no variance, and BatchNorm then magnifies the last digits.
         """
-        if distance(self._trained(self.masked, 1), expected) > bound:
+        if distance(_trained(self.masked, example, 1), expected) > bound:
             return True
         for seed in range(2, 7):
             for parameter in self.masked.parameters():
                 if parameter.is_floating_point():
                     draws = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)).to(parameter)
                     parameter.mul_(1 + 100 * torch.finfo(parameter.dtype).eps * draws)
-            if distance(self._trained(self.masked, seed), expected) > bound:
+            if distance(_trained(self.masked, example, seed), expected) > bound:
                 return True
         return False
+
+
+def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
+    """What a network puts out in training mode, without dropout: of fewer units, that would drop others."""
+    with _NoDropout():
+        return example.outputs(model.train(), seed)
+
+
+_DROPOUTS = {"dropout1d", "dropout2d", "dropout3d"} | {
+    f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")
+}
+
+
+class _NoDropout(TorchFunctionMode):
+    """Leaves out dropout, that of attention and between the layers of a recurrent network included."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
+            args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
+        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
+            args = tuple(0.0 if isinstance(each, float) else each for each in args)
+        return func(*args, **kwargs)
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -219,18 +258,72 @@ def _varied(tensor: Tensor, most: int) -> Tensor | None:
     return torch.where(tensor > 0, tensor - draws, tensor + draws)
 
 
+def _more_rows(model: nn.Module, given: Call) -> Call:
+    """The example with several rows in place of each, in all tensors that have as many rows as the first."""
+    most, found = _safe_ids(model), [each for each in tree_leaves(given) if isinstance(each, Tensor) and each.ndim]
+    rows = found[0].shape[0] if found else 0
+
+    def more(tensor: Tensor) -> Tensor:
+        return _longer(tensor, most, 0) if tensor.ndim and tensor.shape[0] == rows else tensor
+
+    changed: Call = tree_map_only(Tensor, more, given)
+    return changed
+
+
 def _is_one_step(thing: Any) -> bool:
     return isinstance(thing, Tensor) and thing.ndim > 1 and thing.shape[1] == 1
 
 
-def _longer(tensor: Tensor, most: int) -> Tensor:
-    repeated = tensor.repeat_interleave(_LONGER, 1)
+def _longer(tensor: Tensor, most: int, dim: int = 1) -> Tensor:
+    repeated = tensor.repeat_interleave(_LONGER, dim)
     varied = _varied(repeated, most)
     return repeated if varied is None else varied
 
 
 def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+# Whether an input still matters
+
+
+@torch.no_grad()
+def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
+    """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs.
+
+    The mask may have been applied already, so that the weights are drawn anew where the network runs with others.
+    """
+    dense = runnable_copy(model).eval()
+    _draw_weights(dense, dense, {})
+    if _numbers(dense, given) is None:
+        dense = runnable_copy(model).eval()
+    masked = runnable_copy(dense)
+    mask.apply(masked)
+    before = [given.outputs(each) for each in (dense, masked)]
+    for changed in _changed(given):
+        after = [changed.outputs(each) for each in (dense, masked)]
+        for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
+            if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
+                return True
+    return False
+
+
+def _changed(given: Call) -> Iterator[Call]:
+    """The example with one of its tensors changed at a time; whole numbers stay within their range."""
+    for place, each in enumerate(given.args):
+        if (other := _other(each)) is not None:
+            yield Call((*given.args[:place], other, *given.args[place + 1 :]), given.keywords)
+    for key, each in given.keywords.items():
+        if (other := _other(each)) is not None:
+            yield Call(given.args, {**given.keywords, key: other})
+
+
+def _other(thing: Any) -> Tensor | None:
+    if not isinstance(thing, Tensor) or thing.dtype == torch.bool or not thing.numel():
+        return None
+    if thing.is_floating_point():
+        return thing + torch.linspace(0.5, 1, thing.numel(), dtype=thing.dtype, device=thing.device).view(thing.shape)
+    return thing.max() + thing.min() - thing
 
 
 # Copies and outputs

@@ -68,7 +68,10 @@ def mask_of_units(
     inside = [name for name in network.parameters if name in parameters]  # a tied one by its first name
     kept = {name: torch.ones(shapes[name], dtype=torch.bool) for name in inside}
     kept |= {name: each.cpu() for name, each in before.items()}
-    return Mask({name: each & without[name] if name in without else each for name, each in kept.items()})
+    mask = Mask({name: each & without[name] if name in without else each for name, each in kept.items()})
+    if pruner.of == "flops" and profile is not None and density is not None:
+        _warn_of_more_left(profile, mask, density)
+    return mask
 
 
 def kept_of_units(
@@ -122,10 +125,10 @@ def candidates_of(
 def _size(pruner: PrunerFields, counted: Shapes, profile: Profile | None) -> NetworkSize:
     """What density is a fraction of: the selected weights, or the operations of a forward pass."""
     if pruner.of == "weights":
-        return NetworkSize(counted, dict.fromkeys(counted, 1))
+        return NetworkSize(counted, dict.fromkeys(counted, (1,)))
     if profile is None:
         raise InputError(f"of={pruner.of!r} needs the costs of a forward pass; give profile=rewound.profile(...)")
-    size = NetworkSize(profile.shapes, profile.per_element(), profile.fixed)
+    size = NetworkSize(profile.shapes, profile.per_row(), profile.fixed)
     if not size.without({}):
         raise InputError(
             f"of={pruner.of!r} counts no operations in this network, so that no part of them can be left; use layers "
@@ -147,6 +150,16 @@ def _warn_of_uncounted(network: Candidates, profile: Profile, model: nn.Module |
             f"of='flops' finds no product with {few(weights)}: unless {added} only added to something, what that costs "
             "counts in full or not at all, whatever is removed, and another part of the FLOPs is left than asked for; "
             "use layers of torch.nn there, or of='weights'"
+        )
+
+
+def _warn_of_more_left(profile: Profile, mask: Mask, density: float) -> None:
+    """Warn where rows of a weight have parts that take part in different numbers of operations, which are averaged."""
+    left, total = profile.total(mask), profile.total()
+    if left > kept_count(total, density):
+        warn(
+            f"{100 * left / total:.4g}% of the FLOPs are left, where {100 * density:.4g}% were asked for: parts of one "
+            "weight's rows run at different numbers of places; make these parts weights, or ask for a lower density"
         )
 
 

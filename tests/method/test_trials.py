@@ -1,0 +1,128 @@
+"""Whether a small network equals the masked one, in training mode, too, and where it draws random numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rewound import InputError
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import units
+
+
+def halved(model: nn.Module, example: Tensor) -> Slim:
+    found = units(model, (example,))
+    return slim(model, found.mask_without([unit for group in found for unit in group.units[::2]]), (example,))
+
+
+class Auxiliary(nn.Module):
+    """A second head, in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        return self.b(hidden) + self.c(hidden) if self.training else self.b(hidden)
+
+
+def test_a_part_that_only_training_uses_is_refused() -> None:
+    model, example = Auxiliary(), torch.randn(2, 6)
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="does not run in training mode") as refused:
+        halved(model, example)
+    assert "reads units that are gone; keep those with skip=" in str(refused.value)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
+
+
+class Returned(nn.Module):
+    """Also returns what is inside, in training only; `how` says what of it, and `between` is called on the hidden."""
+
+    def __init__(self, how: str, between: Any = None) -> None:
+        super().__init__()
+        self.a, self.b, self.how, self.between = nn.Linear(6, 8), nn.Linear(8, 4), how, between or nn.Identity()
+
+    def forward(self, x: Tensor) -> object:
+        hidden = self.between(self.a(x)).relu()
+        if not self.training:
+            return self.b(hidden)
+        return self.b(hidden), {"units": hidden, "mean": hidden.mean(1), "sum": hidden.sum(1)}[self.how]
+
+
+class Dropped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.1, self.training)
+
+
+class Heads(nn.Module):
+    """Attention between the rows, of four heads of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        part, probability = x.view(x.shape[0], -1, 2).transpose(0, 1), 0.5 if self.training else 0.0
+        found = nn.functional.scaled_dot_product_attention(part, part, part, None, probability)
+        return found.transpose(0, 1).reshape(x.shape)
+
+
+class Steps(nn.Module):
+    """The rows as steps of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(8, 8, 2, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)[0]
+        return found
+
+
+BETWEEN: dict[str, Callable[[], Any]] = {
+    "nothing": nn.Identity,
+    "dropout": lambda: nn.Dropout(0.1),
+    "dropout of channels": lambda: nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Dropout1d(0.5), nn.Flatten()),
+    "dropout in place": lambda: nn.Dropout(0.1, inplace=True),
+    "a function": Dropped,
+    "attention": Heads,
+    "a recurrent layer": Steps,
+    "normalisation": lambda: nn.BatchNorm1d(8),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_only_training_returns_is_compared(name: str, rows: int) -> None:
+    example = torch.randn(rows, 6)
+    for how, says in (("units", "have other shapes"), ("mean", "differ")):
+        with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):
+            halved(Returned(how, BETWEEN[name]()), example)
+    assert halved(Returned("sum", BETWEEN[name]()), example).model.a.out_features == 4
+
+
+def test_batches_without_variance_do_not_count_as_a_difference() -> None:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    almost_equal = 1 + 1e-12 * torch.randn(2, 64).double()  # each BatchNorm magnifies what differs 300 times
+    assert halved(nn.Sequential(*layers, nn.Linear(64, 2)).double(), almost_equal).model[0].out_features == 32
+
+
+class Sampled(nn.Module):
+    """A variational autoencoder, which draws in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.mean, self.spread = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.decode = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.encode(x).relu()
+        mean = self.mean(hidden)
+        found: Tensor = self.decode(mean + torch.randn_like(mean) * self.spread(hidden).exp())
+        return found
+
+
+def test_a_network_that_draws_becomes_small() -> None:
+    model, example = Sampled(), torch.randn(3, 6)
+    found = units(model, (example,))
+    (hidden,) = (group for group in found if len(group) == 8)
+    assert slim(model, found.mask_without(hidden.units[::2]), (example,)).model.encode.out_features == 4
