@@ -1,7 +1,7 @@
 """Copies of models that have run."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 T = TypeVar("T")
 
 
-def copied(thing: T) -> T:
-    """A deep copy of a model, or of what holds one.
+def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
+    """A deep copy of a model, or of what holds one; `instead` are parts of it, each with what takes its place.
 
     A module may keep a tensor of its last pass (features for a plot, the weight that spectral_norm computes). Torch
     copies none that has a graph; here its values are copied.
@@ -23,7 +23,7 @@ def copied(thing: T) -> T:
     True
     """
     with _ValuesOnly():
-        return copy.deepcopy(thing)
+        return copy.deepcopy(thing, {id(part): other for part, other in instead})
 
 
 class _ValuesOnly(TorchFunctionMode):

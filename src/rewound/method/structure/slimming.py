@@ -202,7 +202,7 @@ def slim(
     mask.apply(masked)
     try:
         check_path(model, groups, mask, example_inputs, example_keywords)
-        made = slim_to(masked, kept, example_inputs, example_keywords)
+        made = _slimmed(masked, kept, example_inputs, example_keywords)
     except InputError:
         raise
     except Exception:  # whatever the model's own code raises for an example that does not fit
@@ -221,8 +221,14 @@ def slim_to(
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
-    shapes = shapes_of(model)
-    masked, small = copied(model), copied(model)
+    return _slimmed(copied(model), kept, example_inputs, example_keywords)
+
+
+def _slimmed(
+    masked: nn.Module, kept: KeptIndices, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None
+) -> Slim:
+    """`slim_to` of a network in which what is gone may be set to zero."""
+    shapes, small = shapes_of(masked), copied(masked)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))

@@ -158,8 +158,8 @@ def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, 
     In float64 or, where the network's own code makes tensors of another type, in the type that it has.
     """
     try:
-        in_float64 = copied(masked).double().eval(), copied(small).double().eval()
-        return _trials(*in_float64, kept, tree_map_only(Tensor, _doubled, given), 1e-9)
+        doubled = tree_map_only(Tensor, _doubled, given)
+        return _trials(copy_in_float64(masked).eval(), copy_in_float64(small).eval(), kept, doubled, 1e-9)
     except Exception:  # whatever its code raises for another type than its own
         return _trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, 1e-4)
 
@@ -327,6 +327,14 @@ def _other(thing: Any) -> Tensor | None:
 
 
 # Copies and outputs
+
+
+def copy_in_float64(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have double precision."""
+    weights = [each for each in model.parameters() if type(each) is nn.Parameter and each.is_floating_point()]
+    # Weights are converted as they are copied: one copy of a large network less.
+    converted = (nn.Parameter(each.detach().to(torch.float64, copy=True), each.requires_grad) for each in weights)
+    return copied(model, zip(weights, converted, strict=True)).double()
 
 
 def runnable_copy(model: nn.Module) -> nn.Module:
