@@ -25,6 +25,7 @@ from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask, first_names
+from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
@@ -48,12 +49,16 @@ class Structure:
     """Of the large network's parameters and buffers."""
     parameters: int = field(init=False)
     """How many the large network has."""
+    counted: frozenset[str] = field(init=False)
+    """The weights of the large network that a density counts; biases and normalisation of units are not."""
     _call: FirstCall | None = field(default=None, init=False)
     _waited: int = field(default=0, init=False)
     _shrunk: Shrunk | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.shapes, self.parameters = shapes_of(self.subjects.model), parameter_count(self.subjects.model)
+        model = self.subjects.model
+        self.shapes, self.parameters = shapes_of(model), parameter_count(model)
+        self.counted = frozenset(self.pruner.counted(prunable_weights(model), model))
 
     @cached_property
     def units(self) -> Units:
