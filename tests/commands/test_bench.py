@@ -188,6 +188,37 @@ def test_a_wrong_network_is_not_measured() -> None:
                 right.check([wrong], "onnx")
 
 
+class InSinglePrecision(nn.Linear):
+    """Its own code takes one type of numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+class Pairs(nn.Linear):
+    """Its own code compares the halves of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) % 2 == 0, "pairs of examples"
+        first, second = x.chunk(2)
+        return super().forward(first - second)
+
+
+@pytest.mark.parametrize("kind", [InSinglePrecision, Pairs])
+def test_a_network_is_measured_whatever_its_own_code_asks_of_its_inputs(kind: type[nn.Linear]) -> None:
+    found = brief(kind(16, 4), IMAGES, backend="eager")
+    assert [each.network for each in found.timings] == ["dense"], found.remarks
+    assert found.sizes[0].flops == (None if kind is Pairs else 16 * 4)
+
+
+def test_a_network_that_does_not_run_on_its_inputs_is_said_to() -> None:
+    found = brief(Pairs(16, 4), IMAGES[:3], backend="eager")
+    assert found.remarks == ("eager cannot run this network here (AssertionError: pairs of examples).",)
+    with pytest.raises(rewound.InputError, match=r"does not run on its example inputs \(AssertionError: pairs of exam"):
+        expected(Pairs(16, 4), (IMAGES[:3],))
+
+
 @pytest.mark.slow
 def test_torch_compiles_and_onnx_runtime_runs_what_is_measured() -> None:
     found = brief({"wide": perceptron(), "narrow": perceptron(8)}, IMAGES, backend="compiled,onnx")

@@ -25,6 +25,7 @@ from rewound.commands.runtimes import (
     Inputs,
     check_installed,
     expected,
+    in_words,
     inputs_in,
     machine,
     onnx_session,
@@ -207,13 +208,13 @@ def _traced(
                 warnings.simplefilter("ignore")
                 write(torch.export.export(model, inputs, dynamic_shapes=free, strict=False))
                 runs = load()
-                found = [(each, runs(each)) for each in others]
+                found = [(expected(model, each), runs(each)) for each in others]
         except Exception as error:  # whatever exporters and runtimes raise for a network that they cannot take
             failure = error
             continue
-        deviation = max(expected(model, each).check(given, "the network in the file") for each, given in found)
+        deviation = max(right.check(given, "the network in the file") for right, given in found)
         return deviation, None if free else len(example[0])
-    reason = next((line.strip() for line in str(failure).splitlines() if line.strip()), "")
+    assert failure is not None  # as neither has returned
     raise InputError(
-        f"this network cannot be exported ({type(failure).__name__}: {reason}); safetensors takes any network"
+        f"this network cannot be exported ({in_words(failure)}); safetensors takes any network"
     ) from failure
