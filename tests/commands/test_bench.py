@@ -320,6 +320,71 @@ def test_a_ticket_of_an_own_loop_with_what_makes_its_network(tmp_path: Path) -> 
         named_network("digits", model="x:y")
 
 
+class OfGraphs(nn.Module):
+    """Nodes beside a matrix of who is next to whom: no dimension is a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.last(edges @ self.first(nodes).relu())
+
+
+def test_a_network_that_takes_no_batches_is_run_on_the_example_of_its_ticket(
+    rewound_command: Rewound, tmp_path: Path
+) -> None:
+    model, example = OfGraphs(), (torch.randn(6, 4), torch.rand(6, 6))
+    mask = rewound.Pruner(pattern="unit")(model, 0.5, example_inputs=example)
+    mask.apply(model)
+    kinds = [{"tensor": ["F32", list(each.shape)]} for each in example]
+    rewound.save(model, mask, tmp_path / "a.safetensors", {"example": {"inputs": kinds, "keywords": {}}})
+    file, made = tmp_path / "a.safetensors", ("--model", "test_bench:OfGraphs")
+    code, out, err = rewound_command("bench", file, *made, "--backend", "eager", "--seconds", 0.05)
+    assert (code, err) == (0, "")
+    assert "a.safetensors: batch 6, " in out
+    assert {line.split()[1] for line in out.splitlines() if line.startswith("eager ")} == {"dense", "pruned", "slim"}
+    assert "it was run on inputs of the shapes that its file has" in out
+    code, out, err = rewound_command("export", file, *made, "--slim", "--out", "a.pt2")
+    assert (code, err) == (0, "")
+    small = torch.export.load("a.pt2").module()(*example)
+    assert torch.allclose(small, model(*example), atol=1e-5)
+
+
+def test_a_ticket_whose_example_the_network_does_not_take_is_refused(rewound_command: Rewound, tmp_path: Path) -> None:
+    model = OfGraphs()
+    kinds = [{"tensor": ["F32", [6, 4]]}, {"tensor": ["F32", [5, 5]]}]
+    rewound.save(model, rewound.Mask({}), tmp_path / "a.safetensors", {"example": {"inputs": kinds, "keywords": {}}})
+    code, _, err = rewound_command("bench", tmp_path / "a.safetensors", "--model", "test_bench:OfGraphs")
+    assert code == 2
+    assert re.search(r"does not run on inputs of the types and shapes that the file has for it \(RuntimeError: .*", err)
+
+
+class Single(nn.Linear):
+    """Its own code takes one example alone."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) == 1, "one example"
+        return super().forward(x)
+
+
+def test_a_command_that_measured_nothing_fails(rewound_command: Rewound, tmp_path: Path) -> None:
+    about = {"example": {"inputs": [{"tensor": ["F32", [2, 16]]}], "keywords": {}}}
+    rewound.save(Single(), rewound.Mask({}), tmp_path / "a.safetensors", about)
+    given = ("bench", tmp_path / "a.safetensors", "--model", "test_bench:Single", "--backend", "eager")
+    code, out, err = rewound_command(*given)
+    assert "eager cannot run this network here (AssertionError: one example)." in out
+    assert (code, err.strip()) == (
+        1,
+        "failed: nothing was measured: no backend could run this network; the lines above say why",
+    )
+    assert rewound_command(*given, "--batch", 1, "--seconds", 0.05).code == 0
+
+
 def test_a_batch_of_an_example() -> None:
     words = torch.tensor([[3, 1, 2]])
     images, tokens = batched((torch.zeros(1, 2, 5), words), 4)

@@ -103,7 +103,7 @@ def export(
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
         found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
-        exported, mask, example = found.model, found.mask, batched(found.example, 1)
+        exported, mask, example = found.model, found.mask, found.inputs(1)
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
         exported, example = network, inputs_in(example_inputs)
