@@ -100,7 +100,7 @@ class PrunedNetwork:
 
     def counts_of(self, large: nn.Module, mask: Mask) -> Counts:
         """The counts of the network of a level, by what its pruner selects."""
-        pruner = Pruner(**cast(dict[str, Any], self.settings["pruner"]))
+        pruner = Pruner(**cast(dict[str, Any], self.settings.get("pruner", {})))
         return counts_of(large, mask, pruner.counted(mask, large))
 
     def _about(self, level: int) -> dict[str, object]:
