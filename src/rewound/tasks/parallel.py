@@ -112,7 +112,6 @@ class Together:
         synchronised(model, self._group)
         # A convolution of 1x1 has the same layout by other strides where channels come last; nothing is slower.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
         self._wrapped = DistributedDataParallel(
             _Loss(recipe, model),
             process_group=self._group,
