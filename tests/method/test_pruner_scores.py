@@ -190,6 +190,26 @@ def test_what_is_missing_is_said(fields: dict[str, Any], options: dict[str, Any]
 # Rates by layer
 
 
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (lambda model, x: model(x), r"a tensor of shape \(4, 2\)"),
+        (lambda model, x: model(x).sum().item(), r"-?\d+\.\d+"),
+        (lambda model, x: model(x).sum().detach(), "a tensor without a gradient"),
+        (lambda model, x: model(x).sum() and None, "None"),
+    ],
+)
+def test_only_effects_need_a_loss_with_a_gradient(loss: Any, given: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    groups, x = units(model, torch.zeros(1, 6)), torch.randn(4, 6)
+    options = {"groups": groups, "batches": [x]}
+    read = Pruner(pattern="unit", score="activation")
+    assert read(model, 0.5, **options, loss=loss) == read(model, 0.5, **options, loss=lambda model, x: model(x).sum())
+    with pytest.raises(InputError, match=rf"^score 'taylor' differentiates what loss returns, and that is {given}; re"):
+        Pruner(pattern="unit", score="taylor")(model, 0.5, **options, loss=loss)
+
+
 def test_rates_say_what_goes_of_each_layer() -> None:
     model = convolutions()
     pruner = Pruner(rates={"0.*": 0.5, "3.weight": 0.25, "*": 0.0})

@@ -5,6 +5,7 @@ python parallel_training.py RANK WORLD FOLDER {cpu,cuda}
 Ranks meet over a file in FOLDER. What each case gives on a rank is saved as RANK.pt: tensors by name, or an error.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from ragged_recipe import Ragged, Slow
 from rewound.foundations.errors import Diverged, InputError
 from rewound.method.schedule import Schedule, Segment
+from rewound.tasks import training
 from rewound.tasks.normalisation import GroupedBatchNorm2d
 from rewound.tasks.parallel import Abandoned
 from rewound.tasks.recipe import Batch, Recipe, Scores
@@ -184,6 +186,17 @@ def abandoned(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tenso
     return {**trained(recipe, processes), "seen": torch.tensor(seen)}
 
 
+def waiting(recipe: Recipe, processes: ProcessGroup | None) -> dict[str, Tensor]:
+    """How long training says that it has waited, where a process waits one second more than the one before it."""
+    looks, clock = itertools.count(), training.seconds_waited
+    training.seconds_waited = lambda: next(looks) * (1.0 + RANK)
+    try:
+        states = train(recipe, begin(recipe, 1), lr=RATES, stops=(2,), device=DEVICE, processes=processes)
+        return {"waited": torch.tensor([state.waited for state in states])}
+    finally:
+        training.seconds_waited = clock
+
+
 def _clones(states: Iterator[State]) -> Iterator[State]:
     return (state.clone() for state in states)
 
@@ -217,6 +230,7 @@ CASES: dict[str, Case] = {
     "abandoned": (abandoned, Digits64(**SMALL)),
     "dropout": (trained, Strangers64(**SMALL, what="dropout")),
     "dropout in halves": (halves, Strangers64(**SMALL, what="dropout")),
+    "waiting for data": (waiting, Digits64(**SMALL)),
     "in one piece": (trained, Digits64(**{**SMALL, "blocks": (3, 3), "widths": (8, 16)})),
     "in halves": (halves, Digits64(**{**SMALL, "blocks": (3, 3), "widths": (8, 16)})),
     "groups across processes": (refused, Grouped(batch_size=24, group=8)),

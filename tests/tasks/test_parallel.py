@@ -94,6 +94,12 @@ def test_a_run_that_rank_0_leaves_ends_in_all_processes_and_the_next_begins(by_t
     assert torch.equal(first["dense.weight"], tensors(by_two[0]["nesterov"])["dense.weight"])
 
 
+def test_the_longest_wait_for_data_is_told_by_all_processes(by_two: list[Outcomes]) -> None:
+    """A process that waits for its data lets the others wait for it, and only rank 0 is asked."""
+    assert [tensors(found["waiting for data"])["waited"].tolist() for found in by_two] == [[2.0, 2.0]] * 2
+    assert tensors(outcome("waiting for data"))["waited"].tolist() == [1.0, 1.0]
+
+
 def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by_two: list[Outcomes]) -> None:
     whole, halves = tensors(by_two[0]["dropout"]), tensors(by_two[0]["dropout in halves"])
     assert all(torch.equal(whole[name], tensor) for name, tensor in halves.items() if "loss" not in name)

@@ -8,7 +8,7 @@ import typer
 
 from rewound.cli.sweeps import Device, StoreLocation
 from rewound.commands.console import say
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import Failed, InputError
 from rewound.method.choices import HELP, Choices
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.tasks.hyperparameters import fields_in
@@ -178,6 +178,8 @@ def bench_command(
     )
     for line in str(found).splitlines():
         say(line)
+    if not found.timings:
+        raise Failed("nothing was measured: no backend could run this network; the lines above say why")
 
 
 def export_command(

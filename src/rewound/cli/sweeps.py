@@ -3,6 +3,7 @@
 Arguments that other commands have in common with these are declared here, too.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rewound.commands.console import console, print_report, progress_of, say, two_columns
 from rewound.commands.tables import check_subject, compared, read_tables, report_tables
 from rewound.experiments.sweeps.declaration import declared
+from rewound.foundations.owners import torch_log_held
 from rewound.reports.figures import Drawing
 from rewound.reports.live import HOST, PORT
 from rewound.reports.writing import comparison_cards, report_folder
@@ -73,7 +75,8 @@ def run_command(
     """Run whatever of a sweep is not done yet, then report."""
     name = declared(sweep).name  # a misspelt one is refused before torch is imported
     folder = report_folder(out, name)
-    from rewound.commands.sweeps import report_results, run
+    with torch_log_held(gpus_per_run > 1):
+        from rewound.commands.sweeps import report_results, run
     from rewound.experiments.executors import executor_named
 
     executor = executor_named(
@@ -125,7 +128,8 @@ def work_command(
     has ended, and 75 when work is left: start it again.
     """
     declared(sweep)
-    from rewound.commands.sweeps import work
+    with torch_log_held(gpus_per_run > 1 and "WORLD_SIZE" not in os.environ):  # what torchrun starts logs as it says
+        from rewound.commands.sweeps import work
     from rewound.experiments.executors.working import STOPPED
 
     if not work(

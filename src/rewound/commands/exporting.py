@@ -25,6 +25,7 @@ from rewound.commands.runtimes import (
     Inputs,
     check_installed,
     expected,
+    in_words,
     inputs_in,
     machine,
     onnx_session,
@@ -102,7 +103,7 @@ def export(
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
         found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
-        exported, mask, example = found.model, found.mask, batched(found.example, 1)
+        exported, mask, example = found.model, found.mask, found.inputs(1)
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
         exported, example = network, inputs_in(example_inputs)
@@ -207,13 +208,13 @@ def _traced(
                 warnings.simplefilter("ignore")
                 write(torch.export.export(model, inputs, dynamic_shapes=free, strict=False))
                 runs = load()
-                found = [(each, runs(each)) for each in others]
+                found = [(expected(model, each), runs(each)) for each in others]
         except Exception as error:  # whatever exporters and runtimes raise for a network that they cannot take
             failure = error
             continue
-        deviation = max(expected(model, each).check(given, "the network in the file") for each, given in found)
+        deviation = max(right.check(given, "the network in the file") for right, given in found)
         return deviation, None if free else len(example[0])
-    reason = next((line.strip() for line in str(failure).splitlines() if line.strip()), "")
+    assert failure is not None  # as neither has returned
     raise InputError(
-        f"this network cannot be exported ({type(failure).__name__}: {reason}); safetensors takes any network"
+        f"this network cannot be exported ({in_words(failure)}); safetensors takes any network"
     ) from failure

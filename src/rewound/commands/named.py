@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rewound.commands.runtimes import in_words
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.costs import MULTIPLY_ADDS, Costs
@@ -42,8 +43,14 @@ class NamedNetwork:
     dense: nn.Module
     """A network of the same shapes that was not pruned."""
     example: tuple[Tensor, ...]
-    """The inputs of a pass with a batch of one."""
+    """The inputs of a pass with a batch of one, or the only inputs that it is known to take."""
     costs: Costs
+    takes_batches: bool = True
+    """Whether the first dimension of its inputs is a batch of any size; that of a graph's nodes is none."""
+
+    def inputs(self, batch: int) -> tuple[Tensor, ...]:
+        """The inputs of a pass with a batch of that size, where it takes batches."""
+        return batched(self.example, batch) if self.takes_batches else self.example
 
 
 def named_network(
@@ -113,7 +120,25 @@ def _of_model(name: str, ticket: Ticket, dense: nn.Module) -> NamedNetwork:
         )
     model = copied(dense)
     ticket.into(model)
-    return NamedNetwork(name, model, ticket.mask, dense, tuple(each[:1] for each in inputs), MULTIPLY_ADDS)
+    of_one = tuple(each[:1] for each in inputs)
+    if _failure(model, of_one) is None:
+        return NamedNetwork(name, model, ticket.mask, dense, of_one, MULTIPLY_ADDS)
+    if (failure := _failure(model, inputs)) is not None:
+        raise InputError(
+            f"the network of {name} does not run on inputs of the types and shapes that the file has for it "
+            f"({in_words(failure)}); give the network itself with example_inputs, in Python"
+        ) from failure
+    return NamedNetwork(name, model, ticket.mask, dense, inputs, MULTIPLY_ADDS, takes_batches=False)
+
+
+@torch.no_grad()
+def _failure(model: nn.Module, inputs: tuple[Tensor, ...]) -> Exception | None:
+    """What a network raises on inputs; None where it runs."""
+    try:
+        copied(model).eval()(*inputs)
+    except Exception as error:  # whatever its own code raises for inputs that it does not take
+        return error
+    return None
 
 
 def recipe_of_ticket(ticket: Ticket, recipe: str | None, fields: Mapping[str, object]) -> Recipe | None:

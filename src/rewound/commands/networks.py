@@ -23,6 +23,7 @@ from rewound.foundations.errors import InputError, shown
 from rewound.foundations.quantities import counted
 from rewound.foundations.wholefiles import writable
 from rewound.method.flops import Profile
+from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.reports.terminal import plain_table
 from rewound.states.tickets.ticket import Ticket, load
@@ -72,7 +73,8 @@ def _difference(folder: Path, asked: Mapping[str, object]) -> str:
 def _selected(network: PrunedNetwork) -> str:
     """What is said of a compression that counts only some of the weights."""
     sizes = {name: weight.numel() for name, weight in prunable_weights(network.large).items()}
-    total, counted = sum(sizes.values()), sum(size for name, size in sizes.items() if name in network.mask)
+    weights = Mask({name: kept for name, kept in network.mask.items() if name in sizes})
+    total, counted = sum(sizes.values()), network.counts_of(network.large, weights).selected
     return "" if counted == total else f" (the {counted:,} selected of {total:,})"
 
 

@@ -91,9 +91,18 @@ def prepared(backend: str, model: nn.Module, inputs: Inputs, on: Machine) -> Pre
     except (InputError, Failed):
         raise
     except Exception as error:  # whatever compilers and exporters raise for a network that they cannot take
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise Failed(f"{backend} cannot run this network here ({type(error).__name__}: {reason})") from error
+        raise Failed(f"{backend} cannot run this network here ({in_words(error)})") from error
     return ready
+
+
+def in_words(error: Exception) -> str:
+    """The kind and the first line of an error that a network's own code or a runtime raises.
+
+    >>> in_words(RuntimeError("shapes differ")), in_words(AssertionError())
+    ('RuntimeError: shapes differ', 'AssertionError')
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return ": ".join([type(error).__name__, *list(filter(None, lines))[:1]])
 
 
 def _eager(model: nn.Module, inputs: Inputs, on: Machine) -> Prepared:
@@ -229,10 +238,16 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
     Every other way to compute the network sums the same products in another order, in blocks or after a transform, so
     that its error is of the size of the eager one; a wrong network is off by many orders more.
     """
-    given = tensors_in(model(*inputs))
+    try:
+        outputs = model(*inputs)
+    except Exception as error:  # whatever its own code raises for inputs that it does not take
+        raise InputError(
+            f"this network does not run on its example inputs ({in_words(error)}); give inputs that it takes"
+        ) from error
+    given = tensors_in(outputs)
     try:
         exact = tensors_in(copied(model).double()(*(_doubled(each) for each in inputs)))
-    except RuntimeError:  # its own code makes tensors of another type, so that its rounding is not known
+    except Exception:  # its own code makes or wants tensors of another type, so that its rounding is not known
         return Expected(given, [ROUNDOFF**2 * _roundoff(each.dtype) * _largest(each) for each in given])
     return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
 

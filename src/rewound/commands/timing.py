@@ -198,8 +198,10 @@ def bench(
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
         found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
-        name, example, costs = found.name, batched(found.example, batch or BATCH), found.costs
+        name, example, costs = found.name, found.inputs(batch or BATCH), found.costs
         variants, remarks = variants_of(found.dense, found.model, found.mask, example)
+        if not found.takes_batches:
+            remarks.append(_ONE_EXAMPLE)
     else:
         name, example, costs = "networks", _inputs(example_inputs, batch), MULTIPLY_ADDS
         if isinstance(network, Mapping):
@@ -223,6 +225,12 @@ def bench(
                 remarks.append(f"{failure}.")
     remarks += no_speedup(timings, has_slim="slim" in [each.name for each in here])
     return Benchmark(name, tuple(sizes), tuple(timings), tuple(remarks), _where(on, len(example[0])))
+
+
+_ONE_EXAMPLE = (
+    "The network does not run on one row of its inputs, so that it was run on inputs of the shapes that its file has, "
+    "whatever the batch."
+)
 
 
 def _backends(given: str | Sequence[str]) -> list[str]:
@@ -288,7 +296,7 @@ def _size(variant: Variant, example: tuple[Tensor, ...], costs: Costs) -> Size:
     try:
         one = tuple(tensor[:1] for tensor in example)
         flops = profile(variant.model, one, costs).total(variant.mask)
-    except (InputError, RuntimeError, TypeError, ValueError):  # of a network that takes no single example
+    except Exception:  # whatever its own code raises where it takes no single example
         flops = None
     size = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     return Size(variant.name, parameter_count(variant.model), size, flops)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from safetensors.torch import save_file
 from torch import nn
@@ -25,7 +25,8 @@ from rewound.foundations.errors import Diverged, Failed, InputError, as_number, 
 from rewound.foundations.wholefiles import replacing, write_whole
 from rewound.method.algorithm import has_dropped, longest_time, returned
 from rewound.method.choices import Choices, Chosen, takes_choices
-from rewound.method.pruning.counts import counts_of, parameter_count
+from rewound.method.pruner import Pruner
+from rewound.method.pruning.counts import Counts, counts_of, parameter_count
 from rewound.method.pruning.mask import Mask
 from rewound.method.technique import technique_label
 from rewound.states.storage.artifacts import DEFAULT_STORE, digest, failure_in_words
@@ -90,12 +91,17 @@ class PrunedNetwork:
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})
         with replacing(folder / "mask.safetensors") as temporary:
             save_file(self.mask.packed(), temporary, {"shapes": shapes})
-        about = self._about(self.chosen)
+        about = self._about(self.chosen) | self.counts_of(self.large, self.mask).facts(self.mask)
         write_ticket(self.large, self.mask, folder / "ticket.safetensors", about)
         self._save_levels(folder / "levels")
         summary = {**self.settings, "chosen": self.chosen, "levels": [vars(level) for level in self.levels]}
         write_whole(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         return folder
+
+    def counts_of(self, large: nn.Module, mask: Mask) -> Counts:
+        """The counts of the network of a level, by what its pruner selects."""
+        pruner = Pruner(**cast(dict[str, Any], self.settings.get("pruner", {})))
+        return counts_of(large, mask, pruner.counted(mask, large))
 
     def _about(self, level: int) -> dict[str, object]:
         """What a ticket of that level says."""
@@ -106,7 +112,7 @@ class PrunedNetwork:
     def _save_levels(self, folder: Path) -> None:
         """Write every level as a ticket, and their table; what the folder has of this search is kept."""
         tickets = KeptLevels(folder, digest({"dense": self.levels[0].key, **searched(self.settings)}))
-        tickets.read(warn)
+        tickets.read(lambda mask: self.counts_of(self.large, mask), warn)
         gone: list[str] = []
         for level in self.levels:
             if place_of(level.level, level.density) in tickets.kept:
@@ -120,7 +126,7 @@ class PrunedNetwork:
             kept = KeptLevel(
                 level=level.level,
                 density=level.density,
-                counts=counts_of(large, mask),
+                counts=self.counts_of(large, mask),
                 flops=level.flops,
                 metric=f"{self.settings.get('metric', 'metric')} (validation)",
                 value=level.val,

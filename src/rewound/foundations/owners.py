@@ -1,7 +1,7 @@
 """Which process a thing belongs to, and whether that process lives: a claim on work, a file that is being written.
 
-`script_hidden` and `interrupts_held` let a process start others that do not run the user's script again, and that
-Ctrl-C does not reach.
+`script_hidden`, `interrupts_held` and `torch_log_held` let a process start others that do not run the user's script
+again, that Ctrl-C does not reach, and that log no warnings of torch's C++ code.
 """
 
 import hashlib
@@ -146,3 +146,21 @@ def script_hidden() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = script
+
+
+@contextmanager
+def torch_log_held(when: bool = True) -> Iterator[None]:
+    """Where torch is loaded inside, also by a process started here, its C++ code logs errors and no warnings.
+
+    DistributedDataParallel logs one in every process, of an option that is meant (`parallel`), and Python's filters of
+    warnings do not see it. A level that the user has set stays.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    if not when or name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

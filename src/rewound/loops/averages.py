@@ -50,7 +50,7 @@ def check_averages(things: Sequence[Stateful], weights: Named, model: nn.Module,
         state = thing.state_dict()
         parts = len(_masks_of(thing, full, model)) if isinstance(thing, nn.Module) else 0
         found = parts == 1 if isinstance(thing, nn.Module) else any(_paired(state, masks))
-        held = Counter(tensor.shape for tensor in _tensors(state))
+        held = Counter(tensor.shape for tensor in tensors_in(state))
         problem = ""
         if parts > 1:
             problem = (
@@ -164,13 +164,13 @@ def _paired(state: Mapping[str, object], masks: Named) -> Iterator[tuple[Tensor,
             yield value, kept
 
 
-def _tensors(state: object) -> Iterator[Tensor]:
+def tensors_in(state: object) -> Iterator[Tensor]:
     """All tensors of a state, in dictionaries and lists."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping | list | tuple):
         for value in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 # What is trained outside the model

@@ -180,9 +180,9 @@ class Course(Choices):
             self.the_pruner.kept(shapes, self.levels[-1].density, model=model)
 
     def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
-        """The weights that pruning would choose from, all of them kept so far, and all parameters."""
+        """The weights that a density counts, all of them kept so far, and all parameters."""
         trained = trained_weights(model, optimizer)
-        selected = sum(trained[name].numel() for name in self.the_pruner.selected(trained, model))
+        selected = sum(trained[name].numel() for name in self.the_pruner.counted(trained, model))
         return Counts(selected, selected, parameter_count(model))
 
     def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:

@@ -219,7 +219,7 @@ class Keeper:
             raise InputError(f"cannot keep the level: {failed}; make room there, or give another checkpoint=")
 
     def _find(self) -> None:
-        self.tickets.read(self.run.say)
+        self.tickets.read(self.run.counts, self.run.say)
         reached = self.run.progress.reached
         for level in self.folder.levels():
             if level < len(reached) and place_of(level, reached[level].density) not in self.tickets.kept:

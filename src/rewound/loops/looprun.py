@@ -188,8 +188,9 @@ class LoopRun:
 
     def counts(self, mask: Mask) -> Counts:
         """The counts of the large network under a mask."""
-        counts = counts_of(self.subjects.model, mask)
-        return counts if self.structure is None else counts._replace(network=self.structure.parameters)
+        if (structure := self.structure) is None:
+            return counts_of(self.subjects.model, mask)
+        return counts_of(self.subjects.model, mask, structure.counted)._replace(network=structure.parameters)
 
     @property
     def unseen(self) -> dict[str, nn.Parameter]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
-from rewound.loops.averages import averages, copies
+from rewound.loops.averages import averages, copies, tensors_in
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
@@ -96,7 +96,10 @@ class Shrunk:
     # Slots of optimizers
 
     def _slots(self) -> Iterator[tuple[dict[str, Any], str, str, Any]]:
-        """The slots of the model's parameters in all optimizers: their dict, the key, and the parameter's name."""
+        """The slots of the model's parameters in all optimizers: their dict, the key, and the parameter's name.
+
+        An error for one that holds several tensors of a parameter that shrinks, as Shampoo and SOAP keep them.
+        """
         names: dict[Tensor, str] = {
             parameter: name for name, parameter in plain_parameters(self.subjects.model, tied=False).items()
         }
@@ -106,7 +109,16 @@ class Shrunk:
                 if parameter in names and id(slots) not in seen:
                     seen.add(id(slots))
                     for key, value in slots.items():
+                        self._check_slot(names[parameter], key, value)
                         yield slots, key, names[parameter], value
+
+    def _check_slot(self, name: str, key: str, value: Any) -> None:
+        if not isinstance(value, Tensor) and self.slim.kept.get(name) and any(t.numel() > 1 for t in tensors_in(value)):
+            raise InputError(
+                f"the optimizer's slot {key} of {name} is a {type(value).__name__} of tensors, and it is not known how "
+                f"they follow from the parameter's shape, {self.slim.shapes[name]}; use another optimizer, or leave "
+                "out slim"
+            )
 
     def _large_slot(self, name: str, key: str, value: Any) -> Any:
         kept = self.slim.kept.get(name, {})

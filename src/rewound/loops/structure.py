@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rewound.foundations.errors import InputError, as_path
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
-from rewound.loops.optimizers import trained_parameters
+from rewound.loops.optimizers import trained_parameters, with_inner
 from rewound.loops.progress import progress_of
 from rewound.loops.slimming import Shrunk
 from rewound.loops.snapshot import Stateful, Subjects
@@ -25,6 +25,7 @@ from rewound.method.flops import Profile, profile
 from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask, first_names
+from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
 from rewound.method.structure.tracing import Units, units
 from rewound.states.tickets.rebuilding import described_example
@@ -48,12 +49,18 @@ class Structure:
     """Of the large network's parameters and buffers."""
     parameters: int = field(init=False)
     """How many the large network has."""
+    counted: frozenset[str] = field(init=False)
+    """The weights of the large network that a density counts; biases and normalisation of units are not."""
     _call: FirstCall | None = field(default=None, init=False)
     _waited: int = field(default=0, init=False)
     _shrunk: Shrunk | None = field(default=None, init=False)
+    _checked_slots: bool = field(default=False, init=False)
+    """Whether the optimizer had slots when it was checked that it can become small."""
 
     def __post_init__(self) -> None:
-        self.shapes, self.parameters = shapes_of(self.subjects.model), parameter_count(self.subjects.model)
+        model = self.subjects.model
+        self.shapes, self.parameters = shapes_of(model), parameter_count(model)
+        self.counted = frozenset(self.pruner.counted(prunable_weights(model), model))
 
     @cached_property
     def units(self) -> Units:
@@ -85,10 +92,14 @@ class Structure:
 
         After `patience` of them without a call of the model it is an error.
         """
-        if self._call is None:
-            return
+        if self._call is not None:
+            self._learn(self._call, folder, run, patience)
+        if self.example is not None and self._shrunk is None and not self._checked_slots:
+            self._check_small()
+
+    def _learn(self, call: FirstCall, folder: Folder, run: str, patience: int) -> None:
         self._waited += 1
-        found = ranks.from_first(self._call.example)
+        found = ranks.from_first(call.example)
         if found is None and self._waited < patience:
             return
         if found is None:
@@ -96,7 +107,7 @@ class Structure:
                 f"pattern {self.pruner.pattern!r} needs to know what the model takes, and the loop has not called the "
                 "model itself; give example_inputs= (and example_keywords=), a batch of what it takes"
             )
-        self._call.close()
+        call.close()
         self._call, self.example = None, found.short
         try:
             self.__dict__["units"] = self._traced(self.example)
@@ -113,9 +124,16 @@ class Structure:
         model = self.subjects.model
         shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
         self.pruner.kept(shapes, self.target, model=model, groups=self.units, profile=self._profile)
-        if self.slims:
-            mask = self.pruned(trained_parameters(model, self.subjects.optimizer), self.target, None)
-            Shrunk(self.subjects, self._slim(mask)).check()
+        self._check_small(even_without_slots=True)
+
+    def _check_small(self, *, even_without_slots: bool = False) -> None:
+        """An error if the model, its optimizer or an average cannot become small; an optimizer has slots once it has
+        stepped."""
+        has_slots = any(each.state for each in with_inner(self.subjects.optimizer))
+        if self.slims and (has_slots or even_without_slots):
+            trained = trained_parameters(self.subjects.model, self.subjects.optimizer)
+            Shrunk(self.subjects, self._slim(self.pruned(trained, self.target, None))).check()
+            self._checked_slots = has_slots
 
     # Small networks
 

@@ -147,7 +147,7 @@ class Pruner(PrunerFields):
                 f"score {self.score!r} is measured on training data; give batches=, a list of batches, and loss=, a "
                 "function of the model and a batch"
             )
-        return observations(model, batches, loss, count=self.batches)
+        return observations(model, batches, loss, count=self.batches, with_effects=self.score == "taylor")
 
     def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
         """What does not train is not pruned (law 11)."""

@@ -112,7 +112,6 @@ class Together:
         synchronised(model, self._group)
         # A convolution of 1x1 has the same layout by other strides where channels come last; nothing is slower.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
         self._wrapped = DistributedDataParallel(
             _Loss(recipe, model),
             process_group=self._group,
@@ -143,14 +142,14 @@ class Together:
         dist.broadcast(box, group=self._group, group_src=0)
         return bool(box)
 
-    def mean(self, losses: Tensor) -> float:
-        """The mean over all processes."""
+    def joined(self, losses: Tensor, waited: float) -> tuple[float, float]:
+        """The mean loss over all processes, and the longest that one has waited: the others wait for that one."""
         if self._group is None:
-            return losses.item()
+            return losses.item(), waited
         dist.all_reduce(losses, group=self._group)
         mean = losses.item() / self.share.of
-        ranks.gathered(None, self._group)  # where one has died meanwhile, what the others hold is not to be used
-        return mean
+        # Where one has died meanwhile, this is an error, and what the others hold is not used.
+        return mean, max(ranks.gathered(waited, self._group))
 
     def prove(self, tensors: Mapping[str, Tensor]) -> None:
         """An error if the processes have come to hold different tensors."""

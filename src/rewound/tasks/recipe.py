@@ -295,13 +295,13 @@ def shapes_to_prune(recipe: Recipe, pruner: Pruner) -> Mapping[str, tuple[int, .
 
 
 def selected_counts(recipe: Recipe, pruner: Pruner) -> Counts:
-    """How many weights of a recipe a pruner selects, and how many parameters its network has.
+    """How many weights of a recipe a density of this pruner counts, and how many parameters its network has.
 
     >>> from rewound.tasks.recipes.digits import Digits
     >>> selected_counts(Digits(), Pruner(skip=("stem.*",)))
-    Counts(kept=56032, selected=56032, network=56874)
+    Counts(kept=56032, selected=56032, network=56874, gone_along=0)
     """
-    selected = sum(math.prod(recipe.shapes[name]) for name in pruner.selected(recipe.shapes, recipe.skeleton))
+    selected = sum(math.prod(recipe.shapes[name]) for name in pruner.counted(recipe.shapes, recipe.skeleton))
     return Counts(selected, selected, parameter_count(recipe.skeleton))
 
 

@@ -43,7 +43,8 @@ class State:
     loss: float = math.nan
     """The mean training loss since the previous stop; for information, not part of the state."""
     waited: float = 0.0
-    """Seconds that training has waited for data since the previous stop; for information, too."""
+    """Seconds that training has waited for data since the previous stop, of several processes the one that waited
+    longest; for information, too."""
 
     def __repr__(self) -> str:
         where = f"prunings {self.position.prunings}, steps {self.position.steps:,}"
@@ -162,14 +163,15 @@ def train(
                     _take_step(optimizer, recipe)
                 done += 1
                 if together.decided(done in marks or due()):
-                    mean = together.mean(losses) / (done - since)
+                    loss_sum, longest = together.joined(losses, seconds_waited() - waited)
+                    mean = loss_sum / (done - since)
                     if not math.isfinite(mean):
                         raise Diverged(start + done, mean)
                     view = viewed(model, optimizer, seed, Position(prunings, start + done), mean)
                     if done == total(lr):
                         together.prove(_named(view, mask))
                     with together.looked_at():
-                        yield replace(view, waited=seconds_waited() - waited)
+                        yield replace(view, waited=longest)
                     since, waited = done, seconds_waited()
                     losses.zero_()
 

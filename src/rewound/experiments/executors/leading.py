@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from rewound.experiments.plans.options import Options, Paused
 from rewound.foundations.errors import Diverged, Failed, InputError, error_from, error_words
-from rewound.foundations.owners import interrupts_held, script_hidden
+from rewound.foundations.owners import interrupts_held, script_hidden, torch_log_held
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment
 from rewound.tasks import ranks
@@ -152,7 +152,7 @@ class Leader:
             return
         self._store = dist.FileStore(str(folder / "store"), self._count)  # type: ignore[attr-defined]
         context = multiprocessing.get_context("spawn")
-        with interrupts_held(), script_hidden():
+        with interrupts_held(), script_hidden(), torch_log_held():
             for rank in range(1, self._count):
                 given = (str(folder / "store"), Share(rank, self._count), self._device, os.getpid())
                 self._followers.append(context.Process(target=_be_follower, args=given, daemon=True))

@@ -224,7 +224,7 @@ def measured_density(target: Target, result: Measurements) -> float:
     root = target.state.root
     if not isinstance(root, Pruned) or not root.pruner.by_units:
         return target.density
-    names = root.pruner.selected(result["layers"], target.recipe.skeleton)
+    names = root.pruner.counted(result["layers"], target.recipe.skeleton)
     layers = [result["layers"][name] for name in names]
     return sum(layer["kept"] for layer in layers) / sum(layer["total"] for layer in layers)
 

@@ -172,7 +172,9 @@ def _observations(past: Pruned, recipe: Recipe, source: State, device: torch.dev
     model, _ = restored(recipe, source, device)
     batches = recipe.batches(source.seed, recipe.first_batch(Position(past.prunings, past.steps)), device)
     with own_draws(device, fold(source.seed, past.prunings, past.steps)):
-        return observations(model, batches, recipe.loss, count=past.pruner.batches)
+        return observations(
+            model, batches, recipe.loss, count=past.pruner.batches, with_effects=past.pruner.score == "taylor"
+        )
 
 
 def in_large_shapes(past: Past, found: Realised) -> State:

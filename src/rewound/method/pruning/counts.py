@@ -5,7 +5,7 @@ whole network. Parameters count, tied ones once; buffers do not.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from rewound.method.technique import Facts
 
 
 class Counts(NamedTuple):
-    """How many weights a mask keeps, of how many, and how many parameters the whole network has.
+    """How many weights a mask keeps, of how many that may be pruned, and how many parameters the whole network has.
 
     >>> counts = Counts(kept=25, selected=100, network=2000)
     >>> counts.compression, f"{counts.network_compression:.2f}"
@@ -30,10 +30,12 @@ class Counts(NamedTuple):
     kept: int
     selected: int
     network: int
+    gone_along: int = 0
+    """How many parameters went with the weights without being counted: biases and normalisation of whole units."""
 
     @property
     def compression(self) -> float:
-        """Of the weights that the mask is for: the reciprocal of its density."""
+        """Of the weights that may be pruned: the reciprocal of their density."""
         return _ratio(self.selected, self.kept)
 
     @property
@@ -44,15 +46,19 @@ class Counts(NamedTuple):
     @property
     def left(self) -> int:
         """How many parameters the network still has."""
-        return self.network - self.selected + self.kept
+        return self.network - self.selected + self.kept - self.gone_along
 
     def at(self, density: float) -> "Counts":
-        """The same weights of the same network, pruned to `density`.
+        """The same weights of the same network, pruned to `density`; what would go with them is not known.
 
         >>> Counts(kept=100, selected=100, network=2000).at(0.25)
-        Counts(kept=25, selected=100, network=2000)
+        Counts(kept=25, selected=100, network=2000, gone_along=0)
         """
-        return self._replace(kept=round(density * self.selected))
+        return self._replace(kept=round(density * self.selected), gone_along=0)
+
+    def facts(self, mask: Mask) -> dict[str, dict[str, int]]:
+        """What a ticket says of them where its mask is for other parameters, too."""
+        return {} if mask.total == self.selected else {"counts": {"weights_kept": self.kept, "weights": self.selected}}
 
     def density(self, asked: float) -> float:
         """What fraction of the weights is left; that asked for, if no other number of weights could meet it.
@@ -77,20 +83,26 @@ class Counts(NamedTuple):
             )
 
 
-def counts_of(model: nn.Module, mask: Mask) -> Counts:
+def counts_of(model: nn.Module, mask: Mask, counted: Collection[str] | None = None) -> Counts:
     """The counts of a model under a mask, whatever the model is wrapped in.
 
+    `counted` are the weights that density counts (`Pruner.counted`), where the mask has others, too.
+
     >>> import torch
-    >>> counts_of(nn.Linear(2, 2), Mask({"weight": torch.tensor([[True, False], [False, False]])}))
-    Counts(kept=1, selected=4, network=6)
+    >>> mask = Mask({"weight": torch.tensor([[True, True], [False, False]]), "bias": torch.tensor([True, False])})
+    >>> counts_of(nn.Linear(2, 2), mask, ["weight"])
+    Counts(kept=2, selected=4, network=6, gone_along=1)
     """
     parameters = plain_parameters(model, tied=True)
     masks: dict[nn.Parameter, Tensor] = {}
     for name, kept in mask.items():  # a tied weight may be masked under several of its names
         weight = parameters[name]
         masks[weight] = kept & masks[weight].to(kept.device) if weight in masks else kept
-    kept_in_all = sum(int(kept.count_nonzero()) for kept in masks.values())
-    return Counts(kept_in_all, sum(kept.numel() for kept in masks.values()), parameter_count(model))
+    chosen = {parameters[name] for name in mask if counted is None or name in counted}
+    kept_in_all = sum(int(kept.count_nonzero()) for weight, kept in masks.items() if weight in chosen)
+    selected = sum(kept.numel() for weight, kept in masks.items() if weight in chosen)
+    gone_along = sum(int((~kept).count_nonzero()) for weight, kept in masks.items() if weight not in chosen)
+    return Counts(kept_in_all, selected, parameter_count(model), gone_along)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -13,7 +13,7 @@
 (`observations`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import bits, fold
 from rewound.method.pruning.mask import plain_parameters
 
@@ -71,9 +71,17 @@ class Observations:
 
 
 def observations(
-    model: nn.Module, batches: Iterable[B], loss: Callable[[nn.Module, B], Tensor], *, count: int = 8
+    model: nn.Module,
+    batches: Iterable[B],
+    loss: Callable[[nn.Module, B], Tensor],
+    *,
+    count: int = 8,
+    with_effects: bool = True,
 ) -> Observations:
     """Run the first batches through the network in evaluation mode; its weights and gradients stay as they are.
+
+    Only effects (`taylor`) differentiate the loss; without them it is called for what layers read, and may return
+    anything.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
@@ -81,7 +89,8 @@ def observations(
     >>> found.effects["weight"].tolist(), found.inputs["weight", 1].tolist()
     ([[3.0, 10.0]], [3.0, 5.0])
     """
-    parameters = {name: p for name, p in plain_parameters(model, tied=False).items() if p.requires_grad}
+    trained = {name: p for name, p in plain_parameters(model, tied=False).items() if p.requires_grad}
+    parameters = trained if with_effects else {}
     # In half precision most products would be zero.
     effects = {
         name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in parameters.items()
@@ -96,7 +105,7 @@ def observations(
             with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
                 with reads:
                     value = loss(model, batch)
-                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+                gradients = _gradients(value, list(parameters.values())) if with_effects else ()
             taken += 1
             for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if gradient is not None:
@@ -107,6 +116,22 @@ def observations(
     if not taken:
         raise InputError("there are no batches to measure scores on; give at least one")
     return Observations({name: effect / taken for name, effect in effects.items()}, reads.means())
+
+
+def _gradients(value: object, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of what a loss returned, None where it does not depend on a parameter."""
+    if not isinstance(value, Tensor):
+        given = shown(value)
+    elif value.numel() != 1:
+        given = f"a tensor of shape {tuple(value.shape)}"
+    elif not value.requires_grad:
+        given = "a tensor without a gradient"
+    else:
+        return torch.autograd.grad(value, parameters, allow_unused=True)
+    raise InputError(
+        f"score 'taylor' differentiates what loss returns, and that is {given}; return one number as a tensor that was "
+        "computed from the model's outputs, such as their mean loss"
+    )
 
 
 class _Reads(TorchFunctionMode):

@@ -11,6 +11,7 @@ from rewound.foundations.names import check_function, lookup, unknown
 from rewound.method.pruning.mask import all_names, plain_name, plain_parameters
 from rewound.method.pruning.patterns import UNIT_PATTERNS, Blocks, NofM, Pieces, input_dimensions, pattern_named
 from rewound.method.pruning.presets import PRESETS
+from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 from rewound.method.pruning.scores import OF_UNITS, OTHER_NAMES, SCORES, WITH_BATCHES
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -208,6 +209,23 @@ class PrunerFields:
             return chosen
         shapes = {name: tuple(weight.shape) for name, weight in plain_parameters(model, tied=True).items()}
         return self.fitting({name: shapes[name] for name in chosen}, model)
+
+    def counted(self, names: Iterable[str], model: nn.Module) -> list[str]:
+        """Those of these parameters that a density counts: all that are selected.
+
+        Where whole units go, biases and normalisation go along and are not counted, nor is a weight that its layer
+        computes from others.
+
+        >>> from rewound import Pruner
+        >>> Pruner(pattern="unit").counted(["weight", "bias"], nn.Linear(2, 2))
+        ['weight']
+        """
+        chosen = self.selected(names, model)
+        if not self.by_units:
+            return chosen
+        weights = prunable_weights(model)
+        computed = {*divided_by_norm(model, chosen), *dense_originals(model, chosen)}
+        return [name for name in chosen if name in weights and name not in computed]
 
     def fitting(self, shapes: Shapes, model: nn.Module | None) -> list[str]:
         """Those whose shape the pattern divides."""

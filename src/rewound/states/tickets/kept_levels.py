@@ -7,9 +7,9 @@
 The name of a file has the compression that the level was to be pruned to, as far as its run knows no better; the table
 has what was measured: whole units meet a compression only nearly, and that of FLOPs is none of weights.
 
-All that a row says is in its ticket, which has a checksum. So the table is written anew from the tickets whenever a run
-goes on, and neither loses rows nor has one twice. A run that goes on to a larger compression adds its levels; where
-two compressions look the same with two decimals, the later file gets more.
+All that a row says follows from its ticket, which has a checksum. So the table is written anew from the tickets
+whenever a run goes on, and neither loses rows nor has one twice. A run that goes on to a larger compression adds its
+levels; where two compressions look the same with two decimals, the later file gets more.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,8 +72,7 @@ class KeptLevel:
 
     def about(self, run: str) -> dict[str, object]:
         """What its ticket says of it."""
-        facts = {name: getattr(self, name) for name in _FACTS}
-        return {"level": facts | {"counts": list(self.counts), "run": run}}
+        return {"level": {name: getattr(self, name) for name in _FACTS} | {"run": run}}
 
 
 class KeptLevels:
@@ -83,17 +82,21 @@ class KeptLevels:
         self.folder, self.run = folder, run
         self.kept: dict[LevelName, KeptLevel] = {}
 
-    def read(self, say: Callable[[str], None]) -> None:
-        """Find the tickets of this run; one that is damaged or of another run is set aside, and nothing is lost."""
+    def read(self, count: Callable[[Mask], Counts], say: Callable[[str], None]) -> None:
+        """Find the tickets of this run; one that is damaged or of another run is set aside, and nothing is lost.
+
+        `count` counts what a mask keeps; earlier versions wrote other counts of whole units into their tickets.
+        """
         self.kept.clear()
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
-                facts = load(path).about.get("level")
+                ticket = load(path)
+                facts = ticket.about.get("level")
                 if not isinstance(facts, dict) or "run" not in facts:
                     continue  # somebody else's, and left alone
                 self._check(facts, path)
                 known = {name: facts[name] for name in _FACTS}
-                found = KeptLevel(**known, counts=Counts(*facts["counts"]), bytes=path.stat().st_size)
+                found = KeptLevel(**known, counts=count(ticket.mask), bytes=path.stat().st_size)
             except (InputError, KeyError, TypeError) as error:
                 self._set_aside(path, str(error) if isinstance(error, InputError) else f"{path} is no level", say)
             else:
@@ -110,7 +113,8 @@ class KeptLevels:
     ) -> None:
         """Write the ticket of a level; one of the same level is replaced."""
         named = replace(level, ticket=self._name(level))
-        save(state, mask, path := self.folder / named.ticket, {**(about or {}), **named.about(self.run)})
+        said = {**(about or {}), **level.counts.facts(mask), **named.about(self.run)}
+        save(state, mask, path := self.folder / named.ticket, said)
         self.kept[level.place] = replace(named, bytes=path.stat().st_size)
 
     def write_table(self, returned: LevelName) -> Path:

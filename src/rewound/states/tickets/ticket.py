@@ -41,12 +41,21 @@ class Ticket:
 
     @property
     def counts(self) -> Counts | None:
-        """How far the masked weights and the whole network are compressed, if its parameters are known."""
+        """How far the pruned weights and the whole network are compressed, if its parameters are known.
+
+        Those that a run counted where it said so, else all that the mask is for.
+        """
         if self.parameters is None:
             return None
         masks: dict[int, Tensor] = {id(self.state[name]): kept for name, kept in self.mask.items()}  # tied: once
         kept = sum(int(each.count_nonzero()) for each in masks.values())
-        return Counts(kept, sum(each.numel() for each in masks.values()), self.parameters)
+        total = sum(each.numel() for each in masks.values())
+        match self.about.get("counts"):
+            case {"weights_kept": int(left), "weights": int(of)}:
+                gone, gone_in_all = of - left, total - kept
+                if 0 <= left <= kept and 0 <= gone <= gone_in_all:
+                    return Counts(left, of, self.parameters, gone_in_all - gone)
+        return Counts(kept, total, self.parameters)
 
     def __repr__(self) -> str:
         return f"Ticket({len(self.state)} tensors, {self.mask!r}, hash {self.hash[:12]})"
