@@ -347,8 +347,8 @@ def test_inspect_a_ticket(rewound_command: Rewound) -> None:
         assert float(density) == pytest.approx(mask.counts[name] / kept.numel(), rel=1e-3)
         assert flops == f"{profile.layers(mask)[name]:,}"
     assert found["layers"] == ["above", "14,080", "56,320", "0.25", f"{sum(profile.layers(mask).values()):,}"]
-    assert found["all"] == ["else", "36", "tensors", "1,105", "1,105", "1", f"{profile.fixed:,}"]
-    assert found["network"][:2] == ["15,185", "57,425"]
+    assert found["all"] == ["else", "parameters", "554", "554", "1", f"{profile.fixed:,}"]
+    assert found["network"][:2] == ["14,634", "56,874"]  # without buffers
     assert found["network"][3] == f"{profile.total(mask):,}"
     assert found["recipe"] == ["digits"]
     assert found["lineage"] == ['["a",', "1]"]
@@ -391,7 +391,7 @@ def test_inspect_imports_nothing_that_a_file_names(rewound_command: Rewound, rec
     code, out, err = rewound_command("inspect", "t.safetensors")
     assert (code, err) == (0, "")
     assert rows(out)["layer"] == ["shape", "kept", "of", "density"], "no column that has nothing to say"
-    assert rows(out)["network"] == ["506", "1,493", "0.3389"]
+    assert rows(out)["network"] == ["419", "1,406", "0.298"]
     assert "FLOPs need the network: give its recipe with --recipe (and --field), or" in out
     assert "this" not in sys.modules
 

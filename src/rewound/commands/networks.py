@@ -140,6 +140,8 @@ def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> Renderabl
     dense = sum(tensor.numel() * tensor.itemsize for tensor in _once(ticket).values())
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in ticket.about.items():
+        if name == "counts":  # the compression below says it
+            continue
         facts.add_row(name, value if isinstance(value, str) else json.dumps(value))
     facts.add_row("compression", _compression(ticket, profile))
     facts.add_row("hash", ticket.hash)
@@ -149,12 +151,21 @@ def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> Renderabl
 
 def _compression(ticket: Ticket, profile: Profile | None) -> str:
     """Of the masked layers and of the network: of its parameters, if a recipe or the file tells them from buffers."""
-    known = ticket.parameters
-    if known is None and profile is not None:
-        known = sum(shape.numel() for shape in profile.shapes.values())
-    everything = sum(tensor.numel() for tensor in _once(ticket).values())
-    counts = replace(ticket, parameters=everything if known is None else known).counts
+    known = _parameters(ticket, profile)
+    counts = replace(ticket, parameters=_numbers(ticket) if known is None else known).counts
     return f"{counts}" + (" (buffers counted, too: the file does not tell them apart)" if known is None else "")
+
+
+def _parameters(ticket: Ticket, profile: Profile | None) -> int | None:
+    """How many parameters the network has, if the file says it or the recipe is known."""
+    if ticket.parameters is not None or profile is None:
+        return ticket.parameters
+    return sum(shape.numel() for shape in profile.shapes.values())
+
+
+def _numbers(ticket: Ticket) -> int:
+    """Of all tensors: parameters and buffers."""
+    return sum(tensor.numel() for tensor in _once(ticket).values())
 
 
 def _layers(ticket: Ticket, profile: Profile | None) -> Table:
@@ -171,15 +182,16 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
     tensors, mask = _once(ticket), ticket.mask
     masked = [name for name in tensors if name in mask]
     kept, of = sum(mask.counts[name] for name in masked), sum(mask[name].numel() for name in masked)
-    others = sum(tensor.numel() for tensor in tensors.values()) - of
+    known = _parameters(ticket, profile)
+    others = (_numbers(ticket) if known is None else known) - of
     layers, whole = (profile.layers(mask), profile.total(mask)) if profile else ({}, 0)
     here = sum(layers.get(name, 0) for name in masked)
     for name in masked:
         add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), layers.get(name))
     table.add_section()
-    count = len(tensors) - len(masked)
     add("layers above", "", kept, of, here)
-    add("all else", counted(count, "tensor"), others, others, whole - here)
+    rest = counted(len(tensors) - len(masked), "tensor") if known is None else "parameters"
+    add("all else", rest, others, others, whole - here)
     add("network", "", kept + others, of + others, whole)
     return table
 

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import Failed, InputError, as_whole, shown
-from rewound.method.structure.trials import tensors_in
+from rewound.method.structure.trials import copy_in_float64, tensors_in
 from rewound.tasks.devices import device_named
 
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -246,7 +246,7 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
         ) from error
     given = tensors_in(outputs)
     try:
-        exact = tensors_in(copied(model).double()(*(_doubled(each) for each in inputs)))
+        exact = tensors_in(copy_in_float64(model)(*(_doubled(each) for each in inputs)))
     except Exception:  # its own code makes or wants tensors of another type, so that its rounding is not known
         return Expected(given, [ROUNDOFF**2 * _roundoff(each.dtype) * _largest(each) for each in given])
     return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
