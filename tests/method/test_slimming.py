@@ -193,6 +193,24 @@ def test_cutting_and_expanding_are_inverse_for_masked_states() -> None:
         made.state(made.model.state_dict())
 
 
+def test_channels_stay_last_in_memory() -> None:
+    model = network().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(*EXAMPLE).sum().backward()
+    optimizer.step()
+    found = units(model, EXAMPLE)
+    made = slim(model, half_mask(found), EXAMPLE, groups=found)
+    slots = made.optimizer(optimizer, model).state
+    filters = [weight for weight in made.model.parameters() if weight.ndim == 4 and min(weight.shape[1:]) > 1]
+    assert filters
+    for weight in filters:
+        for tensor in (weight, slots[weight]["momentum_buffer"]):
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+            assert not tensor.is_contiguous()
+    again = expanded(made.model.state_dict(), made.kept, made.shapes)
+    assert again[INNER].stride() == model.get_parameter(INNER).stride()
+
+
 def test_a_slim_network_is_rebuilt_from_what_is_left() -> None:
     model = network()
     mask = half_mask(units(model, EXAMPLE))

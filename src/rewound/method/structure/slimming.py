@@ -284,11 +284,21 @@ def kept_indices(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]])
 def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Tensor]:
     """What is left of tensors of the large network; those that lose nothing are copied."""
     found = {}
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = given
         for dim, left in kept.get(plain_name(name), {}).items():
             tensor = tensor.index_select(dim, left.to(tensor.device))
-        found[name] = tensor.clone() if isinstance(tensor, Tensor) else copy.deepcopy(tensor)  # a module's extra state
+        found[name] = _copied_in_order(tensor, given)
     return found
+
+
+def _copied_in_order(thing: Any, given: Any) -> Any:
+    """A copy; a tensor has its dimensions in memory as the one that was given: channels stay last where they are."""
+    if not isinstance(thing, Tensor):
+        return copy.deepcopy(thing)  # a module's extra state
+    order = sorted(range(given.ndim), key=lambda dim: -given.stride(dim))
+    back = sorted(range(given.ndim), key=order.__getitem__)
+    return thing.permute(order).contiguous().permute(back).clone()
 
 
 def expanded(
@@ -300,12 +310,13 @@ def expanded(
     {'bias': tensor([0., 5., 0., 6.])}
     """
     found = {}
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = given
         for dim, left in kept.get(plain_name(name), {}).items():
             size = list(tensor.shape)
             size[dim] = shapes[plain_name(name)][dim]
             tensor = tensor.new_zeros(size).index_copy_(dim, left.to(tensor.device), tensor.detach())
-        found[name] = tensor.clone() if isinstance(tensor, Tensor) else copy.deepcopy(tensor)  # a module's extra state
+        found[name] = _copied_in_order(tensor, given)
     return found
 
 
