@@ -12,8 +12,6 @@ from rewound.method.flops import Profile
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, all_names
 from rewound.method.pruning.prunable import (
-    dense_originals,
-    divided_by_norm,
     embeddings,
     normalisation_scales,
     prunable_weights,
@@ -104,12 +102,10 @@ def candidates_of(
     names = all_names(model) if model is not None else {}
     prunable = shapes if model is None else [name for name in prunable_weights(model) if name in shapes]
     weights = [name for name in prunable if sum(size > 1 for size in shapes[name]) > 1]
-    chosen = pruner.selected(weights, model)
-    if not chosen:
+    if not (selected := pruner.selected(weights, model)):
         raise InputError("no units can be removed: only and skip leave no weight of a layer; select more of them")
-    if model is not None:  # where a layer computes its weight from others, a unit of zeros is not a unit less
-        computed = {*divided_by_norm(model, chosen), *dense_originals(model, chosen)}
-        chosen = [name for name in chosen if name not in computed]
+    # Where a layer computes its weight from others, a unit of zeros is not a unit less.
+    chosen = selected if model is None else pruner.counted(selected, model)
     return candidates(
         groups,
         trained={other for name in shapes for other in names.get(name, (name,))},
