@@ -101,23 +101,32 @@ def test_no_process_logs_the_warnings_of_torch(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_followers_end_with_their_leader_and_sigterm_keeps_a_draft(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(LONG)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        worker = subprocess.Popen(
-            command("work", "long.toml", "--gpus-per-run", "2"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE
-        )
-        while not list(tmp_path.glob("rewound-store/claims/*")):
-            assert worker.poll() is None
-            time.sleep(0.05)
-        followers = children(worker.pid)
-        assert followers
-        worker.send_signal(number)
-        worker.communicate(timeout=60)
-        assert worker.returncode == (STOPPED if number == signal.SIGTERM else -signal.SIGKILL)
-        limit = time.monotonic() + 60
-        while any(Path(f"/proc/{pid}").exists() for pid in followers):
-            assert time.monotonic() < limit, "followers wait for ever"
-            time.sleep(0.05)
+    for seconds in (0, 1, 4, 16, 60):  # whoever is asked to end before the first step has nothing to keep
+        assert ended_by(signal.SIGTERM, tmp_path, seconds) == STOPPED
+        if Store(tmp_path / "rewound-store").drafts():
+            break
+    assert ended_by(signal.SIGKILL, tmp_path) == -signal.SIGKILL
     assert Store(tmp_path / "rewound-store").drafts()
+
+
+def ended_by(number: signal.Signals, folder: Path, seconds: float = 0) -> int:
+    """The exit code of a leader that gets a signal so long after its first claim; an error if its followers live on."""
+    worker = subprocess.Popen(
+        command("work", "long.toml", "--gpus-per-run", "2"), cwd=folder, env=environment(), stdout=subprocess.PIPE
+    )
+    while not list(folder.glob("rewound-store/claims/*")):
+        assert worker.poll() is None
+        time.sleep(0.05)
+    followers = children(worker.pid)
+    assert followers
+    time.sleep(seconds)
+    worker.send_signal(number)
+    worker.communicate(timeout=60)
+    limit = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in followers):
+        assert time.monotonic() < limit, "followers wait for ever"
+        time.sleep(0.05)
+    return worker.returncode
 
 
 def children(pid: int) -> list[int]:
