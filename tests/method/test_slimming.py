@@ -1,6 +1,9 @@
 """From the large network's shapes to the small one's and back: states, optimizers, models in place, dead layers."""
 
 import copy
+import gc
+import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -200,7 +203,7 @@ def test_channels_stay_last_in_memory() -> None:
     optimizer.step()
     found = units(model, EXAMPLE)
     made = slim(model, half_mask(found), EXAMPLE, groups=found)
-    slots = made.optimizer(optimizer, model).state
+    slots = made.optimizer(optimizer).state
     filters = [weight for weight in made.model.parameters() if weight.ndim == 4 and min(weight.shape[1:]) > 1]
     assert filters
     for weight in filters:
@@ -238,7 +241,7 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
     scheduler.step()
     held = list(model.parameters())
     made = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
-    beside = made.optimizer(optimizer, model)
+    beside = made.optimizer(optimizer)
     made.into(model)
     made.into_optimizer(optimizer, model)
     assert still_alive.isfinite()
@@ -251,6 +254,21 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
     assert optimizer.param_groups[0]["lr"] == 0.005
     small = made.model.state_dict()
     assert all(torch.allclose(t, small[name], rtol=0, atol=1e-12) for name, t in model.state_dict().items())
+
+
+def test_the_large_model_is_not_kept_for_its_optimizer() -> None:
+    model = network()
+    made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
+    for other in (network().parameters(), made.model.parameters()):
+        with pytest.raises(InputError, match="that the model that was given to slim does not have; give its own"):
+            made.optimizer(torch.optim.SGD(other, lr=0.1))
+    with pytest.raises(InputError, match="optimizer must be of type Optimizer, not None"):
+        made.optimizer(None)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(made)).shapes == copy.deepcopy(made).shapes == made.shapes
+    weights = weakref.ref(model.get_parameter(INNER))
+    del model
+    gc.collect()
+    assert weights() is None
 
 
 def test_models_and_slots_that_do_not_fit_are_refused() -> None:

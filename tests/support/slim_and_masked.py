@@ -56,7 +56,7 @@ def compared(case: Case) -> Compared:
             assert numel(small.model) < numel(model)
             both = [outputs(each.eval(), args, kwargs) for each in (large, small.model)]
             differences += [difference(one, other) for one, other in zip(*both, strict=True)]
-            both = [(large.train(), optimizer), (small.model.train(), small.optimizer(optimizer, large))]
+            both = [(large.train(), optimizer), (small.model.train(), small.optimizer(optimizer))]
             for steps in (1, 9):
                 trained(both, steps, args, kwargs)
                 gradients = small.state({key: p.grad for key, p in large.named_parameters() if p.grad is not None})

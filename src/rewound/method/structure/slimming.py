@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
@@ -45,6 +46,11 @@ class Slim:
     Keep it attached while the small network is trained."""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By module, the whole numbers that count what has shrunk (`out_channels`, `num_heads`, ...), as they are now."""
+    names: Mapping[Tensor, str] = field(default_factory=dict, repr=False)
+    """Of the parameters of the model that was given to `slim`, for as long as they exist."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "names": {}}  # a copy of a parameter is another parameter
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of the large network (a snapshot, an average of weights), cut to what is left."""
@@ -57,9 +63,13 @@ class Slim:
                 )
         return contracted(state, self.kept)
 
-    def optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """The same kind of optimizer over the slim parameters: its slots are cut, groups and step counts kept."""
-        names, here = _names_of(optimizer, model), dict(self.model.named_parameters())
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """The same kind of optimizer over the slim parameters: its slots are cut, groups and step counts kept.
+
+        The given one trains the model that was given to `slim`.
+        """
+        names = _names_of(optimizer, self.names, "the model that was given to slim")
+        here = dict(self.model.named_parameters())
         groups = [
             {**group, "params": [here[names[parameter]] for parameter in group["params"]]}
             for group in optimizer.param_groups
@@ -122,7 +132,7 @@ class Slim:
 
     def into_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Cut an optimizer's slots in place, once `into(model)` has made its parameters small."""
-        names, small = _names_of(optimizer, model), shapes_of(self.model)
+        names, small = _names_of(optimizer, _parameters_of(model), "this model"), shapes_of(self.model)
         if large := [name for parameter, name in names.items() if tuple(parameter.shape) != small[name]]:
             raise InputError(
                 f"{few(large)} of this model have not become small; call into(model) before into_optimizer"
@@ -208,7 +218,7 @@ def slim(
     except Exception:  # whatever the model's own code raises for an example that does not fit
         check_runs(model, example_inputs, example_keywords)
         raise
-    return replace(made, mask=mask_of_dead_layers(mask, kept))
+    return replace(made, mask=mask_of_dead_layers(mask, kept), names=WeakIdKeyDictionary(_parameters_of(model)))
 
 
 def slim_to(
@@ -362,12 +372,16 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(n): t for n, t in [*model.named_parameters(remove_duplicate=False), *buffers.items()]}
 
 
-def _names_of(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
+def _parameters_of(model: nn.Module) -> dict[Tensor, str]:
+    return {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+
+
+def _names_of(optimizer: Optimizer, names: Mapping[Tensor, str], model: str) -> dict[Tensor, str]:
     """The names of the parameters that an optimizer trains."""
-    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+    check_kind("optimizer", optimizer, Optimizer, "give one of torch's kind")
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(parameter not in names for parameter in trained):
-        raise InputError("the optimizer trains parameters that this model does not have; give its own model")
+        raise InputError(f"the optimizer trains parameters that {model} does not have; give its own optimizer")
     return {parameter: names[parameter] for parameter in trained}
 
 
