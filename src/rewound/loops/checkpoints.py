@@ -237,13 +237,13 @@ class Folder:
                 if found is not None:
                     yield found
 
-    def set_aside(self, damaged: Sequence[Damaged], epoch: int, say: Callable[[str], None]) -> None:
-        """Name the damaged files and move them to a folder where nothing overwrites them."""
+    def set_aside(self, damaged: Sequence[Damaged], start: str, say: Callable[[str], None]) -> None:
+        """Name the damaged files and move them to a folder where nothing overwrites them; the run begins at `start`."""
         for error in damaged:
             aside = self.path / "damaged" / error.path.name
             while aside.exists():
                 aside = aside.with_name(f"{aside.stem}-again{aside.suffix}")
-            say(f"{error}; set aside as {aside}; going on from epoch {epoch}")
+            say(f"{error}; set aside as {aside}; going on from {start}")
             if ranks.rank() == 0:
                 aside.parent.mkdir(exist_ok=True)
                 error.path.replace(aside)

@@ -238,7 +238,7 @@ class StepHooks:
             kind = type(member).__name__
             raise InputError(
                 f"the loop does not call step() of the {kind} that was given: its steps are taken by the "
-                f"{type(held).__name__} inside it; give rewound.epochs that one, the {kind}'s .{name}"
+                f"{type(held).__name__} inside it; give rewound.{self.unit}s that one, the {kind}'s .{name}"
             )
 
     def _look_for_gradients(self) -> None:

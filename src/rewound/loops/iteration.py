@@ -324,7 +324,7 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
     if newest is not None or run.was_loaded:
         _check_rewound_to(course, progress, folder)
     if newest is not None:
-        folder.set_aside(damaged, progress.epoch, run.say)
+        folder.set_aside(damaged, f"{course.unit} {progress.epoch:,}", run.say)
         subjects.resume(newest.states)
         run.progress = progress
 
@@ -333,11 +333,11 @@ def _check_rewound_to(course: Course, progress: Progress, folder: Folder) -> Non
     """An error before the present level is trained if the snapshot is missing that the next level goes back to."""
     if progress.level == len(course.levels):
         return
-    for epoch in course.rewound_to:
-        if not progress.level and progress.epoch <= epoch:
+    for at in course.rewound_to:
+        if not progress.level and progress.epoch <= at:
             continue  # it is still to be written
         try:
-            if not folder.check(rewind_name(epoch)):
-                raise nothing_to_rewind_to(epoch, folder)
+            if not folder.check(rewind_name(at)):
+                raise nothing_to_rewind_to(at, course, folder)
         except Damaged as error:
             raise InputError(f"{error}, and the next level goes back to it; train anew in another folder") from error

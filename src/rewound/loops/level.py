@@ -43,7 +43,7 @@ def begin_level(run: LoopRun, folder: Folder) -> None:
         run.structure.fit(None)  # pruning and rewinding happen in the shapes of the large network
     mask, facts = _pruned(run, level.before if level.gradual else level.density)
     if isinstance(level.weights_from, int):
-        _rewind(level.weights_from, subjects, folder)
+        _rewind(level.weights_from, run.course, subjects, folder)
     elif level.weights_from == "fresh":
         _draw_anew(run.course, subjects, folder)
     mask.apply(subjects.model)
@@ -132,16 +132,17 @@ def _full_mask(run: LoopRun) -> Mask:
     return Mask.full({name: candidates[name] for name in selected})
 
 
-def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
-    found = folder.read(rewind_name(epoch))
+def _rewind(at: int, course: Course, subjects: Subjects, folder: Folder) -> None:
+    found = folder.read(rewind_name(at))
     if found is None:
-        raise nothing_to_rewind_to(epoch, folder)
+        raise nothing_to_rewind_to(at, course, folder)
     subjects.rewind(found.states)
 
 
-def nothing_to_rewind_to(epoch: int, folder: Folder) -> InputError:
-    """The error for a missing snapshot of that epoch."""
-    return InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
+def nothing_to_rewind_to(at: int, course: Course, folder: Folder) -> InputError:
+    """The error for a missing snapshot of that epoch, or step."""
+    where = f"{course.unit} {at:,}"
+    return InputError(f"{folder.path} holds no weights of {where} to rewind to; train anew in another folder")
 
 
 def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
@@ -151,7 +152,7 @@ def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
         for optimizer in with_inner(subjects.optimizer):
             optimizer.state.clear()
     else:
-        _rewind(0, subjects, folder)
+        _rewind(0, course, subjects, folder)
     weights = prunable_weights(subjects.model)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     course.init(subjects.model)
