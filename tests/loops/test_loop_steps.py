@@ -215,7 +215,7 @@ def test_what_a_damaged_folder_holds_is_told_in_steps(tmp_path: Path, monkeypatc
 
 def test_a_folder_of_steps_is_none_of_epochs(tmp_path: Path) -> None:
     by_steps(made(), compression=1.25, checkpoint=tmp_path)
-    with pytest.raises(InputError, match="was made with training_epochs None, not 5"):
+    with pytest.raises(InputError, match="was made without training_epochs; give the same"):
         by_epochs(made(), compression=1.25, checkpoint=tmp_path)
 
 
