@@ -94,6 +94,8 @@ def run(
     notebook or in the script itself runs with `jobs=1` only.
     """
     executor = executor_named(on) if isinstance(on, str) else on
+    if not callable(executor):
+        raise InputError(f"on must be the name of an executor, or one with its options, not {shown(on)}")
     engine = executor if isinstance(executor, Engine) else None
     if jobs and engine is not None:
         raise InputError(f"jobs is for processes of this machine; on a cluster give workers={jobs} instead")
