@@ -177,7 +177,7 @@ def work(
     stop = Stop(minutes)
     with stopped_by_signals(stop):
         if (share := launched()) is not None and gpus_per_run > 1 and share.number:
-            follow_launched(options)
+            follow_launched(share, options)
             return True
         if share is not None and gpus_per_run == 1 and "TORCHELASTIC_RUN_ID" in os.environ:
             raise InputError(
