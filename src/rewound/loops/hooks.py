@@ -43,7 +43,7 @@ Named = Mapping[str, nn.Parameter]
 
 @contextmanager
 def recorded(
-    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler] = ()
+    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler]
 ) -> Iterator["StepHooks"]:
     """Inside, a part of the dense run is recorded, and which of the `unseen` parameters a gradient reaches.
 
@@ -78,8 +78,8 @@ def replayed(
     unit: Unit,
     recording: Recording,
     number: int,
-    schedulers: Sequence[Scheduler] = (),
-    rehearsed: bool = False,
+    schedulers: Sequence[Scheduler],
+    rehearsed: bool,
 ) -> Iterator["StepHooks"]:
     """Inside, the steps of a level use the values of the recording's part `number`, while `schedulers` rest.
 
