@@ -172,8 +172,8 @@ class Keeper:
         self.keeps = run.path is not None
         self.tickets = KeptLevels(folder.path / "levels", run.progress.run)
         self.first: FirstPass | None = None
-        self.small = (0, 0)
-        """A level with a small network, and the operations of one example there."""
+        self.operations_of_small: dict[int, int] = {}
+        """Those of one example, by the level in which the network is small."""
 
     def read(self) -> None:
         """Read which levels are kept, and write missing ones from the snapshots that are there."""
@@ -198,7 +198,7 @@ class Keeper:
             weights = {name: list(operations) for name, operations in profile.weights.items()}
             counted: Operations = {"weights": weights, "fixed": profile.fixed, "examples": self.first.examples}
             if self._is_small:
-                self.small = self.run.level, round(profile.total() / self.first.examples)
+                self.operations_of_small[self.run.level] = round(profile.total() / self.first.examples)
             else:
                 self.run.progress.operations = counted
             self.first = None
@@ -271,8 +271,8 @@ class Keeper:
 
     def _flops(self, mask: Mask | None, level: int) -> int | None:
         """The operations of one example under the mask of a level, if they were counted."""
-        if level and level == self.small[0]:
-            return self.small[1]
+        if level in self.operations_of_small:
+            return self.operations_of_small[level]
         if (counted := self.run.progress.operations) is None:
             return None
         parameters, structure = plain_parameters(self.run.subjects.model, tied=False), self.run.structure
