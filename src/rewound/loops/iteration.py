@@ -220,15 +220,18 @@ class _Iteration:
             self._keeper.note_operations()
             self._folder.write("latest", self.subjects, progress)
             self._saved_at = time.monotonic()
-        ahead = 1
-        if self.course.unit == "step":
-            # A look may cost more than a step, so it comes when saving is due at the present pace, and after at most
-            # twice as many steps as the last one, since the first steps are slow.
-            (epoch, then), left = self._last_look, SAVE_SECONDS - (time.monotonic() - self._saved_at)
-            steps = progress.epoch - epoch
-            pace = (now - then) / steps if steps else SAVE_SECONDS
-            ahead = ranks.from_first(max(1, min(2 * steps, int(left / max(pace, 1e-9)))))
+        ahead = 1 if self.course.unit == "epoch" else ranks.from_first(self._steps_to_next_look(now))
         self._next_look, self._last_look = progress.epoch + ahead, (progress.epoch, time.monotonic())
+
+    def _steps_to_next_look(self, now: float) -> int:
+        """How many steps there are until saving is due at the present pace: a look may cost more than a step.
+
+        At most twice as many as since the last look, since the first steps are slow.
+        """
+        (epoch, then), left = self._last_look, SAVE_SECONDS - (time.monotonic() - self._saved_at)
+        steps = self.run.progress.epoch - epoch
+        pace = (now - then) / steps if steps else SAVE_SECONDS
+        return max(1, min(2 * steps, int(left / max(pace, 1e-9))))
 
     def _check_ahead(self) -> None:
         """Refuse after the first epoch what would fail after the dense run; optimizers have slots by now."""
