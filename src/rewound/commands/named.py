@@ -43,7 +43,7 @@ class NamedNetwork:
     """The inputs of a pass with a batch of one, or the only inputs that it is known to take."""
     costs: Costs
     takes_batches: bool = True
-    """Whether the first dimension of its inputs is a batch of any size; that of a graph's nodes is none."""
+    """Whether the first dimension of its inputs is a batch of any size, and not, for example, the nodes of a graph."""
 
     def inputs(self, batch: int) -> tuple[Tensor, ...]:
         """The inputs of a pass with a batch of that size, where it takes batches."""

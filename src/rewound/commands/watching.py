@@ -33,7 +33,7 @@ from rewound.states.storage.backend import Location, OnlyRead
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
 
-_PAUSE = 10.0  # seconds without a claim after which nobody works: between two nodes there is none
+_PAUSE = 10.0  # seconds without a claim until nobody is taken to be at work: between two nodes a worker has none
 _LOOKED_AT = 20  # failures that are read again at each look
 _LISTED = 200  # workers and failures that the page lists
 

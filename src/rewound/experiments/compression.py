@@ -162,7 +162,7 @@ def _settings(recipe: Recipe, choices: Choices, epochs: float, seed: int) -> dic
 
 
 def searched(settings: Mapping[str, object]) -> dict[str, object]:
-    """The same of the settings of a pruned network, as they are in `summary.json`."""
+    """What distinguishes the search of a pruned network, from its settings as they are in `summary.json`."""
     asked = cast(Mapping[str, object], settings.get("asked", {}))
     names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
     steps = ["one_shot", "seed", *([] if asked.get("one_shot") else ["rate"])]

@@ -25,7 +25,7 @@ from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
 
 POLL = 0.1  # seconds between looks at what others do
-_CROWD = 16  # nodes among which a worker chooses that was not the first to claim one
+_CROWD = 16  # nodes among which a worker chooses, once another was faster to claim one
 _SHARE = 0.005  # of the time that a process may spend on listing everything
 
 

@@ -49,7 +49,7 @@ SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
-_NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data unsaid
+_NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data before a line says so
 _FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
 
 
