@@ -403,6 +403,7 @@ def test_a_batch_of_an_example() -> None:
     [
         ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"threads": 0}, "threads must be at least 1, not 0; leave it out for torch's own"),
+        ({"threads": 10**8}, "threads must be at most 1,024, not 100,000,000; give as many as there are cores"),
         ({"threads": "two"}, "threads must be a whole number, not 'two'"),
         ({"seconds": 0}, "seconds must be above 0, not 0"),
         ({"seconds": math.nan}, "seconds must be above 0, not nan"),
