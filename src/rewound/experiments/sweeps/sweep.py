@@ -293,7 +293,7 @@ def _check_no_synonyms(table: Table, remedies: Mapping[str, str]) -> None:
 
 def _trials(table: Table) -> tuple[int, ...]:
     """The trials that a table lists."""
-    if isinstance(number := table.get("trials"), int):
+    if isinstance(number := table.get("trials"), int) and not isinstance(number, bool):
         raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
     return tuple(as_whole("a trial", value) for value in axis_in(table, "trials"))
 
