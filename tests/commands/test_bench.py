@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -402,8 +403,10 @@ def test_a_batch_of_an_example() -> None:
     [
         ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"threads": 0}, "threads must be at least 1, not 0; leave it out for torch's own"),
+        ({"threads": 10**8}, "threads must be at most 1,024, not 100,000,000; give as many as there are cores"),
         ({"threads": "two"}, "threads must be a whole number, not 'two'"),
         ({"seconds": 0}, "seconds must be above 0, not 0"),
+        ({"seconds": math.nan}, "seconds must be above 0, not nan"),
         ({"backend": "onxx"}, r"unknown backend 'onxx'; did you mean 'onnx'\? \(known: compiled, eager, onnx\)"),
         ({"backend": "eager,eager"}, "must name each of eager, compiled, onnx at most once"),
         ({"backend": []}, "at most once, and one at least"),

@@ -287,6 +287,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "half a job": (lambda: rewound.plan(TABLE, jobs=0.5), "jobs must be a whole number, not 0.5"),  # type: ignore[arg-type]
     "no such device": (lambda: rewound.run(TABLE, device="tpu"), "unknown device 'tpu'; use cpu or cuda"),
     "no such executor": (lambda: rewound.run(TABLE, on="mars"), "unknown executor 'mars'"),
+    "no executor": (lambda: rewound.run(TABLE, on=None), "on must be the name of an executor, or one with its options"),  # type: ignore[arg-type]
+    "minutes as a text": (lambda: rewound.run(TABLE, minutes="5"), "minutes must be a number, not '5'"),  # type: ignore[arg-type]
     "no time": (lambda: rewound.run(TABLE, minutes=0), "minutes must be above 0, not 0"),
     "keeping some": (lambda: rewound.run(TABLE, keep="some"), "keep must be 'needed' or 'all', not 'some'"),
     "results of nothing": (

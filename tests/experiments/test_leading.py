@@ -205,11 +205,11 @@ def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path)
 
 
 def test_engines_ask_for_as_many_gpus(tmp_path: Path) -> None:
-    given = Assignment("tiny", {}, "/store", "0.1.0-0", "cuda", False, None, False, 4)
+    given = Assignment("tiny", {}, "/store", "0.1.0-0", Options(device="cuda", gpus_per_run=4))
     assert assignment_in(given.as_json()) == given
     assert given.command("tiny.json")[-2:] == ["--gpus-per-run", "4"]
     assert "#SBATCH --gres=gpu:4" in Slurm().script(given, tmp_path / "tiny.json", 2)
-    on_cpu = Assignment("tiny", {}, "/store", "0.1.0-0", "cpu", False, None, False, 4)
+    on_cpu = Assignment("tiny", {}, "/store", "0.1.0-0", Options(gpus_per_run=4))
     assert "#SBATCH --cpus-per-task=4" in Slurm().script(on_cpu, tmp_path / "tiny.json", 2)
     assert slots([{"GPU": 8.0}], "cuda", 1, 4) == 2
     with pytest.raises(InputError, match="per-gpu 2 contradicts 4 GPUs per run; give one of the two"):

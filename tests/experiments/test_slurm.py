@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from kill_and_continue import _table
 from rewound import Slurm
 from rewound.experiments.executors.slurm import Job, seconds_of
 from rewound.experiments.executors.working import Assignment
+from rewound.experiments.plans.options import Options
 from rewound.foundations.errors import Failed, InputError
 from rewound.states.storage.store import Store
 from slurm_cluster import running_slurm
 from tiny_sweeps import timeless
 
 long = pytest.mark.skipif("REWOUND_LONG" not in os.environ, reason="takes minutes: make test-slurm")
-GIVEN = Assignment("tiny", {"recipe": "digits"}, "/a store", "0.1.0-0123456789abcdef", "cpu", False, None, False)
+GIVEN = Assignment("tiny", {"recipe": "digits"}, "/a store", "0.1.0-0123456789abcdef", Options())
 SLOW = """
 import os, time
 from dataclasses import dataclass
@@ -61,14 +63,14 @@ def test_the_script_can_be_read_by_a_person_and_by_bash(tmp_path: Path) -> None:
 
 
 def test_a_worker_on_a_gpu_has_one_unless_it_is_said_otherwise() -> None:
-    given = GIVEN.__class__(**{**vars(GIVEN), "device": "cuda"})
+    given = replace(GIVEN, options=Options(device="cuda"))
     assert "#SBATCH --gres=gpu:1\n" in script(Slurm(sbatch="--partition=gpu"), given)
     for otherwise in ("--gres=gpu:a100:2", "--gpus=2", "-G 2", "--gpus-per-task=1"):
         assert "gres=gpu:1\n" not in script(Slurm(sbatch=otherwise), given)
 
 
 def test_a_bucket_is_not_looked_for_among_the_files() -> None:
-    given = GIVEN.__class__(**{**vars(GIVEN), "store": "s3://bucket/prefix"})
+    given = replace(GIVEN, store="s3://bucket/prefix")
     assert "does not see the store" not in script(Slurm(), given)
     assert "does not see the store" in script(Slurm())
 

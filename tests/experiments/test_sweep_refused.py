@@ -180,6 +180,7 @@ BAD = {
     ),
     "no trials": (with_lines(trials="[]"), "trials is an empty list"),
     "trials missing": (with_lines(trials=""), "the key trials is missing; give it, for example trials = [1, 2, 3]"),
+    "trials as a flag": (with_lines(trials="true"), "a trial must be a whole number, not True"),
     "trials as a number": (with_lines(trials="3"), "trials is a list, not 3: [3] is one trial, [1, 2, 3] are three"),
     "too large a trial": (with_lines(trials=f"[{'9' * 19}]"), "a trial is a seed from 0 to 9223372036854775807, not 9"),
     "negative trial": (with_lines(trials="[-1]"), "not -1"),

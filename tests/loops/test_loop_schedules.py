@@ -54,7 +54,7 @@ def test_a_scheduler_that_a_resumable_run_was_not_given_is_refused_before_the_fi
     scheduler = None if late else FORGOTTEN[kind](optimizer)
     run = rewound.epochs(T, model, optimizer, compression=2, checkpoint=tmp_path, say=silent)
     scheduler = scheduler or FORGOTTEN[kind](optimizer)
-    with pytest.raises(InputError, match=f"a {kind} moves this optimizer's rate and was not given.*give it to rewound"):
+    with pytest.raises(InputError, match=f"a {kind} moves this optimizer's rate and was not.*give it as the scheduler"):
         next(iter(run))
     assert scheduler is not None
 

@@ -200,9 +200,22 @@ def test_a_killed_script_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert resumed.out == whole.out
 
 
+def test_what_a_damaged_folder_holds_is_told_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iteration, "SAVE_SECONDS", 0.0)
+    options = {"compression": 1.25, "technique": "weight-rewinding", "retrain_steps": 5, "checkpoint": tmp_path}
+    by_steps(made(), until=N + 2, **options)
+    (latest := tmp_path / "latest.pt").write_bytes(latest.read_bytes()[:-200])
+    said = list[str]()
+    by_steps(made(), until=N, say=said.append, **options)
+    assert said[0].endswith(f"; going on from step {N}")
+    (tmp_path / f"rewind-{N - 5:04d}.pt").unlink()
+    with pytest.raises(InputError, match=f"holds no weights of step {N - 5} to rewind to; train anew in another fold"):
+        by_steps(made(), **options)
+
+
 def test_a_folder_of_steps_is_none_of_epochs(tmp_path: Path) -> None:
     by_steps(made(), compression=1.25, checkpoint=tmp_path)
-    with pytest.raises(InputError, match="was made with training_epochs None, not 5"):
+    with pytest.raises(InputError, match="was made without training_epochs; give the same"):
         by_epochs(made(), compression=1.25, checkpoint=tmp_path)
 
 

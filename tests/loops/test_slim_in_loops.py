@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -466,9 +467,14 @@ def test_what_cannot_be_made_small_is_refused() -> None:
         rewound.epochs(T, nn.DataParallel(loop.model), loop.optimizer, loop.scheduler, pruner=UNITS, slim=True)
 
 
-def test_a_folder_of_a_masked_run_is_not_taken_for_a_slim_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_folder_of_a_masked_run_is_not_taken_for_a_slim_one(version: int, tmp_path: Path) -> None:
     loop, run, _ = trained("lr-rewinding", "sgd", False, checkpoint=tmp_path)
     loop.over(run, until=T)
+    if version == 1:  # which wrote neither a checksum nor whether the run was slim
+        arguments = json.loads((file := tmp_path / "arguments.json").read_text())
+        del arguments["slim"], arguments["checksum"]
+        file.write_text(json.dumps({**arguments, "version": 1}))
     loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
     with pytest.raises(InputError, match="was made with slim False, not True"):
         loop.over(run)

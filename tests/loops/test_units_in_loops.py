@@ -133,6 +133,7 @@ def test_what_no_example_shows_is_refused(tmp_path: Path) -> None:
         ({"compression": 100, "example_inputs": example}, "cannot be reached by removing units"),
         ({"example_inputs": torch.zeros(2, 7)}, "does not run on the example inputs"),
         ({"example_inputs": object()}, "which cannot be kept"),
+        ({"example_keywords": []}, "example_keywords must be of type Mapping"),
     ):
         with pytest.raises(InputError, match=error):
             Loop().run(**{"compression": 2, "pruner": UNITS, **options})

@@ -55,6 +55,7 @@ def test_a_rate_is_a_fraction(rate: float) -> None:
         ({"one_shot": "yes"}, "one_shot must be of type bool, not 'yes'; give True or False"),
         ({"technique": "magic"}, "unknown technique 'magic'"),
         ({"compression": 0.5}, "compression must be above 1, not 0.5"),
+        ({"rate": None}, "rate must be a number, not None"),
         ({"pruner": "random"}, "pruner must be of type Pruner, not 'random'"),
         (
             {"slim": True, "pruner": Pruner(pattern="unit"), "technique": "gradual"},

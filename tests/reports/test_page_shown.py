@@ -52,6 +52,7 @@ def test_differences_are_a_figure_and_a_table(browser: Browser, digits_page: Pat
         assert page.get_by_role("checkbox", name="Compared table").count() == 0
         drawn(page)
         said = points(page, "differences")
+        assert said
         assert all(re.search(r"minus Fine-tuning.* points. Min to max, 2 pairs$", text) for text in said)
         page.locator("#differences summary").click()
         assert re.search(r"2\.00×\t\S+ \(\S+, \S+\)", page.locator("#differences table").first.inner_text())

@@ -17,7 +17,6 @@ from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages
 from rewound.experiments.plans.collection import collected
 from rewound.experiments.plans.planning import plan
-from rewound.experiments.plans.remaining import outcomes_of
 from rewound.foundations.errors import InputError
 from rewound.states.storage import index
 from rewound.states.storage.artifacts import CurvePoint, Failure, Measurements, Result, measurements_of, summary_of
@@ -370,13 +369,13 @@ def test_tables_are_the_same_with_an_index_and_without(tmp_path: Path) -> None:
     collected(sweep.targets, store)
     assert segments(store.root)
     work, with_index = plan(sweep.targets), opened(store.root)
-    outcomes, tables = outcomes_of(work, with_index), collected(sweep.targets, with_index)
+    outcomes, tables = with_index.outcomes(work.by_key.keys()), collected(sweep.targets, with_index)
     assert reads(with_index) == 0
     shutil.rmtree(store.root / "index")
     without = opened(store.root)
     assert collected(sweep.targets, without) == tables
     assert reads(without) == len(work.nodes)
-    assert outcomes_of(work, opened(store.root)) == outcomes
+    assert opened(store.root).outcomes(work.by_key.keys()) == outcomes
 
 
 def test_a_finished_sweep_is_listed_once_to_see_that_it_is(tmp_path: Path) -> None:

@@ -29,9 +29,6 @@ from rewound.tasks.recipe import Recipe, changed_fields
 from rewound.tasks.recipes import RECIPES, recipe_named
 from rewound.tasks.slimmed import kept_by
 
-TICKET = "ticket.safetensors"
-"""The ticket in a folder that `rewound prune` wrote."""
-
 
 @dataclass(frozen=True, eq=False)
 class NamedNetwork:
@@ -46,7 +43,7 @@ class NamedNetwork:
     """The inputs of a pass with a batch of one, or the only inputs that it is known to take."""
     costs: Costs
     takes_batches: bool = True
-    """Whether the first dimension of its inputs is a batch of any size; that of a graph's nodes is none."""
+    """Whether the first dimension of its inputs is a batch of any size, and not, for example, the nodes of a graph."""
 
     def inputs(self, batch: int) -> tuple[Tensor, ...]:
         """The inputs of a pass with a batch of that size, where it takes batches."""
@@ -88,8 +85,13 @@ def _of_recipe(name: str, task: Recipe, model: nn.Module | None = None, mask: Ma
     return NamedNetwork(name, dense if model is None else model, mask, dense, tuple(task.example()), task.costs)
 
 
+def ticket_file(path: Path) -> Path:
+    """The path itself, or the ticket in it if it is a folder that `rewound prune` wrote."""
+    return inside if (inside := path / "ticket.safetensors").is_file() else path
+
+
 def _of_ticket(file: Path, recipe: str | None, fields: Mapping[str, object], model: str | None) -> NamedNetwork:
-    ticket = load(file / TICKET if (file / TICKET).is_file() else file)
+    ticket = load(ticket_file(file))
     if model is not None:
         return _of_model(str(file), ticket, large_network(model, ticket.about))
     task = recipe_of_ticket(ticket, recipe, fields)

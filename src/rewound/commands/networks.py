@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rewound.commands.console import PlainConsole, console, progress_of, say
-from rewound.commands.named import TICKET, recipe_of_ticket
+from rewound.commands.named import recipe_of_ticket, ticket_file
 from rewound.experiments.compression import LevelReport, PrunedNetwork, search_of, searched
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.quantities import counted
@@ -80,8 +80,7 @@ def _selected(network: PrunedNetwork) -> str:
 
 def inspect_ticket(file: Path, recipe: str | None, fields: Mapping[str, object]) -> None:
     """Print what a ticket holds; of a folder that `prune` wrote, the ticket in it."""
-    if (inside := file / TICKET).is_file():
-        file = inside
+    file = ticket_file(file)
     ticket = load(file)
     page = ticket_page(ticket, file.stat().st_size, ticket_profile(ticket, recipe, fields))
     if console.is_terminal and console.encoding.startswith("utf"):

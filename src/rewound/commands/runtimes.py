@@ -31,6 +31,8 @@ from rewound.tasks.devices import device_named
 Inputs: TypeAlias = tuple[Tensor, ...]
 ROUNDOFF = 64
 """How many times the rounding error of an eager pass another way to compute the same network may have."""
+MOST_THREADS = 1024
+"""Where the system cannot start as many threads as torch is told to use, the process crashes."""
 _numbers = count()
 
 
@@ -68,6 +70,8 @@ def machine(device: str = "cpu", threads: int | None = None) -> Machine:
     usual = torch.get_num_threads()
     if threads is not None and as_whole("threads", threads) < 1:
         raise InputError(f"threads must be at least 1, not {threads}; leave it out for torch's own {usual}")
+    if threads is not None and threads > MOST_THREADS:
+        raise InputError(f"threads must be at most {MOST_THREADS:,}, not {threads:,}; give as many as there are cores")
     return Machine(device_named(device), threads or usual)
 
 

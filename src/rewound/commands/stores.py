@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from rewound.commands.console import console, progress_of, say, two_columns
 from rewound.commands.named import found_result
-from rewound.commands.sweeps import as_sweep, store_option, store_to_read, worker_count
+from rewound.commands.sweeps import as_sweep, by_machine, store_option, store_to_read, worker_count
 from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.housekeeping import repair as repair_damage
@@ -22,7 +21,7 @@ from rewound.experiments.plans.remaining import pack_store
 from rewound.foundations.errors import Failed, InputError
 from rewound.foundations.quantities import counted, sized, spoken
 from rewound.foundations.wholefiles import writable_file
-from rewound.states.storage.artifacts import Outcome, Result, failure_in_words, outcome_of
+from rewound.states.storage.artifacts import Result, failure_in_words, outcome_of
 from rewound.states.storage.backend import Location
 from rewound.states.storage.merging import unpack_store
 from rewound.states.storage.packs import read_packs
@@ -145,12 +144,8 @@ def _overview(store: Store) -> Group:
 
 def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
     """How far a sweep is, and which machines did how much of it."""
-    finished, seconds, outcomes = Counter[str](), defaultdict[str, float](float), dict[str, Outcome]()
-    for key, result in store.summaries(plan.by_key.keys()):
-        outcomes[key] = outcome_of(result)
-        finished[result.get("host", "not known")] += 1
-        seconds[result.get("host", "not known")] += result["seconds"]
-    watch = Watch(plan, store, outcomes)
+    results = dict(store.summaries(plan.by_key.keys()))
+    watch = Watch(plan, store, {key: outcome_of(result) for key, result in results.items()})
     headway, steps = watch.headway(), plan.steps
     under_way = {key: claim for key, claim in store.claims().items() if key in plan.by_key}
     failed = f", {headway.failed:,} failed" if headway.failed else ""
@@ -163,9 +158,8 @@ def _progress(name: str, plan: planning.Plan, store: Store) -> Group:
         ("to be resumed", counted(resumed, "node")),
     ]
     machines = Table("machine", "finished", "time", "under way", title="by machine", title_justify="left")
-    claimed = Counter(claim.host_name for claim in under_way.values())
-    for host in sorted(finished.keys() | claimed.keys()):
-        machines.add_row(host, f"{finished[host]:,}", spoken(seconds[host]), f"{claimed[host]:,}")
+    for host, nodes, seconds, now in by_machine(results.values(), under_way.values()):
+        machines.add_row(host, f"{nodes:,}", spoken(seconds), f"{now:,}")
     return Group(two_columns(f"progress of {name}", lines), *([machines] if machines.row_count else []))
 
 

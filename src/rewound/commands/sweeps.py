@@ -6,7 +6,8 @@ a file, or a `Sweep`.
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,8 +34,9 @@ from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
 from rewound.reports.trackers import tracker_named
 from rewound.reports.writing import Report, report_folder, write_report
-from rewound.states.storage.artifacts import DEFAULT_STORE
+from rewound.states.storage.artifacts import DEFAULT_STORE, Summary
 from rewound.states.storage.backend import Location, as_location
+from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, is_store
 from rewound.tasks.devices import device_kind
 
@@ -94,6 +96,8 @@ def run(
     notebook or in the script itself runs with `jobs=1` only.
     """
     executor = executor_named(on) if isinstance(on, str) else on
+    if not callable(executor):
+        raise InputError(f"on must be the name of an executor, or one with its options, not {shown(on)}")
     engine = executor if isinstance(executor, Engine) else None
     if jobs and engine is not None:
         raise InputError(f"jobs is for processes of this machine; on a cluster give workers={jobs} instead")
@@ -175,7 +179,7 @@ def work(
     stop = Stop(minutes)
     with stopped_by_signals(stop):
         if (share := launched()) is not None and gpus_per_run > 1 and share.number:
-            follow_launched(options)
+            follow_launched(share, options)
             return True
         if share is not None and gpus_per_run == 1 and "TORCHELASTIC_RUN_ID" in os.environ:
             raise InputError(
@@ -301,6 +305,17 @@ def as_sweep(given: AnySweep, root: Location) -> tuple[Sweep, str]:
     raise InputError(
         f"a sweep is the path of a TOML file, the name of a shipped one, a dict or a Sweep, not {shown(given)}"
     )
+
+
+def by_machine(results: Iterable[Summary], claims: Iterable[Claim]) -> list[tuple[str, int, float, int]]:
+    """Each machine with the nodes that have ended there, the seconds they took, and the nodes that are under way."""
+    nodes, seconds = Counter[str](), defaultdict[str, float](float)
+    for result in results:
+        host = result.get("host", "not known")
+        nodes[host] += 1
+        seconds[host] += result["seconds"]
+    now = Counter(claim.host_name for claim in claims)
+    return [(host, nodes[host], seconds[host], now[host]) for host in sorted(nodes.keys() | now.keys())]
 
 
 def store_to_read(sweep: Sweep, root: Location, again: str, say: Say) -> Store:

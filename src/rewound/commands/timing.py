@@ -190,7 +190,7 @@ def bench(
     (178, 1.0)
     """
     backends, on = _backends(backend), machine(device, threads)
-    if as_number("seconds", seconds) <= 0:
+    if not as_number("seconds", seconds) > 0:
         raise InputError(f"seconds must be above 0, not {seconds:g}; each backend is measured for about that long")
     if batch is not None and as_whole("batch", batch) < 1:
         raise InputError(f"batch must be at least 1, not {batch}; it is the number of examples in a pass")
@@ -333,7 +333,7 @@ def measured(runs: Sequence[Callable[[], object]], on: Machine, seconds: float) 
     calls = max(1, math.ceil(SHORTEST / min(warm)))
     for run in runs:
         _seconds(run, calls, on)
-    rounds = min(MOST, max(FEWEST, int(seconds / (calls * sum(warm)))))
+    rounds = int(min(MOST, max(FEWEST, seconds / (calls * sum(warm)))))
     order, generator = list(range(len(runs))), random.Random(0)
     times = np.empty((rounds, len(runs)))
     for row in times:

@@ -7,14 +7,13 @@ how long the nodes took that have ended, and from how many workers there are now
 import shlex
 import signal
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
 from rewound.commands.console import say
-from rewound.commands.sweeps import as_sweep, evidence_of, origin_of, store_option
+from rewound.commands.sweeps import as_sweep, by_machine, evidence_of, origin_of, store_option
 from rewound.conclusions.tables import Tables
 from rewound.experiments.executors.walking import Headway, Watch
 from rewound.experiments.plans import planning
@@ -34,7 +33,7 @@ from rewound.states.storage.backend import Location, OnlyRead
 from rewound.states.storage.claims import Claim
 from rewound.states.storage.store import Store, backend_at, is_store
 
-_PAUSE = 10.0  # seconds without a claim after which nobody works: between two nodes there is none
+_PAUSE = 10.0  # seconds without a claim until nobody is taken to be at work: between two nodes a worker has none
 _LOOKED_AT = 20  # failures that are read again at each look
 _LISTED = 200  # workers and failures that the page lists
 
@@ -205,16 +204,9 @@ class WatchedSweep:
         ]
 
     def _machines(self) -> list[Json]:
-        """What each machine has done: nodes, and the time they took."""
-        nodes, seconds = Counter[str](), Counter[str]()
-        for result in self._results.values():
-            host = result.get("host", "not known")
-            nodes[host] += 1
-            seconds[host] += result["seconds"]  # type: ignore[assignment]
-        now = Counter(claim.host_name for claim in self._claims.values())
         return [
-            {"machine": host, "nodes": nodes[host], "took": spoken(seconds[host]), "now": now[host]}
-            for host in sorted(nodes.keys() | now.keys())
+            {"machine": host, "nodes": nodes, "took": spoken(seconds), "now": now}
+            for host, nodes, seconds, now in by_machine(self._results.values(), self._claims.values())
         ]
 
     def _failures(self) -> list[Json]:

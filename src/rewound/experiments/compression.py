@@ -162,7 +162,7 @@ def _settings(recipe: Recipe, choices: Choices, epochs: float, seed: int) -> dic
 
 
 def searched(settings: Mapping[str, object]) -> dict[str, object]:
-    """The same of the settings of a pruned network, as they are in `summary.json`."""
+    """What distinguishes the search of a pruned network, from its settings as they are in `summary.json`."""
     asked = cast(Mapping[str, object], settings.get("asked", {}))
     names = ("recipe", "fields", "technique", "retrain_epochs", "pruner")
     steps = ["one_shot", "seed", *([] if asked.get("one_shot") else ["rate"])]
@@ -231,24 +231,8 @@ def prune(
     for line in outdated(search.plan, search.store, options):
         say(line)
     present = search.present()
-    levels: list[LevelReport] = []
-    for number in range(len(targets)):
-        try:
-            level = search.reach(number)
-            task.metric.check((level.val, level.test), task.label())
-            levels.append(level)
-        except (Diverged, _NoNumber) as failure:
-            if max_drop is None or not levels:
-                raise
-            say(f"{failure}; the levels before it remain")
-            break
-        whole = f"{level.network_compression:.2f}x of the whole network"
-        if pruner.of == "flops":
-            whole += f", {levels[0].flops / level.flops:.2f}x of the FLOPs"
-        say(f"level {number}: {level.compression:.2f}x, {whole}, val {level.val:.4f}, test {level.test:.4f}")
-        scores = [level.val for level in levels]
-        if has_dropped(scores, max_drop, higher_is_better=task.metric.higher_is_better):
-            break
+    levels = search.levels(max_drop, with_flops=pruner.of == "flops")
+    scores = [level.val for level in levels]
     best = returned(scores, max_drop, higher_is_better=task.metric.higher_is_better)
     model, mask, large = search.network(best)
     if not all_kept:
@@ -286,6 +270,28 @@ class _Search:
     def present(self) -> set[str]:
         """The keys of the tensors that are there."""
         return {node.key for node in self.plan.nodes if self.store.has_state(node.key)}
+
+    def levels(self, max_drop: float | None, *, with_flops: bool) -> list[LevelReport]:
+        """All levels, or those up to where the metric has dropped or a level failed; a line is said of each."""
+        metric, levels = self.recipe.metric, list[LevelReport]()
+        for number in range(len(self.targets)):
+            try:
+                level = self.reach(number)
+                metric.check((level.val, level.test), self.recipe.label())
+            except (Diverged, _NoNumber) as failure:
+                if max_drop is None or not levels:
+                    raise
+                self.say(f"{failure}; the levels before it remain")
+                break
+            levels.append(level)
+            whole = f"{level.network_compression:.2f}x of the whole network"
+            if with_flops:
+                whole += f", {levels[0].flops / level.flops:.2f}x of the FLOPs"
+            self.say(f"level {number}: {level.compression:.2f}x, {whole}, val {level.val:.4f}, test {level.test:.4f}")
+            scores = [level.val for level in levels]
+            if has_dropped(scores, max_drop, higher_is_better=metric.higher_is_better):
+                break
+        return levels
 
     def reach(self, number: int) -> LevelReport:
         """Train and prune up to a level, as far as that is still to do."""

@@ -75,9 +75,9 @@ def check_averages(things: Sequence[Stateful], weights: Named, model: nn.Module,
 
 
 def copies(things: Sequence[Stateful], model: nn.Module, shrinking: Iterable[str]) -> list[tuple[nn.Module, str]]:
-    """The modules among things, or inside a wrapper there, that are copies of the model or of a part: with its name.
+    """The modules among things, or inside a wrapper there, that are copies of the model or of a part of it.
 
-    A part has weights that shrink, as many as `_masks_of` asks for.
+    Each comes with the name of that part, which has as many weights that shrink as `_masks_of` asks for.
     """
     found: list[tuple[nn.Module, str]] = []
     parameters = plain_parameters(model, tied=True)

@@ -44,7 +44,7 @@ from rewound.states.storage.artifacts import digest
 from rewound.tasks import ranks
 
 Arguments = Mapping[str, object]
-_DEFAULTS = {"slim": False}
+_DEFAULTS: Arguments = {"slim": False}
 """What arguments were that earlier versions did not write."""
 VERSION = 2
 """Of arguments.json; the first had no checksum, and neither had the snapshots beside it."""
@@ -74,12 +74,11 @@ class Folder:
     ) -> None:
         """Write the arguments of a run into its folder, or check that the folder was made with the same."""
         written = self._arguments() if check else {}
-        for name, value in arguments.items():
-            if written and not _is_same(written.get(name, _DEFAULTS.get(name)), value) and name not in may_differ:
-                raise InputError(
-                    f"{self.path} was made with {name} {written.get(name)}, not {value}; "
-                    "give the same arguments, or another folder"
-                )
+        known = {**_DEFAULTS, **written}
+        for name, value in arguments.items() if written else ():
+            if not _is_same(known.get(name), value) and name not in may_differ:
+                made = f"with {name} {known[name]}, not {value}" if name in known else f"without {name}"
+                raise InputError(f"{self.path} was made {made}; give the same arguments, or another folder")
         if ranks.rank() == 0:
             content = {"version": VERSION, "run": run, "unchecked": self._unchecked(written, say), **arguments}
             text = json.dumps({**content, "checksum": digest(content)}, indent=1) + "\n"
@@ -237,13 +236,13 @@ class Folder:
                 if found is not None:
                     yield found
 
-    def set_aside(self, damaged: Sequence[Damaged], epoch: int, say: Callable[[str], None]) -> None:
-        """Name the damaged files and move them to a folder where nothing overwrites them."""
+    def set_aside(self, damaged: Sequence[Damaged], start: str, say: Callable[[str], None]) -> None:
+        """Name the damaged files and move them to a folder where nothing overwrites them; the run begins at `start`."""
         for error in damaged:
             aside = self.path / "damaged" / error.path.name
             while aside.exists():
                 aside = aside.with_name(f"{aside.stem}-again{aside.suffix}")
-            say(f"{error}; set aside as {aside}; going on from epoch {epoch}")
+            say(f"{error}; set aside as {aside}; going on from {start}")
             if ranks.rank() == 0:
                 aside.parent.mkdir(exist_ok=True)
                 error.path.replace(aside)

@@ -46,9 +46,10 @@ def given_example(inputs: object, keywords: object) -> Example | None:
     """The example that a script gives, if it gives one."""
     if inputs is None and keywords is None:
         return None
-    check_kind("example_keywords", keywords or {}, Mapping, "give the keywords of the model's call as a dict")
-    assert keywords is None or isinstance(keywords, Mapping)
-    return _plain(() if inputs is None else as_arguments(inputs), keywords or {})
+    keywords = {} if keywords is None else keywords
+    check_kind("example_keywords", keywords, Mapping, "give the keywords of the model's call as a dict")
+    assert isinstance(keywords, Mapping)  # as checked just above
+    return _plain(() if inputs is None else as_arguments(inputs), keywords)
 
 
 def read_example(content: object) -> Example:

@@ -43,7 +43,7 @@ Named = Mapping[str, nn.Parameter]
 
 @contextmanager
 def recorded(
-    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler] = ()
+    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler]
 ) -> Iterator["StepHooks"]:
     """Inside, a part of the dense run is recorded, and which of the `unseen` parameters a gradient reaches.
 
@@ -78,8 +78,8 @@ def replayed(
     unit: Unit,
     recording: Recording,
     number: int,
-    schedulers: Sequence[Scheduler] = (),
-    rehearsed: bool = False,
+    schedulers: Sequence[Scheduler],
+    rehearsed: bool,
 ) -> Iterator["StepHooks"]:
     """Inside, the steps of a level use the values of the recording's part `number`, while `schedulers` rest.
 
@@ -238,7 +238,7 @@ class StepHooks:
             kind = type(member).__name__
             raise InputError(
                 f"the loop does not call step() of the {kind} that was given: its steps are taken by the "
-                f"{type(held).__name__} inside it; give rewound.epochs that one, the {kind}'s .{name}"
+                f"{type(held).__name__} inside it; give rewound.{self.unit}s that one, the {kind}'s .{name}"
             )
 
     def _look_for_gradients(self) -> None:

@@ -220,15 +220,18 @@ class _Iteration:
             self._keeper.note_operations()
             self._folder.write("latest", self.subjects, progress)
             self._saved_at = time.monotonic()
-        ahead = 1
-        if self.course.unit == "step":
-            # A look may cost more than a step, so it comes when saving is due at the present pace, and after at most
-            # twice as many steps as the last one, since the first steps are slow.
-            (epoch, then), left = self._last_look, SAVE_SECONDS - (time.monotonic() - self._saved_at)
-            steps = progress.epoch - epoch
-            pace = (now - then) / steps if steps else SAVE_SECONDS
-            ahead = ranks.from_first(max(1, min(2 * steps, int(left / max(pace, 1e-9)))))
+        ahead = 1 if self.course.unit == "epoch" else ranks.from_first(self._steps_to_next_look(now))
         self._next_look, self._last_look = progress.epoch + ahead, (progress.epoch, time.monotonic())
+
+    def _steps_to_next_look(self, now: float) -> int:
+        """How many steps there are until saving is due at the present pace: a look may cost more than a step.
+
+        At most twice as many as since the last look, since the first steps are slow.
+        """
+        (epoch, then), left = self._last_look, SAVE_SECONDS - (time.monotonic() - self._saved_at)
+        steps = self.run.progress.epoch - epoch
+        pace = (now - then) / steps if steps else SAVE_SECONDS
+        return max(1, min(2 * steps, int(left / max(pace, 1e-9))))
 
     def _check_ahead(self) -> None:
         """Refuse after the first epoch what would fail after the dense run; optimizers have slots by now."""
@@ -324,7 +327,7 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
     if newest is not None or run.was_loaded:
         _check_rewound_to(course, progress, folder)
     if newest is not None:
-        folder.set_aside(damaged, progress.epoch, run.say)
+        folder.set_aside(damaged, f"{course.unit} {progress.epoch:,}", run.say)
         subjects.resume(newest.states)
         run.progress = progress
 
@@ -333,11 +336,11 @@ def _check_rewound_to(course: Course, progress: Progress, folder: Folder) -> Non
     """An error before the present level is trained if the snapshot is missing that the next level goes back to."""
     if progress.level == len(course.levels):
         return
-    for epoch in course.rewound_to:
-        if not progress.level and progress.epoch <= epoch:
+    for at in course.rewound_to:
+        if not progress.level and progress.epoch <= at:
             continue  # it is still to be written
         try:
-            if not folder.check(rewind_name(epoch)):
-                raise nothing_to_rewind_to(epoch, folder)
+            if not folder.check(rewind_name(at)):
+                raise nothing_to_rewind_to(at, course, folder)
         except Damaged as error:
             raise InputError(f"{error}, and the next level goes back to it; train anew in another folder") from error

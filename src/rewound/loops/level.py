@@ -43,7 +43,7 @@ def begin_level(run: LoopRun, folder: Folder) -> None:
         run.structure.fit(None)  # pruning and rewinding happen in the shapes of the large network
     mask, facts = _pruned(run, level.before if level.gradual else level.density)
     if isinstance(level.weights_from, int):
-        _rewind(level.weights_from, subjects, folder)
+        _rewind(level.weights_from, run.course, subjects, folder)
     elif level.weights_from == "fresh":
         _draw_anew(run.course, subjects, folder)
     mask.apply(subjects.model)
@@ -132,16 +132,17 @@ def _full_mask(run: LoopRun) -> Mask:
     return Mask.full({name: candidates[name] for name in selected})
 
 
-def _rewind(epoch: int, subjects: Subjects, folder: Folder) -> None:
-    found = folder.read(rewind_name(epoch))
+def _rewind(at: int, course: Course, subjects: Subjects, folder: Folder) -> None:
+    found = folder.read(rewind_name(at))
     if found is None:
-        raise nothing_to_rewind_to(epoch, folder)
+        raise nothing_to_rewind_to(at, course, folder)
     subjects.rewind(found.states)
 
 
-def nothing_to_rewind_to(epoch: int, folder: Folder) -> InputError:
-    """The error for a missing snapshot of that epoch."""
-    return InputError(f"{folder.path} holds no weights of epoch {epoch} to rewind to; train anew in another folder")
+def nothing_to_rewind_to(at: int, course: Course, folder: Folder) -> InputError:
+    """The error for a missing snapshot of that epoch, or step."""
+    where = f"{course.unit} {at:,}"
+    return InputError(f"{folder.path} holds no weights of {where} to rewind to; train anew in another folder")
 
 
 def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
@@ -151,7 +152,7 @@ def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
         for optimizer in with_inner(subjects.optimizer):
             optimizer.state.clear()
     else:
-        _rewind(0, subjects, folder)
+        _rewind(0, course, subjects, folder)
     weights = prunable_weights(subjects.model)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     course.init(subjects.model)
@@ -171,8 +172,8 @@ class Keeper:
         self.keeps = run.path is not None
         self.tickets = KeptLevels(folder.path / "levels", run.progress.run)
         self.first: FirstPass | None = None
-        self.small = (0, 0)
-        """A level with a small network, and the operations of one example there."""
+        self.operations_of_small: dict[int, int] = {}
+        """Those of one example, by the level in which the network is small."""
 
     def read(self) -> None:
         """Read which levels are kept, and write missing ones from the snapshots that are there."""
@@ -197,7 +198,7 @@ class Keeper:
             weights = {name: list(operations) for name, operations in profile.weights.items()}
             counted: Operations = {"weights": weights, "fixed": profile.fixed, "examples": self.first.examples}
             if self._is_small:
-                self.small = self.run.level, round(profile.total() / self.first.examples)
+                self.operations_of_small[self.run.level] = round(profile.total() / self.first.examples)
             else:
                 self.run.progress.operations = counted
             self.first = None
@@ -270,8 +271,8 @@ class Keeper:
 
     def _flops(self, mask: Mask | None, level: int) -> int | None:
         """The operations of one example under the mask of a level, if they were counted."""
-        if level and level == self.small[0]:
-            return self.small[1]
+        if level in self.operations_of_small:
+            return self.operations_of_small[level]
         if (counted := self.run.progress.operations) is None:
             return None
         parameters, structure = plain_parameters(self.run.subjects.model, tied=False), self.run.structure

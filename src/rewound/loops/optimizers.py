@@ -276,8 +276,8 @@ def check_all_given(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> No
     if driving and not schedulers:
         raise InputError(
             f"a {scheduler_kind(driving[0])} moves this optimizer's rate and was not given, so that it would begin "
-            "anew when the run is resumed from its checkpoint; give it to rewound.epochs after the optimizer, or do "
-            "not make it"
+            "anew when the run is resumed from its checkpoint; give it as the scheduler, or do not make "
+            "it"
         )
 
 

@@ -323,7 +323,7 @@ def scheduled(optimizer: Optimizer, schedule: Schedule, lengths: Sequence[int], 
 
 
 def with_rule(
-    rule: Rule, recording: Recording, facts: Facts, training_time: int, parts: Sequence[int], optimizers: int = 1
+    rule: Rule, recording: Recording, facts: Facts, training_time: int, parts: Sequence[int], optimizers: int
 ) -> Recording:
     """The recording of a dense run, followed by parts of these lengths at the rates that a rule draws for them.
 

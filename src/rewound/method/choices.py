@@ -57,7 +57,7 @@ class Choices:
 
     def __post_init__(self) -> None:
         for name in ("compression", "rate", "final", "max_drop"):
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name in ("compression", "rate"):
                 object.__setattr__(self, name, as_number(name, value))
         for name in ("one_shot", "slim"):
             check_kind(name, getattr(self, name), bool, "give True or False")

@@ -81,9 +81,7 @@ def draw_figures(evidence: Evidence, out: Path, say: Say, drawing: Drawing = DEF
 
 
 @contextmanager
-def figures_under_way(
-    evidence: Evidence, out: Path, say: Say, drawing: Drawing = DEFAULT
-) -> Iterator[Callable[[], list[Path]]]:
+def figures_under_way(evidence: Evidence, out: Path, say: Say, drawing: Drawing) -> Iterator[Callable[[], list[Path]]]:
     """Inside, figures are drawn in the background; call what is given to wait for their files.
 
     A process per core draws where there are enough figures to pay for starting them; else this one does, when called.

@@ -137,7 +137,7 @@ class Sheet:
         return self.panels[0].x == "compression" and (self.alone or len(sources) > 1)
 
 
-def save_sheet(sheet: Sheet, out: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+def save_sheet(sheet: Sheet, out: Path, formats: Sequence[str]) -> list[Path]:
     """Draw one sheet into the folder `out`, once for each format: the same sheet gives the same bytes."""
     import vl_convert
 

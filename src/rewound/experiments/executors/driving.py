@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rewound.experiments.executors.walking import Headway, Watch
+from rewound.experiments.plans.execution import failed_line
 from rewound.experiments.plans.planning import Plan
 from rewound.experiments.plans.remaining import tidy
-from rewound.states.storage.artifacts import failure_in_words
 from rewound.states.storage.store import Say, Store
 
 _LOOK = 0.5  # seconds between looks at the store
@@ -53,4 +53,4 @@ def _tell_failures(watch: Watch, store: Store, told: set[str], say: Say) -> None
     for key in [key for key, succeeded in watch.status.items() if not succeeded and key not in told]:
         told.add(key)
         if (result := store.result(key)) is not None and "failed" in result:
-            say(f"failed: {key[:12]}: {failure_in_words(result['failed'])}; what builds on it is skipped")
+            say(failed_line(key, result["failed"]))

@@ -123,11 +123,11 @@ def leading(options: Options) -> Iterator[Training]:
 @contextmanager
 def leading_launched(options: Options) -> Iterator[None]:
     """Inside, this process leads those that torchrun has started; at the end they are told to end, met or not."""
-    if options.gpus_per_run == 1 or launched() is None:
+    if options.gpus_per_run == 1 or (share := launched()) is None:
         yield
         return
     check_processes(options)
-    store, _, count = _launchers_store()
+    store = _launchers_store()
     patience = 1.0
     try:
         yield
@@ -136,7 +136,7 @@ def leading_launched(options: Options) -> Iterator[None]:
         until = time.monotonic() + patience
         with suppress(RuntimeError):  # where torchrun is gone, and the store with it
             store.set("end", "")
-            while not store.check([f"left {rank}" for rank in range(1, count)]) and time.monotonic() < until:
+            while not store.check([f"left {rank}" for rank in range(1, share.of)]) and time.monotonic() < until:
                 time.sleep(_LOOK)  # the store may end with this process
 
 
@@ -148,7 +148,7 @@ class Leader:
         self._followers: list[BaseProcess] = []
         self._calls, self._states, self._is_closing = 0, iter(list[State]()), False
         if launched() is not None:
-            self._store, _, _ = _launchers_store()
+            self._store = _launchers_store()
             return
         self._store = dist.FileStore(str(folder / "store"), self._count)  # type: ignore[attr-defined]
         context = multiprocessing.get_context("spawn")
@@ -281,12 +281,12 @@ def _join(store: _Store, share: Share, device: str, *, on_this_machine: bool) ->
 
 
 @functools.cache  # a second one would wait for the others again
-def _launchers_store() -> tuple[_Store, int, int]:
-    """Where the processes that torchrun has started meet; the rank of this one, and how many there are."""
+def _launchers_store() -> _Store:
+    """Where the processes that torchrun has started meet."""
     from torch.distributed.rendezvous import rendezvous  # an error where torch has no distributed part
 
-    store, rank, count = next(rendezvous("env://"))
-    return store, rank, count
+    store, _, _ = next(rendezvous("env://"))
+    return store
 
 
 def _gpu_of(share: Share) -> int:
@@ -296,21 +296,21 @@ def _gpu_of(share: Share) -> int:
 # Followers
 
 
-def follow_launched(options: Options) -> None:
+def follow_launched(share: Share, options: Options) -> None:
     """Be a follower that torchrun has started, until the leader has ended; an error if it has not said so.
 
     Why a leader has failed is for the leader to say: torchrun would end it as soon as a follower failed, too.
     """
     check_processes(options)
-    store, rank, count = _launchers_store()
+    store = _launchers_store()
     try:
-        _follow(store, Share(rank, count), options.device, on_this_machine=False)
+        _follow(store, share, options.device, on_this_machine=False)
     except RuntimeError as error:
         if isinstance(error, Failed) or not _OF_OTHERS.search(str(error)):
             raise
         if not _has_ended(store):
-            raise Failed(f"process 0 of {count}, which leads, does not answer; {_REMEDY}") from error
-    store.set(f"left {rank}", "")
+            raise Failed(f"process 0 of {share.of}, which leads, does not answer; {_REMEDY}") from error
+    store.set(f"left {share.number}", "")
     if dist.is_initialized():
         dist.destroy_process_group()
 

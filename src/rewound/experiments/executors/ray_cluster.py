@@ -127,13 +127,13 @@ class Ray:
     @contextmanager
     def _started(self, given: Assignment, left: int, say: Say) -> Iterator["_Tasks"]:
         """Workers on the cluster, at most as many as nodes are left; a cluster that is started for them ends here."""
-        with connected(
-            self.address, self.workers and self.workers * given.gpus_per_run if given.device == "cpu" else None, say
-        ) as ray:
+        device, per_run = given.options.device, given.options.gpus_per_run
+        cpus = self.workers * per_run if self.workers and device == "cpu" else None
+        with connected(self.address, cpus, say) as ray:
             machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            room = slots(machines, given.device, self.per_gpu, given.gpus_per_run)
+            room = slots(machines, device, self.per_gpu, per_run)
             if not (count := self.workers or room):
-                raise no_room(machines, given.device, given.gpus_per_run)
+                raise no_room(machines, device, per_run)
             count = min(count, left)
             waiting = f"; the cluster has room for {room} now, and the others wait" if count > room else ""
             say(f"Ray starts {counted(count, 'worker')}{waiting}")
@@ -145,11 +145,11 @@ class Ray:
                 name="rewound worker",
                 max_retries=-1,
                 scheduling_strategy="SPREAD",
-                num_cpus=given.gpus_per_run if given.device == "cpu" else 0,
-                num_gpus=0 if given.device == "cpu" else given.gpus_per_run / self.per_gpu,
+                num_cpus=per_run if device == "cpu" else 0,
+                num_gpus=0 if device == "cpu" else per_run / self.per_gpu,
             )
             tasks = [task.remote(given.as_json(), number, messages, _folders()) for number in range(1, count + 1)]
-            yield _Tasks(ray, tasks, messages, say, Stop(given.minutes))
+            yield _Tasks(ray, tasks, messages, say, Stop(given.options.minutes))
 
 
 def forget_earlier_deaths(plan: Plan, store: Store) -> None:

@@ -126,10 +126,11 @@ class Slurm:
             "--requeue",
             f"--signal=B:USR1@{_SHORT_WARNING if short else _WARNING}",
         ]
-        if given.device.startswith("cuda") and not any(map(_GPUS.match, self.words())):
-            options.append(f"--gres=gpu:{given.gpus_per_run}")
-        if given.device == "cpu" and given.gpus_per_run > 1 and not any(map(_CPUS.match, self.words())):
-            options.append(f"--cpus-per-task={given.gpus_per_run}")
+        device, per_run = given.options.device, given.options.gpus_per_run
+        if device.startswith("cuda") and not any(map(_GPUS.match, self.words())):
+            options.append(f"--gres=gpu:{per_run}")
+        if device == "cpu" and per_run > 1 and not any(map(_CPUS.match, self.words())):
+            options.append(f"--cpus-per-task={per_run}")
         is_bucket = "://" in given.store
         return _SCRIPT.format(
             name=name,

@@ -18,14 +18,14 @@ from rewound.experiments.plans.execution import Worker, execute, fail_for_deaths
 from rewound.experiments.plans.options import Paused
 from rewound.experiments.plans.planning import Node, Plan
 from rewound.experiments.plans.provenance import made_by
-from rewound.experiments.plans.remaining import outcomes_of, steps_to_do, sufficient_outcome, to_recompute, todo
+from rewound.experiments.plans.remaining import steps_to_do, sufficient_outcome, to_recompute, todo
 from rewound.states.storage.artifacts import Outcome
 from rewound.states.storage.store import Store
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.recipe import Recipe
 
 POLL = 0.1  # seconds between looks at what others do
-_CROWD = 16  # nodes among which a worker chooses that was not the first to claim one
+_CROWD = 16  # nodes among which a worker chooses, once another was faster to claim one
 _SHARE = 0.005  # of the time that a process may spend on listing everything
 
 
@@ -45,7 +45,7 @@ class Watch:
 
     def __init__(self, plan: Plan, store: Store, outcomes: Mapping[str, Outcome] | None = None) -> None:
         self.plan, self.store = plan, store
-        outcomes = outcomes_of(plan, store) if outcomes is None else outcomes
+        outcomes = store.outcomes(plan.by_key.keys()) if outcomes is None else outcomes
         self.open = todo(plan, store, outcomes)
         # A leaf is not done again for its tensors: one that has a result was published since `todo` looked.
         self.again = {node.key for node in to_recompute(self.open, store) if node.key in plan.readers}

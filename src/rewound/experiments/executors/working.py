@@ -197,12 +197,8 @@ class Assignment:
     """The URL of a bucket, or the full path of a folder."""
     plan: str
     """The digest of the driver's plan."""
-    device: str
-    keep_all: bool
-    minutes: float | None
-    plain: bool
-    gpus_per_run: int = 1
-    fleet: int | None = None
+    options: Options
+    """Those of one worker."""
 
     def as_json(self) -> str:
         """What `assignment_in` reads."""
@@ -210,31 +206,24 @@ class Assignment:
 
     def command(self, sweep: str) -> list[str]:
         """The words after `rewound` that do the same, with the file in which the sweep's table is."""
-        words = ["work", sweep, "--store", self.store, "--device", self.device, "--plan", self.plan]
-        words += ["--keep", "all"] if self.keep_all else []
-        words += ["--minutes", f"{self.minutes:g}"] if self.minutes is not None else []
-        words += ["--gpus-per-run", str(self.gpus_per_run)] if self.gpus_per_run > 1 else []
-        words += ["--fleet", str(self.fleet)] if self.fleet is not None else []
-        return [*words, *(["--plain"] if self.plain else [])]
+        options = self.options
+        words = ["work", sweep, "--store", self.store, "--device", options.device, "--plan", self.plan]
+        words += ["--keep", "all"] if options.keep_all else []
+        words += ["--minutes", f"{options.minutes:g}"] if options.minutes is not None else []
+        words += ["--gpus-per-run", str(options.gpus_per_run)] if options.gpus_per_run > 1 else []
+        words += ["--fleet", str(options.fleet)] if options.fleet is not None else []
+        return [*words, *(["--plain"] if options.plain else [])]
 
     def work(self, say: Say, stop: Stop | None = None, most_deaths: int | None = None) -> bool:
         """Be one of the workers that it is for; see `work`."""
         plan = planning.plan(parse_sweep(self.table, self.name).targets)
         check_plan(plan, self.plan)
-        options = Options(
-            device=self.device,
-            keep_all=self.keep_all,
-            minutes=self.minutes,
-            plain=self.plain,
-            gpus_per_run=self.gpus_per_run,
-            fleet=self.fleet,
-        )
         if not is_store(place := as_location("store", self.store)):  # to make one here would hide its results
             raise InputError(
                 f"the driver's store {self.store} is not there on {host_name(this_host())}; give a folder that all "
                 "machines share, or a bucket"
             )
-        return work(plan, Store(place, say), options, say=say, stop=stop, most_deaths=most_deaths)
+        return work(plan, Store(place, say), self.options, say=say, stop=stop, most_deaths=most_deaths)
 
 
 def declaration_of(options: Options) -> Declaration:
@@ -251,23 +240,13 @@ def assignment(plan: Plan, store: Store, options: Options) -> Assignment:
     """What workers on other machines are given to do this plan."""
     name, table = declaration_of(options)
     place = store.name if "://" in store.name else str(Path(store.name).absolute())
-    return Assignment(
-        name,
-        dict(table),
-        place,
-        digest_of(plan),
-        options.device,
-        options.keep_all,
-        options.minutes,
-        options.plain,
-        options.gpus_per_run,
-        options.fleet,
-    )
+    return Assignment(name, dict(table), place, digest_of(plan), replace(options, jobs=1, declaration=None))
 
 
 def assignment_in(text: str) -> Assignment:
     """The assignment that `Assignment.as_json` wrote."""
-    return Assignment(**json.loads(text))
+    given = json.loads(text)
+    return Assignment(**{**given, "options": Options(**given["options"])})
 
 
 def as_declared(name: str, table: object) -> Declaration | None:

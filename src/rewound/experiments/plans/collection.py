@@ -153,8 +153,9 @@ class _Way(NamedTuple):
     seconds: float = 0.0
     points: tuple[CurvePoint, ...] = ()
     steps: int = 0
-    """Steps since the last point, and the sum of their losses."""
+    """Steps since the last point."""
     losses: float = 0.0
+    """The sum of the losses of these steps."""
     lr: float = 0.0
     waited: float = 0.0
 

@@ -49,7 +49,7 @@ SNAPSHOT = 60.0
 """Seconds between drafts of an unfinished node."""
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
-_NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data unsaid
+_NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data before a line says so
 _FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
 
 
@@ -257,7 +257,7 @@ class Job:
         self.is_lost = True
         self._say_unused("was taken over by another process, as this one gave no sign of life")
 
-    def _say_unused(self, why: str) -> None:
+    def _say_unused(self, why: str = "was published by another process meanwhile") -> None:
         self.worker.say(f"note: {self.node.key[:12]} {why}; what this one did there is not used")
 
     def publish(self, state: State, scores: Scores | None) -> None:
@@ -275,10 +275,10 @@ class Job:
             return
         if sufficient_outcome(node, store) is None:
             if not store.publish(node.key, result):
-                self._say_unused("was published by another process meanwhile")
+                self._say_unused()
                 return
         elif not self.is_again:
-            self._say_unused("was published by another process meanwhile")
+            self._say_unused()
         store.drop(node.key, draft=True)
         if not keeps_all:
             release(node, self.plan, store)
@@ -290,7 +290,7 @@ class Job:
         result = self._result()
         result["failed"] = Failure(step=failure.step, loss=str(failure.loss))
         if not _published_failure(self.node, self.worker, result, self.is_again):
-            self._say_unused("was published by another process meanwhile")
+            self._say_unused()
 
     def _result(self) -> Result:
         result = _begun_result(self.node, self.worker, self.begin, self.after, self.seconds, self.curve)
@@ -341,9 +341,9 @@ def _begun_result(
 
 def _published_failure(node: Node, worker: Worker, result: Result, is_again: bool) -> bool:
     """Publish how a node has failed, and say so; False: another process has published it."""
-    store, why = worker.store, failure_in_words(result["failed"])
-    outcome = store.outcome(node.key)
+    store, outcome = worker.store, worker.store.outcome(node.key)
     if is_again and outcome == "measured":  # which stays; and without its tensors nothing can go on from it
+        why = failure_in_words(result["failed"])
         raise Failed(
             f"{node.key[:12]} was measured before, and fails now that it is computed again for its tensors ({why}); "
             f"run what builds on it where it was made (rewound show {node.key[:12]})"
@@ -352,8 +352,13 @@ def _published_failure(node: Node, worker: Worker, result: Result, is_again: boo
     if not store.publish(node.key, result, replace=is_again or outcome == "passed"):
         return False
     store.drop(node.key, draft=True)
-    worker.say(f"failed: {node.key[:12]}: {why}; what builds on it is skipped")
+    worker.say(failed_line(node.key, result["failed"]))
     return True
+
+
+def failed_line(key: str, failure: Failure) -> str:
+    """The line that is printed when a node has failed."""
+    return f"failed: {key[:12]}: {failure_in_words(failure)}; what builds on it is skipped"
 
 
 def _is_finite(state: State, recipe: Recipe) -> bool:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 
 from rewound.experiments.sweeps.declaration import Declaration
-from rewound.foundations.errors import InputError, as_whole
+from rewound.foundations.errors import InputError, as_number, as_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Options:
                 f"a fleet of {self.fleet} needs a GPU, and the device is cpu; leave it out, or give another device: on "
                 "the CPU each worker trains one network at a time"
             )
-        if self.minutes is not None and not self.minutes > 0:
+        if self.minutes is not None and not as_number("minutes", self.minutes) > 0:
             raise InputError(f"minutes must be above 0, not {self.minutes:g}; leave them out to run to the end")
 
 

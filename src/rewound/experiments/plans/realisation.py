@@ -108,7 +108,7 @@ def _seed(past: Trained) -> int:
 
 
 def other_data(recipe: Recipe, made: Mapping[str, str]) -> list[str]:
-    """What something was made with that differs here and gives other batches, by name; mostly nothing."""
+    """The names of what gives other batches here than those that something was made with; mostly none."""
     today = recipe.made_with() if recipe.data_identity else {}
     return [name for name in recipe.data_identity if made.get(name) != today.get(name)]
 

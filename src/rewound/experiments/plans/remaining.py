@@ -22,17 +22,12 @@ def is_sufficient(node: Node, outcome: Outcome | None) -> bool:
     return outcome is not None and (outcome != "passed" or not node.asked)
 
 
-def outcomes_of(plan: Plan, store: Store) -> dict[str, Outcome]:
-    """The outcomes of a plan's nodes that have one."""
-    return store.outcomes(plan.by_key.keys())
-
-
 def todo(plan: Plan, store: Store, outcomes: Mapping[str, Outcome] | None = None) -> list[Node]:
     """What there is to do: nodes without a result, and those whose tensors such a node needs and the store dropped.
 
     What failed, and what builds on it, is not to be done. `outcomes` are those of the plan, if they are known.
     """
-    outcomes, missing = outcomes_of(plan, store) if outcomes is None else outcomes, set[str]()
+    outcomes, missing = store.outcomes(plan.by_key.keys()) if outcomes is None else outcomes, set[str]()
     done = {node.key for node in plan.nodes if is_sufficient(node, outcomes.get(node.key))}
     lost = plan.lost([key for key, outcome in outcomes.items() if outcome == "failed"], done)
     for node in reversed(plan.nodes):  # children before parents

@@ -246,36 +246,40 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
             f"trials of an experiment must be among the sweep's, not {', '.join(map(str, sorted(strange)))}"
         )
     pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
-    given = "density" in table or "levels" in table
-    # A preset, a table of rates, and N:M say how much goes; only N:M may have its own density given all the same.
-    say_it = [p.sets_density for p in pruners if p.sets_density and not (given and p.fixed_density)]
-    own_density = bool(say_it)
-    if own_density and (given or len(say_it) < len(pruners)):
-        raise InputError(
-            f"{say_it[0]} says itself how much goes: its experiment has neither density nor levels, nor other pruners"
-        )
-    if not own_density and ("density" in table) == ("levels" in table):
-        raise InputError("an experiment has either density (one-shot) or levels (iterative)")
-    one_shot = own_density or "density" in table
-    chains: list[tuple[float, ...]]
-    if own_density:
-        chains = [()]
-    elif one_shot:
-        chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
-    else:
-        chains = [chain for value in axis_in(table, "levels") for chain in _chains(value)]
-    for chain in chains if not own_density else ():
-        check_densities(chain)
+    chains = _densities_of_runs(table, pruners)
     return Experiment(
         tuple(texts_in(table, "technique")),
         tuple(as_finite("retrain-epochs", value) for value in axis_in(table, "retrain-epochs")),
         tuple(chains),
-        iterative=not one_shot,
+        iterative="levels" in table,
         pruners=tuple(pruners or [Pruner()]),
         slim=tuple(dict.fromkeys(flags_in(table, "slim"))) if "slim" in table else (False,),
         trials=chosen,
         final=as_finite("final", table["final"]) if "final" in table else None,
     )
+
+
+def _densities_of_runs(table: Table, pruners: Sequence[Pruner]) -> list[tuple[float, ...]]:
+    """The densities of each run of an experiment: one, those of its levels, or none if its pruners have their own."""
+    given = "density" in table or "levels" in table
+    # A preset, a table of rates, and N:M say how much goes; only N:M may have its own density given all the same.
+    if say_it := [p.sets_density for p in pruners if p.sets_density and not (given and p.fixed_density)]:
+        if given or len(say_it) < len(pruners):
+            raise InputError(
+                f"{say_it[0]} says itself how much goes: its experiment has neither density nor levels, nor other "
+                "pruners"
+            )
+        return [()]
+    if ("density" in table) == ("levels" in table):
+        raise InputError("an experiment has either density (one-shot) or levels (iterative)")
+    chains: list[tuple[float, ...]]
+    if "density" in table:
+        chains = [(as_finite("density", value),) for value in axis_in(table, "density")]
+    else:
+        chains = [chain for value in axis_in(table, "levels") for chain in _chains(value)]
+    for chain in chains:
+        check_densities(chain)
+    return chains
 
 
 def _check_no_synonyms(table: Table, remedies: Mapping[str, str]) -> None:
@@ -289,7 +293,7 @@ def _check_no_synonyms(table: Table, remedies: Mapping[str, str]) -> None:
 
 def _trials(table: Table) -> tuple[int, ...]:
     """The trials that a table lists."""
-    if isinstance(number := table.get("trials"), int):
+    if isinstance(number := table.get("trials"), int) and not isinstance(number, bool):
         raise InputError(f"trials is a list, not {number}: [{number}] is one trial, [1, 2, 3] are three")
     return tuple(as_whole("a trial", value) for value in axis_in(table, "trials"))
 

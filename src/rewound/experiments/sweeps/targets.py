@@ -135,8 +135,9 @@ class _Level(NamedTuple):
 
     level: Level
     first: float
-    """The density that it is pruned to before it retrains, and how many weights that keeps."""
+    """The density that it is pruned to before it retrains."""
     kept: int
+    """How many weights that density keeps."""
     weights_at: Given | None
     """The rates of the dense run up to where its weights come from; None: they come from elsewhere."""
     rates: Rates | None
