@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/gpu_fleet.py                                       the table for cifar10-resnet20
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe cifar10-resnet56 [--captured] [--cudnn]
+    PYTHONPATH=src python benchmarks/gpu_fleet.py --option combo_kernels=True           an option of torch's compiler
     PYTHONPATH=src python benchmarks/gpu_fleet.py --recipe transformer:Transformer      a recipe of a user's
     PYTHONPATH=src python benchmarks/gpu_fleet.py --check                               captured = eager, fleet = alone
     PYTHONPATH=src python benchmarks/gpu_fleet.py --parts                               where a cold start's time goes
@@ -16,6 +17,7 @@ import time
 STARTED = time.perf_counter()  # before torch is imported: the first step should come within 60 s of a process's start
 
 import argparse  # noqa: E402
+import ast  # noqa: E402
 import os  # noqa: E402
 import statistics  # noqa: E402
 import sys  # noqa: E402
@@ -318,6 +320,12 @@ def kernels(kind: type[Any]) -> int:
     return 0
 
 
+def option(text: str) -> tuple[str, object]:
+    """NAME=VALUE of the command line, the value as Python writes it."""
+    name, _, value = text.partition("=")
+    return name, ast.literal_eval(value)
+
+
 def compilations() -> int:
     from torch._dynamo.utils import counters
 
@@ -335,6 +343,7 @@ def main() -> int:
     parser.add_argument("--kernels", action="store_true", help="time the kernels of a step instead")
     parser.add_argument("--captured", action="store_true", help="captured steps alone, without the eager loops")
     parser.add_argument("--cudnn", action="store_true", help="torch's and cuDNN's kernels alone, none of ours")
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--torch-optimizer", action="store_true", help="torch's own SGD instead of the flat one")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="sizes, in growing order")
     parser.add_argument("--steps", type=int, default=391, help="steps per repeat")
@@ -344,8 +353,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"this needs a CUDA GPU; torch {torch.__version__} sees none", file=sys.stderr)
         return 2
-    if options.cudnn:
-        graphs.faster = lambda device: {}
+    ours = {} if options.cudnn else graphs.faster(CUDA)
+    graphs.faster = lambda device: {**ours, **dict(options.option)}
     kind, data = chosen(options.recipe)
     what = f"{options.recipe}, batch {kind().batch_size}, {data}"
     print(f"{what}, {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
