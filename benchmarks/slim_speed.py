@@ -26,6 +26,7 @@ from rewound.tasks.recipes.cifar10 import ResNet56
 
 PRESET = "structured-b"
 GOAL = 0.85
+AT_ONCE = (8, 16)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ class Slimmed:
 
     model: nn.Module
     fewer_flops: float
+    fewer_at_once: tuple[float, ...]
+    """The same if outputs are computed by as many at once as `AT_ONCE` says."""
+
+
+def flops(profile: rewound.Profile, mask: rewound.Mask, at_once: int = 1) -> float:
+    """FLOPs of a pass, each layer with outputs enough to compute so many at once."""
+    outputs = {name: profile.shapes[name][0] for name in profile.weights}
+    return sum(
+        count * -(-outputs[name] // at_once) * at_once / outputs[name] for name, count in profile.layers(mask).items()
+    )
 
 
 def filter_mask(model: nn.Module, removed: Mapping[str, int], multiple: int) -> rewound.Mask:
@@ -51,14 +62,16 @@ def networks(exponents: list[int]) -> dict[str, Slimmed]:
     """The dense network, and the slim ones by name."""
     recipe = ResNet56()
     model, example = recipe.model(0).eval(), recipe.example()
-    groups, dense = rewound.units(model, example), rewound.profile(model, example).total()
-    found = {"dense": Slimmed(model, 1.0)}
+    groups, whole = rewound.units(model, example), rewound.profile(model, example)
+    dense = [flops(whole, rewound.Mask({}), at_once) for at_once in (1, *AT_ONCE)]
+    found = {"dense": Slimmed(model, 1.0, (1.0,) * len(AT_ONCE))}
     for k in exponents:
         removed = removed_filters(PRESET, k, recipe.shapes)
         for multiple, name in ((1, f"k={k}"), (8, f"k={k}, multiples of 8")):
             smaller = rewound.slim(model, groups.whole(filter_mask(model, removed, multiple)), example)
-            flops = rewound.profile(smaller.model, example).total(smaller.mask)
-            found[name] = Slimmed(smaller.for_inference(), dense / flops)
+            counts = rewound.profile(smaller.model, example)
+            fewer = [one / flops(counts, smaller.mask, at) for one, at in zip(dense, (1, *AT_ONCE), strict=True)]
+            found[name] = Slimmed(smaller.for_inference(), fewer[0], tuple(fewer[1:]))
     return found
 
 
@@ -73,6 +86,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     given = networks([int(word) for word in options.k.split(",")])
+    for name, each in given.items():
+        at_once = ", ".join(f"{f:.2f}x by {at} at once" for f, at in zip(each.fewer_at_once, AT_ONCE, strict=True))
+        print(f"{name:22} {each.fewer_flops:.2f}x fewer FLOPs, {at_once}")
     for batch in (int(word) for word in options.batch.split(",")):
         images = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         for backend in options.backend.split(","):
