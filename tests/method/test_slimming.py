@@ -155,17 +155,29 @@ def test_a_mask_without_dead_layers_needs_nothing_to_stay_attached() -> None:
     assert len(slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE).mask) == 0
 
 
+class OfBatches(nn.Module):
+    """Takes its input in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.last(self.first(batch["images"]).relu())
+
+
 @pytest.mark.parametrize(
     ("model", "example"),
     [
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), (IMAGES,)),
+        (OfBatches(), ({"images": IMAGES},)),
         (
             nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
             (torch.tensor([[0, 6, 2], [1, 1, 5]]),),
         ),
     ],
 )
-def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tuple[Tensor]) -> None:
+def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tuple[Any]) -> None:
     found = units(model, example)
     group = found.groups[-1]
     expected = rf"removes all units of {group.name} \({len(group)}\), which are on the only way .* keep at least one"

@@ -310,12 +310,10 @@ def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
 
 def _changed(given: Call) -> Iterator[Call]:
     """The example with one of its tensors changed at a time; whole numbers stay within their range."""
-    for place, each in enumerate(given.args):
-        if (other := _other(each)) is not None:
-            yield Call((*given.args[:place], other, *given.args[place + 1 :]), given.keywords)
-    for key, each in given.keywords.items():
-        if (other := _other(each)) is not None:
-            yield Call(given.args, {**given.keywords, key: other})
+    leaves, spec = tree_flatten(given)
+    for place, leaf in enumerate(leaves):
+        if (other := _other(leaf)) is not None:
+            yield tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], spec)
 
 
 def _other(thing: Any) -> Tensor | None:
