@@ -100,6 +100,30 @@ def test_what_only_training_returns_is_compared(name: str, rows: int) -> None:
     assert halved(Returned("sum", BETWEEN[name]()), example).model.a.out_features == 4
 
 
+class StochasticDepth(nn.Module):
+    """Leaves a residual branch out of some rows in training, as timm's DropPath."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x) * (torch.rand(len(x), 1) < 0.5) if self.training else x + self.branch(x)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+def test_draws_that_do_not_depend_on_units_hide_no_difference() -> None:
+    example = torch.randn(4, 6)
+    assert halved(Returned("sum", StochasticDepth()), example).model.a.out_features == 4
+    with pytest.raises(InputError, match="in training mode the outputs of the smaller network differ"):
+        halved(Returned("mean", StochasticDepth()), example)
+    assert halved(Returned("sum", Noisy()), example).model.a.out_features == 4  # fewer units, and other noise
+
+
 def test_batches_without_variance_do_not_count_as_a_difference() -> None:
     layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
     almost_equal = 1 + 1e-12 * torch.randn(2, 64).double()  # each BatchNorm magnifies what differs 300 times
