@@ -423,3 +423,22 @@ def test_a_network_that_keeps_what_it_computed_is_copied(make: Any) -> None:
     mask.apply(masked)
     other = torch.randn(3, 6)
     assert torch.allclose(masked(other), small(other), atol=1e-6)
+
+
+class Closed(nn.Module):
+    """Calls its first layer by a function that keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.hidden = lambda x: self.last(self.first(x).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.hidden(x)
+        return found
+
+
+def test_a_network_whose_copy_computes_with_weights_of_the_original_is_refused() -> None:
+    model, example = Closed(), (torch.randn(4, 6),)
+    with pytest.raises(InputError, match=r"computes with weights of the original \(first\.weight, .*from self where"):
+        slim(model, half_mask(units(model, example)), example)

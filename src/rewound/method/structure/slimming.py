@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.copying import copied
+from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, plain_name
 from rewound.method.structure.fitting import correct_counts
@@ -202,7 +202,7 @@ def slim(
     mask.apply(masked)
     try:
         check_path(model, groups, mask, example_inputs, example_keywords)
-        made = _slimmed(masked, kept, example_inputs, example_keywords)
+        made = _slimmed(model, masked, kept, _call(example_inputs, example_keywords))
     except InputError:
         raise
     except Exception:  # whatever the model's own code raises for an example that does not fit
@@ -221,13 +221,12 @@ def slim_to(
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
-    return _slimmed(copied(model), kept, example_inputs, example_keywords)
+    return _slimmed(model, copied(model), kept, _call(example_inputs, example_keywords))
 
 
-def _slimmed(
-    masked: nn.Module, kept: KeptIndices, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None
-) -> Slim:
-    """`slim_to` of a network in which what is gone may be set to zero."""
+def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Call) -> Slim:
+    """`slim_to` by a copy of the model, in which what is gone may be set to zero."""
+    _check_copy(model, example)
     shapes, small = shapes_of(masked), copied(masked)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
@@ -235,9 +234,25 @@ def _slimmed(
     tensors = tensors_of(small)
     for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)
-    correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
+    correct_counts(masked, small, kept, *example)
     flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
+
+
+@torch.no_grad()
+def _check_copy(model: nn.Module, example: Call) -> None:
+    """Refuse a network whose copy computes with weights of the original: those of the copy would not count."""
+    made = runnable_copy(model).eval()
+    if used := weights_used(model, lambda: example.outputs(made)):
+        raise InputError(
+            f"a copy of this network computes with weights of the original ({few(used)}): its code reaches them by a "
+            "function that keeps them, such as a lambda, which is not copied; let the code read its layers from self "
+            "where it uses them, or keep the network as it is"
+        )
+
+
+def _call(example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None) -> Call:
+    return Call(as_arguments(example_inputs), dict(example_keywords or {}))
 
 
 def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int]]:
@@ -340,7 +355,7 @@ def check_path(
 ) -> None:
     """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
     dead = dead_groups(groups, mask)
-    example = Call(as_arguments(example_inputs), dict(example_keywords or {}))
+    example = _call(example_inputs, example_keywords)
     if not dead or not cuts_off(model, mask, example):
         return
     alone = [group for group in dead if cuts_off(model, groups.mask_without(group.units), example)]
