@@ -285,6 +285,9 @@ def test_models_and_slots_that_do_not_fit_are_refused() -> None:
     slots["preconditioner"] = torch.eye(7)
     with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
         made.into_optimizer(optimizer, model)
+    slots["preconditioner"] = [torch.eye(4), torch.eye(3)]
+    with pytest.raises(InputError, match=rf"slot preconditioner of {name} is a list of tensors, .*a new optimizer"):
+        made.into_optimizer(optimizer, model)
     assert slots["momentum_buffer"].shape == made.shapes[name], "what is refused stays as it was"
     with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
         made.into_optimizer(torch.optim.SGD(network().parameters(), lr=0.1), model)

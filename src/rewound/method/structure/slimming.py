@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
@@ -138,6 +139,11 @@ class Slim:
     def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
         kept, shape = self.kept.get(name, {}), self.shapes[name]
+        if kept and has_several(value):
+            raise InputError(
+                f"the optimizer's slot {key} of {name} is a {type(value).__name__} of tensors, and it is not known how "
+                f"they follow from the parameter's shape, {shape}; begin with a new optimizer over the slim network"
+            )
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
         found = [
@@ -394,6 +400,11 @@ def replace_data(tensor: Tensor, smaller: Tensor) -> None:
         # Autograd makes a new one only where the type of the data changes.
         tensor.data = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.float64 else torch.float64)
     tensor.data = smaller.detach().clone()
+
+
+def has_several(slot: object) -> bool:
+    """Whether an optimizer's slot has several tensors of a parameter, as Shampoo and SOAP keep them."""
+    return not isinstance(slot, Tensor) and any(isinstance(t, Tensor) and t.numel() > 1 for t in tree_leaves(slot))
 
 
 def slot_dimensions(
