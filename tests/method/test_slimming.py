@@ -445,3 +445,11 @@ def test_a_network_whose_copy_computes_with_weights_of_the_original_is_refused()
     model, example = Closed(), (torch.randn(4, 6),)
     with pytest.raises(InputError, match=r"computes with weights of the original \(first\.weight, .*from self where"):
         slim(model, half_mask(units(model, example)), example)
+
+
+def test_a_network_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model, example = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.ones(1, 6),)
+    found = units(model, example)
+    with pytest.raises(InputError, match=r"no memory yet \(meta device\)"):
+        slim(model, half_mask(found), example, groups=found)

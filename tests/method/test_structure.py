@@ -283,3 +283,29 @@ def test_a_table_that_is_read_from_its_middle_says_what_the_example_does_not_rea
             return self.last(x + self.table[8 : 8 + x.shape[1]])
 
     assert units(Middle(), (torch.ones(2, 5, 8),)).pinned["table", 0] == "the example does not read it"
+
+
+def test_parameters_in_the_same_memory_that_are_not_one_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+            self.last.weight = nn.Parameter(self.first.weight.t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).relu())
+
+    model, example = Tied(), (torch.rand(2, 3),)
+    with pytest.raises(InputError, match=r"\.weight and \w+\.weight are two parameters in the same memory.*make"):
+        units(model, example)
+    model.last.weight = nn.Parameter(model.first.weight.detach().t().clone())
+    assert len(units(model, example)) == 1
+
+
+def test_a_compiled_part_is_refused() -> None:
+    model = nn.Sequential(torch.compile(nn.Linear(3, 4), backend="eager"), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"a part of this model is compiled \(0\._orig_mod\.weight\).* in place"):
+        units(model, (torch.rand(2, 3),))
+    model[0] = nn.Linear(3, 4)
+    model[0].compile(backend="eager")
+    assert len(units(model, (torch.rand(2, 3),))) == 1

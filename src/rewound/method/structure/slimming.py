@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
-from rewound.method.pruning.mask import Mask, bare_model, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
 from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
@@ -232,6 +232,7 @@ def slim_to(
 
 def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Call) -> Slim:
     """`slim_to` by a copy of the model, in which what is gone may be set to zero."""
+    check_memory(model)
     _check_copy(model, example)
     shapes, small = shapes_of(masked), copied(masked)
     with torch.no_grad():
