@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from architectures import ARCHITECTURES, IMAGES
+from architectures import ARCHITECTURES, IDS, IMAGES
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import slim
 from rewound.method.structure.tracing import units
@@ -125,6 +125,48 @@ def test_weights_that_are_standardised_keep_what_they_read() -> None:
     found = units(Standardised(), (IMAGES,))
     assert found.pinned["last.weight", 1] == "it is normalised over"
     assert len(found) == 0
+
+
+def test_what_is_pooled_over_stays() -> None:
+    class Pooled(nn.Module):
+        """The features of a row, each with its neighbours."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(nn.functional.max_pool1d(self.first(x), 3, 1, 1))
+            return found
+
+    found = units(Pooled(), (torch.rand(2, 3),))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "it is pooled"
+    layers = (nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 5, 1), nn.ReflectionPad2d(1), nn.Conv2d(5, 2, 1))
+    assert sorted(map(len, units(nn.Sequential(*layers), (IMAGES[0],)))) == [4, 5], "of an image without a batch"
+
+
+def test_a_recurrent_state_that_begins_with_zeros_shrinks_with_its_units() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.read, self.again, self.last = (
+                nn.Embedding(11, 6),
+                nn.Linear(6, 5),
+                nn.Linear(5, 5),
+                nn.Linear(5, 3),
+            )
+            self.size = 5
+
+        def forward(self, ids: Tensor) -> Tensor:
+            words = self.words(ids)
+            state = words.new_zeros(len(ids), self.size)
+            for place in range(ids.shape[1]):
+                state = torch.tanh(self.read(words[:, place]) + self.again(state))
+            return self.last(state)
+
+    assert sorted(map(len, units(Loop(), (IDS,)))) == [5, 6]
+    assert compared((Loop(), (IDS,), {})).difference < BOUND
 
 
 def test_equal_parts_of_a_split_lose_the_same_places() -> None:

@@ -96,10 +96,10 @@ def shaped_like(atoms: Atoms, value: Any, x: Labels, other: Labels) -> Labels:
     return Labels(tied.shape, tied.factors, x.is_weight)
 
 
-def spatial(atoms: Atoms, value: Any, x: Labels) -> Any:
-    """Batch and channels stay apart; the rest may not shrink."""
-    first = value[0] if isinstance(value, list | tuple) else value
-    labels = atoms.labels(tuple(first.shape), [Factor((1,), atoms.alone(x, 1, "it is pooled"))])
+def spatial(atoms: Atoms, value: Any, x: Labels, count: int) -> Any:
+    """So many last dimensions are pooled, and may not shrink; the channels are before them."""
+    first, channels = value[0] if isinstance(value, list | tuple) else value, x.rank - count - 1
+    labels = atoms.labels(tuple(first.shape), [Factor((channels,), atoms.alone(x, channels, "it is pooled"))])
     return [labels, *plain(value[1:])] if isinstance(value, list | tuple) else labels
 
 
