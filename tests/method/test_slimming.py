@@ -453,3 +453,8 @@ def test_a_network_without_values_is_refused() -> None:
     found = units(model, example)
     with pytest.raises(InputError, match=r"no memory yet \(meta device\)"):
         slim(model, half_mask(found), example, groups=found)
+
+
+def test_an_example_may_be_of_another_type_than_the_network() -> None:
+    model, example = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double(), (torch.randn(2, 6),)
+    assert slim(model, half_mask(units(model, example)), example).model[0].out_features == 4

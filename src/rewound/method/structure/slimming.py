@@ -13,6 +13,7 @@ keeps it at zero during training.
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
@@ -250,7 +251,12 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
 def _check_copy(model: nn.Module, example: Call) -> None:
     """Refuse a network whose copy computes with weights of the original: those of the copy would not count."""
     made = runnable_copy(model).eval()
-    if used := weights_used(model, lambda: example.outputs(made)):
+
+    def run() -> None:
+        with suppress(Exception):  # whether it runs, and in which type, is seen in the trials
+            example.outputs(made)
+
+    if used := weights_used(model, run):
         raise InputError(
             f"a copy of this network computes with weights of the original ({few(used)}): its code reaches them by a "
             "function that keeps them, such as a lambda, which is not copied; let the code read its layers from self "
