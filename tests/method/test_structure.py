@@ -146,6 +146,30 @@ def test_what_is_pooled_over_stays() -> None:
     assert sorted(map(len, units(nn.Sequential(*layers), (IMAGES[0],)))) == [4, 5], "of an image without a batch"
 
 
+@pytest.mark.parametrize(
+    ("inverse", "left"),
+    [
+        (lambda scale: 1 / scale, 0),
+        (lambda scale: scale[None].log(), 0),
+        (lambda scale: 1 / (scale + 1e-3), 4),
+        (lambda scale: 1 / scale.exp(), 4),
+    ],
+)
+def test_a_parameter_that_is_divided_by_stays(inverse: Callable[[Tensor], Tensor], left: int) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.scale = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.rand(4) + 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(self.first(x) * inverse(self.scale))
+            return found
+
+    found = units(Scaled(), (torch.rand(2, 3),))
+    assert sum(map(len, found)) == left
+    assert left or found.pinned["scale", 0] == "it is divided by, and would be zero"
+
+
 def test_a_recurrent_state_that_begins_with_zeros_shrinks_with_its_units() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:

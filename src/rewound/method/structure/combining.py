@@ -52,6 +52,14 @@ def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
     return atoms.labels(shape, [Factor(dims, found) for dims, found in merged.items()])
 
 
+def inverted(atoms: Atoms, value: Any, *given: Any, **kwargs: Any) -> Labels:
+    """What is divided by, or whose logarithm is taken: a parameter would be zero without a unit, and this no number."""
+    labelled = [each for each in given if isinstance(each, Labels)]
+    if isinstance(given[-1], Labels) and given[-1].is_weight:
+        atoms.pin_all(given[-1:], "it is divided by, and would be zero")
+    return pointwise(atoms, value, labelled)
+
+
 def _aligned(labels: Labels, rank: int) -> Labels:
     """With dimensions of size 1 before, as broadcasting adds them."""
     by = rank - labels.rank

@@ -15,6 +15,7 @@ from rewound.method.structure.combining import (
     flat,
     gated,
     indexed,
+    inverted,
     joined,
     moved,
     padded,
@@ -130,5 +131,6 @@ RULES: dict[str, Rule] = {
     "index": indexed,
     "index_select": selected,
     "glu": gated,
+    **dict.fromkeys(("div", "div_", "true_divide", "reciprocal", "rsqrt", "log", "log2", "log10"), inverted),
     "einsum": einsum,
 }
