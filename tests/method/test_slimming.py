@@ -158,17 +158,29 @@ def test_a_mask_without_dead_layers_needs_nothing_to_stay_attached() -> None:
     assert len(slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE).mask) == 0
 
 
+class OfBatches(nn.Module):
+    """Takes its input in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.last(self.first(batch["images"]).relu())
+
+
 @pytest.mark.parametrize(
     ("model", "example"),
     [
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), (IMAGES,)),
+        (OfBatches(), ({"images": IMAGES},)),
         (
             nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
             (torch.tensor([[0, 6, 2], [1, 1, 5]]),),
         ),
     ],
 )
-def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tuple[Tensor]) -> None:
+def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tuple[Any]) -> None:
     found = units(model, example)
     group = found.groups[-1]
     expected = rf"removes all units of {group.name} \({len(group)}\), which are on the only way .* keep at least one"
@@ -290,6 +302,9 @@ def test_models_and_slots_that_do_not_fit_are_refused() -> None:
     name, slots = INNER, optimizer.state[model.get_parameter(INNER)]
     slots["preconditioner"] = torch.eye(7)
     with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
+        made.into_optimizer(optimizer, model)
+    slots["preconditioner"] = [torch.eye(4), torch.eye(3)]
+    with pytest.raises(InputError, match=rf"slot preconditioner of {name} is a list of tensors, .*a new optimizer"):
         made.into_optimizer(optimizer, model)
     assert slots["momentum_buffer"].shape == made.shapes[name], "what is refused stays as it was"
     with pytest.raises(InputError, match="the optimizer trains parameters that this model does not have"):
@@ -429,3 +444,35 @@ def test_a_network_that_keeps_what_it_computed_is_copied(make: Any) -> None:
     mask.apply(masked)
     other = torch.randn(3, 6)
     assert torch.allclose(masked(other), small(other), atol=1e-6)
+
+
+class Closed(nn.Module):
+    """Calls its first layer by a function that keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.hidden = lambda x: self.last(self.first(x).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.hidden(x)
+        return found
+
+
+def test_a_network_whose_copy_computes_with_weights_of_the_original_is_refused() -> None:
+    model, example = Closed(), (torch.randn(4, 6),)
+    with pytest.raises(InputError, match=r"computes with weights of the original \(first\.weight, .*from self where"):
+        slim(model, half_mask(units(model, example)), example)
+
+
+def test_a_network_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model, example = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.ones(1, 6),)
+    found = units(model, example)
+    with pytest.raises(InputError, match=r"no memory yet \(meta device\)"):
+        slim(model, half_mask(found), example, groups=found)
+
+
+def test_an_example_may_be_of_another_type_than_the_network() -> None:
+    model, example = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double(), (torch.randn(2, 6),)
+    assert slim(model, half_mask(units(model, example)), example).model[0].out_features == 4

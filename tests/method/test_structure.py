@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from architectures import ARCHITECTURES, IMAGES
+from architectures import ARCHITECTURES, IDS, IMAGES
 from rewound import InputError, Mask
 from rewound.method.structure.slimming import slim
 from rewound.method.structure.tracing import units
@@ -125,6 +125,72 @@ def test_weights_that_are_standardised_keep_what_they_read() -> None:
     found = units(Standardised(), (IMAGES,))
     assert found.pinned["last.weight", 1] == "it is normalised over"
     assert len(found) == 0
+
+
+def test_what_is_pooled_over_stays() -> None:
+    class Pooled(nn.Module):
+        """The features of a row, each with its neighbours."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(nn.functional.max_pool1d(self.first(x), 3, 1, 1))
+            return found
+
+    found = units(Pooled(), (torch.rand(2, 3),))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "it is pooled"
+    layers = (nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 5, 1), nn.ReflectionPad2d(1), nn.Conv2d(5, 2, 1))
+    assert sorted(map(len, units(nn.Sequential(*layers), (IMAGES[0],)))) == [4, 5], "of an image without a batch"
+
+
+@pytest.mark.parametrize(
+    ("inverse", "left"),
+    [
+        (lambda scale: 1 / scale, 0),
+        (lambda scale: scale[None].log(), 0),
+        (lambda scale: 1 / (scale + 1e-3), 4),
+        (lambda scale: 1 / scale.exp(), 4),
+    ],
+)
+def test_a_parameter_that_is_divided_by_stays(inverse: Callable[[Tensor], Tensor], left: int) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.scale = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.rand(4) + 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(self.first(x) * inverse(self.scale))
+            return found
+
+    found = units(Scaled(), (torch.rand(2, 3),))
+    assert sum(map(len, found)) == left
+    assert left or found.pinned["scale", 0] == "it is divided by, and would be zero"
+
+
+def test_a_recurrent_state_that_begins_with_zeros_shrinks_with_its_units() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.read, self.again, self.last = (
+                nn.Embedding(11, 6),
+                nn.Linear(6, 5),
+                nn.Linear(5, 5),
+                nn.Linear(5, 3),
+            )
+            self.size = 5
+
+        def forward(self, ids: Tensor) -> Tensor:
+            words = self.words(ids)
+            state = words.new_zeros(len(ids), self.size)
+            for place in range(ids.shape[1]):
+                state = torch.tanh(self.read(words[:, place]) + self.again(state))
+            return self.last(state)
+
+    assert sorted(map(len, units(Loop(), (IDS,)))) == [5, 6]
+    assert compared((Loop(), (IDS,), {})).difference < BOUND
 
 
 def test_equal_parts_of_a_split_lose_the_same_places() -> None:
@@ -283,3 +349,29 @@ def test_a_table_that_is_read_from_its_middle_says_what_the_example_does_not_rea
             return self.last(x + self.table[8 : 8 + x.shape[1]])
 
     assert units(Middle(), (torch.ones(2, 5, 8),)).pinned["table", 0] == "the example does not read it"
+
+
+def test_parameters_in_the_same_memory_that_are_not_one_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+            self.last.weight = nn.Parameter(self.first.weight.t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).relu())
+
+    model, example = Tied(), (torch.rand(2, 3),)
+    with pytest.raises(InputError, match=r"\.weight and \w+\.weight are two parameters in the same memory.*make"):
+        units(model, example)
+    model.last.weight = nn.Parameter(model.first.weight.detach().t().clone())
+    assert len(units(model, example)) == 1
+
+
+def test_a_compiled_part_is_refused() -> None:
+    model = nn.Sequential(torch.compile(nn.Linear(3, 4), backend="eager"), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"a part of this model is compiled \(0\._orig_mod\.weight\).* in place"):
+        units(model, (torch.rand(2, 3),))
+    model[0] = nn.Linear(3, 4)
+    model[0].compile(backend="eager")
+    assert len(units(model, (torch.rand(2, 3),))) == 1

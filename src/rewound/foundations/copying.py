@@ -4,8 +4,9 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
 
@@ -24,6 +25,44 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
     """
     with _ValuesOnly():
         return copy.deepcopy(thing, {id(part): other for part, other in instead})
+
+
+def weights_used(model: nn.Module, run: Callable[[], object]) -> list[str]:
+    """The names of a model's parameters that are computed with while something runs.
+
+    A copy uses its own, unless the code reaches its layers by a function that keeps them, which is not copied.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> model[1].forward = lambda x: x @ model[0].weight
+    >>> other = copied(model)
+    >>> weights_used(model, lambda: other(torch.ones(1, 2)))
+    ['0.weight']
+    """
+    used = _Used({id(parameter): name for name, parameter in model.named_parameters()})
+    with used:
+        run()
+    return used.found
+
+
+class _Used(TorchFunctionMode):
+    """Notes which of some tensors are computed with, by their names."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self.found: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        here = [self.names[id(each)] for each in tree_leaves((args, kwargs)) if id(each) in self.names]
+        self.found += [name for name in dict.fromkeys(here) if name not in self.found]
+        return func(*args, **(kwargs or {}))
 
 
 class _ValuesOnly(TorchFunctionMode):

@@ -20,8 +20,8 @@ from rewound.foundations.quantities import counted
 from rewound.loops.optimizers import optimizer_kind, trained_weights
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
-from rewound.method.pruner import check_memory
 from rewound.method.pruning.counts import Counts, parameter_count
+from rewound.method.pruning.mask import check_memory
 from rewound.method.pruning.prunable import prunable_weights
 
 Init = Callable[[nn.Module], object]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
-from rewound.loops.averages import averages, copies, tensors_in
+from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import plain_name, plain_parameters
@@ -21,6 +21,7 @@ from rewound.method.structure.slimming import (
     Slim,
     contracted,
     expanded,
+    has_several,
     replace_data,
     shapes_of,
     slot_dimensions,
@@ -113,7 +114,7 @@ class Shrunk:
                         yield slots, key, names[parameter], value
 
     def _check_slot(self, name: str, key: str, value: Any) -> None:
-        if not isinstance(value, Tensor) and self.slim.kept.get(name) and any(t.numel() > 1 for t in tensors_in(value)):
+        if self.slim.kept.get(name) and has_several(value):
             raise InputError(
                 f"the optimizer's slot {key} of {name} is a {type(value).__name__} of tensors, and it is not known how "
                 f"they follow from the parameter's shape, {self.slim.shapes[name]}; use another optimizer, or leave "

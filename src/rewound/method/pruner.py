@@ -17,7 +17,7 @@ from rewound.foundations.errors import InputError, check_kind, few, shown, warn
 from rewound.foundations.names import lookup
 from rewound.method.flops import Profile, profile
 from rewound.method.pruning.cutting import cut, kept_of, largest
-from rewound.method.pruning.mask import Mask, all_names, bare_model, plain_name, plain_parameters
+from rewound.method.pruning.mask import Mask, all_names, bare_model, check_memory, plain_parameters
 from rewound.method.pruning.patterns import Blocks, NofM, Pieces
 from rewound.method.pruning.presets import masks_density, removed_filters, reported_density
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
@@ -112,8 +112,6 @@ class Pruner(PrunerFields):
             raise InputError(
                 f"pattern {self.pattern!r} follows the network's graph; give example_inputs=, a batch of what it takes"
             )
-        if hidden := [name for name, _ in model.named_parameters() if plain_name(name) != name]:
-            raise InputError(f"a part of this model is compiled ({hidden[0]}); prune it before torch.compile")
         return units(model, () if example_inputs is None else as_arguments(example_inputs), keywords)
 
     def _profile(
@@ -403,14 +401,6 @@ def _within(mask: Mask | None, weights: Mapping[str, Tensor], names: Mapping[str
             raise InputError(f"this mask is for another model: it has no prunable weight {name} of that shape")
         before[here] = kept & before[here].to(kept.device) if here in before else kept
     return Mask(before)
-
-
-def check_memory(model: nn.Module) -> None:
-    """An error for a model that has shapes and no values."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise InputError(
-            "this model has no memory yet (meta device); call model.to_empty(device=...) and load its weights first"
-        )
 
 
 def as_pruner(given: Pruner | None) -> Pruner:

@@ -180,6 +180,36 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: first.setdefault(memory[name], name) if t.numel() else name for name, t in tensors.items()}
 
 
+def check_memory(model: nn.Module) -> None:
+    """An error for a model that has shapes and no values."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            "this model has no memory yet (meta device); call model.to_empty(device=...) and load its weights first"
+        )
+
+
+def check_apart(model: nn.Module) -> None:
+    """Refuse parameters that lie in the same memory and are not one: they change together, and are masked apart."""
+    places = [
+        (str(each.device), each.data_ptr(), each.data_ptr() + each.itemsize * _reach(each), name)
+        for name, each in model.named_parameters()
+        if type(each) is nn.Parameter and each.layout == torch.strided and each.numel() and not each.is_meta
+    ]
+    last: tuple[str, int, str] = "", 0, ""
+    for device, start, end, name in sorted(places):
+        if device == last[0] and start < last[1]:
+            raise InputError(
+                f"{last[2]} and {name} are two parameters in the same memory, so that what changes one also changes "
+                "the other; make them one parameter of the model, or let forward compute with one of them"
+            )
+        last = device, end, name
+
+
+def _reach(tensor: Tensor) -> int:
+    """How many elements lie between the first and the last one of a tensor, in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def plain_parameters(model: nn.Module, *, tied: bool) -> dict[str, nn.Parameter]:
     """A model's parameters by plain name, tied ones once or under each of their names."""
     parameters = by_plain_name(dict(model.named_parameters(remove_duplicate=not tied)))

@@ -52,6 +52,14 @@ def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
     return atoms.labels(shape, [Factor(dims, found) for dims, found in merged.items()])
 
 
+def inverted(atoms: Atoms, value: Any, *given: Any, **kwargs: Any) -> Labels:
+    """What is divided by, or whose logarithm is taken: a parameter would be zero without a unit, and this no number."""
+    labelled = [each for each in given if isinstance(each, Labels)]
+    if isinstance(given[-1], Labels) and given[-1].is_weight:
+        atoms.pin_all(given[-1:], "it is divided by, and would be zero")
+    return pointwise(atoms, value, labelled)
+
+
 def _aligned(labels: Labels, rank: int) -> Labels:
     """With dimensions of size 1 before, as broadcasting adds them."""
     by = rank - labels.rank
@@ -96,10 +104,10 @@ def shaped_like(atoms: Atoms, value: Any, x: Labels, other: Labels) -> Labels:
     return Labels(tied.shape, tied.factors, x.is_weight)
 
 
-def spatial(atoms: Atoms, value: Any, x: Labels) -> Any:
-    """Batch and channels stay apart; the rest may not shrink."""
-    first = value[0] if isinstance(value, list | tuple) else value
-    labels = atoms.labels(tuple(first.shape), [Factor((1,), atoms.alone(x, 1, "it is pooled"))])
+def spatial(atoms: Atoms, value: Any, x: Labels, count: int) -> Any:
+    """So many last dimensions are pooled, and may not shrink; the channels are before them."""
+    first, channels = value[0] if isinstance(value, list | tuple) else value, x.rank - count - 1
+    labels = atoms.labels(tuple(first.shape), [Factor((channels,), atoms.alone(x, channels, "it is pooled"))])
     return [labels, *plain(value[1:])] if isinstance(value, list | tuple) else labels
 
 

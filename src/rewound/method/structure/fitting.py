@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
+from rewound.method.structure.passes import check_training
 from rewound.method.structure.trials import Call, Trial, trials
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
@@ -35,8 +36,7 @@ def correct_counts(
         _write(numbers, choice)
         if not (difference := _difference(tried)):
             _restore_others(tried, numbers, choice)
-            for trial in tried:
-                trial.check_training()
+            check_training(tried, kept)
             return
         failure = failure or difference
     raise InputError(

@@ -4,6 +4,7 @@ Operations that move data (view, permute, split, roll, ...) are run on the atoms
 known by torch's own tag. What is in no table pins all that it touches: nothing is removed that was not understood.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from rewound.method.structure.combining import (
     flat,
     gated,
     indexed,
+    inverted,
     joined,
     moved,
     padded,
@@ -64,7 +66,8 @@ _SPATIAL = """
     max_pool1d max_pool2d max_pool2d_with_indices max_pool3d reflection_pad2d replication_pad2d upsample_bicubic2d
     upsample_bilinear2d upsample_nearest1d upsample_nearest2d
 """
-SPATIAL = frozenset(_SPATIAL.split())
+SPATIAL = {name: int(re.findall(r"(\d)d", name)[0]) for name in _SPATIAL.split()}
+"""How many dimensions each pools."""
 FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full"})
 """Their sizes are counts in the network's code, which are written anew: they go with what they are combined with."""
 
@@ -77,7 +80,7 @@ def name_of(target: Any) -> str:
 def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
     """The labels of what an operation gives; `args` have labels where tensors were, `value` is the traced result."""
     name, given = name_of(target), [each for each in flat([*args, *kwargs.values()]) if isinstance(each, Labels)]
-    if name in FILLS and not any(each.factors for each in given):
+    if name in FILLS:
         return labelled(atoms, tuple(value.shape))
     if value is None or not any(each.factors for each in given):
         return plain(value)  # an assertion, or nothing that could go
@@ -98,7 +101,7 @@ def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, An
     if name in MOVES and len(given) == 1:
         return moved(atoms, target, args, kwargs, value)
     if name in SPATIAL:
-        return spatial(atoms, value, given[0])
+        return spatial(atoms, value, given[0], SPATIAL[name])
     atoms.pin_all(given, f"the operation {name} is not known")
     return plain(value)
 
@@ -128,5 +131,6 @@ RULES: dict[str, Rule] = {
     "index": indexed,
     "index_select": selected,
     "glu": gated,
+    **dict.fromkeys(("div", "div_", "true_divide", "reciprocal", "rsqrt", "log", "log2", "log10"), inverted),
     "einsum": einsum,
 }

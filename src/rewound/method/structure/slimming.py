@@ -13,6 +13,7 @@ keeps it at zero during training.
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rewound.foundations.copying import copied
+from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
-from rewound.method.pruning.mask import Mask, bare_model, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
 from rewound.method.structure.fitting import correct_counts
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
@@ -148,6 +150,11 @@ class Slim:
     def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
         kept, shape = self.kept.get(name, {}), self.shapes[name]
+        if kept and has_several(value):
+            raise InputError(
+                f"the optimizer's slot {key} of {name} is a {type(value).__name__} of tensors, and it is not known how "
+                f"they follow from the parameter's shape, {shape}; begin with a new optimizer over the slim network"
+            )
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
         found = [
@@ -212,7 +219,7 @@ def slim(
     mask.apply(masked)
     try:
         check_path(model, groups, mask, example_inputs, example_keywords)
-        made = _slimmed(masked, kept, example_inputs, example_keywords)
+        made = _slimmed(model, masked, kept, _call(example_inputs, example_keywords))
     except InputError:
         raise
     except Exception:  # whatever the model's own code raises for an example that does not fit
@@ -231,13 +238,13 @@ def slim_to(
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
-    return _slimmed(copied(model), kept, example_inputs, example_keywords)
+    return _slimmed(model, copied(model), kept, _call(example_inputs, example_keywords))
 
 
-def _slimmed(
-    masked: nn.Module, kept: KeptIndices, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None
-) -> Slim:
-    """`slim_to` of a network in which what is gone may be set to zero."""
+def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Call) -> Slim:
+    """`slim_to` by a copy of the model, in which what is gone may be set to zero."""
+    check_memory(model)
+    _check_copy(model, example)
     shapes, small = shapes_of(masked), copied(masked)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
@@ -245,9 +252,30 @@ def _slimmed(
     tensors = tensors_of(small)
     for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
         replace_data(tensors[name], smaller)
-    correct_counts(masked, small, kept, as_arguments(example_inputs), dict(example_keywords or {}))
+    correct_counts(masked, small, kept, *example)
     flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
+
+
+@torch.no_grad()
+def _check_copy(model: nn.Module, example: Call) -> None:
+    """Refuse a network whose copy computes with weights of the original: those of the copy would not count."""
+    made = runnable_copy(model).eval()
+
+    def run() -> None:
+        with suppress(Exception):  # whether it runs, and in which type, is seen in the trials
+            example.outputs(made)
+
+    if used := weights_used(model, run):
+        raise InputError(
+            f"a copy of this network computes with weights of the original ({few(used)}): its code reaches them by a "
+            "function that keeps them, such as a lambda, which is not copied; let the code read its layers from self "
+            "where it uses them, or keep the network as it is"
+        )
+
+
+def _call(example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None) -> Call:
+    return Call(as_arguments(example_inputs), dict(example_keywords or {}))
 
 
 def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int]]:
@@ -350,7 +378,7 @@ def check_path(
 ) -> None:
     """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
     dead = dead_groups(groups, mask)
-    example = Call(as_arguments(example_inputs), dict(example_keywords or {}))
+    example = _call(example_inputs, example_keywords)
     if not dead or not cuts_off(model, mask, example):
         return
     alone = [group for group in dead if cuts_off(model, groups.mask_without(group.units), example)]
@@ -393,6 +421,11 @@ def replace_data(tensor: Tensor, smaller: Tensor) -> None:
         # Autograd makes a new one only where the type of the data changes.
         tensor.data = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.float64 else torch.float64)
     tensor.data = smaller.detach().clone()
+
+
+def has_several(slot: object) -> bool:
+    """Whether an optimizer's slot has several tensors of a parameter, as Shampoo and SOAP keep them."""
+    return not isinstance(slot, Tensor) and any(isinstance(t, Tensor) and t.numel() > 1 for t in tree_leaves(slot))
 
 
 def slot_dimensions(

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.quantities import counted
-from rewound.method.pruning.mask import Mask, bare_model, plain_name
+from rewound.method.pruning.mask import Mask, bare_model, check_apart, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
@@ -170,6 +170,12 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     """
     check_kind("model", model, nn.Module, "give the model itself")
     model = bare_model(model)
+    if hidden := [name for name, _ in model.named_parameters() if plain_name(name) != name]:
+        raise InputError(
+            f"a part of this model is compiled ({hidden[0]}), and its units are found in what it was made of; prune it "
+            "before torch.compile, or compile that part in place, by its own method compile"
+        )
+    check_apart(model)
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
     roots: dict[str, Labels] = {}

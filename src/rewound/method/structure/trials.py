@@ -5,15 +5,14 @@ zeros, attention gives the same with any number of heads. So both are also run w
 that they have, and on an example in which elements differ.
 """
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from rewound.foundations.copying import copied
@@ -21,7 +20,6 @@ from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import own_draws
 from rewound.method.pruning.mask import Mask
 
-_KEEP = "keep those with skip=, or keep the network as it is"
 _LONGER = 3  # steps of a sequence, or rows, in place of one
 
 
@@ -59,83 +57,6 @@ class Trial:
                 return "its outputs differ"
         return ""
 
-    def check_training(self) -> None:
-        """An error if the networks differ in training mode, of which nothing was traced; afterwards they stay in it."""
-        trained = self._trained_masked()
-        if trained is None:
-            return
-        example, expected = trained
-        try:
-            given = _trained(self.small, example)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(
-                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
-                f"used only there reads units that are gone; {_KEEP}"
-            ) from error
-        off = distance(given, expected)
-        bound = self.tolerance if off < torch.inf else sys.float_info.max
-        if off > self.tolerance and not self._passes_differ(example, expected, bound):  # if they do, only shapes count
-            how = "differ" if off < torch.inf else "have other shapes"
-            raise InputError(
-                f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
-                f"units that are gone; {_KEEP}"
-            )
-
-    def _trained_masked(self) -> tuple[Call, list[Tensor]] | None:
-        """An example that the masked network trains on, of more rows if it must be, and what it puts out; None if none.
-
-        BatchNorm needs more than one value.
-        """
-        for example in (self.examples[0], _more_rows(self.masked, self.examples[0])):
-            with suppress(Exception):  # whatever its own code raises
-                return example, _trained(self.masked, example)
-        return None
-
-    def _passes_differ(self, example: Call, expected: Sequence[Tensor], bound: float) -> bool:
-        """Whether the masked network's outputs differ between passes by more than that: by its draws, or by rounding.
-
-        A batch of two examples may have almost no variance, and BatchNorm then magnifies the last digits.
-        """
-        if distance(_trained(self.masked, example, 1), expected) > bound:
-            return True
-        for seed in range(2, 7):
-            for parameter in self.masked.parameters():
-                if parameter.is_floating_point():
-                    draws = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)).to(parameter)
-                    parameter.mul_(1 + 100 * torch.finfo(parameter.dtype).eps * draws)
-            if distance(_trained(self.masked, example, seed), expected) > bound:
-                return True
-        return False
-
-
-def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
-    """What a network puts out in training mode, without dropout: of fewer units, that would drop others."""
-    with _NoDropout():
-        return example.outputs(model.train(), seed)
-
-
-_DROPOUTS = {"dropout1d", "dropout2d", "dropout3d"} | {
-    f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")
-}
-
-
-class _NoDropout(TorchFunctionMode):
-    """Leaves out dropout, that of attention and between the layers of a recurrent network included."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
-        if name in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
-            args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
-        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
-            args = tuple(0.0 if isinstance(each, float) else each for each in args)
-        return func(*args, **kwargs)
-
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest difference, beside the size of the numbers where that is above 1; infinite between other shapes."""
@@ -145,11 +66,21 @@ def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
+    if not other.numel():
+        return 0.0
     one, other = (each if each.is_complex() else each.double() for each in (one, other))
+    off, largest = largest_of(one - other), largest_of(other)
+    if math.isfinite(off) and math.isfinite(largest):
+        return off / max(1.0, largest)
     same = (one == other) | (one.isnan() & other.isnan())  # infinite ones included
-    largest = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
-    off = (one - other).abs().masked_fill(same, 0).nan_to_num(sys.float_info.max, sys.float_info.max)
-    return float(off.max()) / max(1.0, largest) if off.numel() else 0.0
+    largest = largest_of(other.nan_to_num(0, 0, 0))
+    off = largest_of((one - other).abs().masked_fill(same, 0).nan_to_num(sys.float_info.max, sys.float_info.max))
+    return off / max(1.0, largest)
+
+
+def largest_of(tensor: Tensor) -> float:
+    """The largest absolute value of what has elements; not finite if one of them is not. It needs no memory."""
+    return float(torch.linalg.vector_norm(tensor, torch.inf))
 
 
 def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], given: Call) -> list[Trial]:
@@ -217,7 +148,7 @@ def _numbers(model: nn.Module, example: Call) -> list[Tensor] | None:
 def _telling(model: nn.Module, given: Call) -> Iterator[Call]:
     """The example with other elements where all of a tensor are the same, and with several steps where it has one."""
     leaves, spec = tree_flatten(given)
-    most = _safe_ids(model)
+    most = safe_ids(model)
     changed = False
     for place, leaf in enumerate(leaves):
         if _says_nothing(leaf) and (other := _varied(leaf, most)) is not None:
@@ -226,12 +157,12 @@ def _telling(model: nn.Module, given: Call) -> Iterator[Call]:
                 leaves, changed = tried, True
     if changed:
         yield tree_unflatten(leaves, spec)
-    longer = tree_unflatten([_longer(leaf, most) if _is_one_step(leaf) else leaf for leaf in leaves], spec)
+    longer = tree_unflatten([lengthened(leaf, most) if _is_one_step(leaf) else leaf for leaf in leaves], spec)
     if any(map(_is_one_step, leaves)) and most >= _LONGER and _numbers(model, longer) is not None:
         yield longer
 
 
-def _safe_ids(model: nn.Module) -> int:
+def safe_ids(model: nn.Module) -> int:
     """Below which number any table may be asked: on a GPU an index beyond its end ends the process."""
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
         return _LONGER
@@ -258,23 +189,11 @@ def _varied(tensor: Tensor, most: int) -> Tensor | None:
     return torch.where(tensor > 0, tensor - draws, tensor + draws)
 
 
-def _more_rows(model: nn.Module, given: Call) -> Call:
-    """The example with several rows in place of each, in all tensors that have as many rows as the first."""
-    most, found = _safe_ids(model), [each for each in tree_leaves(given) if isinstance(each, Tensor) and each.ndim]
-    rows = found[0].shape[0] if found else 0
-
-    def more(tensor: Tensor) -> Tensor:
-        return _longer(tensor, most, 0) if tensor.ndim and tensor.shape[0] == rows else tensor
-
-    changed: Call = tree_map_only(Tensor, more, given)
-    return changed
-
-
 def _is_one_step(thing: Any) -> bool:
     return isinstance(thing, Tensor) and thing.ndim > 1 and thing.shape[1] == 1
 
 
-def _longer(tensor: Tensor, most: int, dim: int = 1) -> Tensor:
+def lengthened(tensor: Tensor, most: int, dim: int = 1) -> Tensor:
     repeated = tensor.repeat_interleave(_LONGER, dim)
     varied = _varied(repeated, most)
     return repeated if varied is None else varied
@@ -310,12 +229,10 @@ def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
 
 def _changed(given: Call) -> Iterator[Call]:
     """The example with one of its tensors changed at a time; whole numbers stay within their range."""
-    for place, each in enumerate(given.args):
-        if (other := _other(each)) is not None:
-            yield Call((*given.args[:place], other, *given.args[place + 1 :]), given.keywords)
-    for key, each in given.keywords.items():
-        if (other := _other(each)) is not None:
-            yield Call(given.args, {**given.keywords, key: other})
+    leaves, spec = tree_flatten(given)
+    for place, leaf in enumerate(leaves):
+        if (other := _other(leaf)) is not None:
+            yield tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], spec)
 
 
 def _other(thing: Any) -> Tensor | None:

@@ -1,0 +1,242 @@
+"""Whether a small network trains as the masked one does: what it puts out in training mode, and its gradients.
+
+Nothing of training mode is traced, and no graph says what a hook or an autograd function of somebody's own does with a
+gradient. So one pass of each is compared, without dropout, which would drop other units where there are fewer.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from rewound.foundations.errors import InputError
+from rewound.method.structure.trials import Call, Trial, distance, largest_of, lengthened, safe_ids
+
+_KEEP = "keep those with skip=, or keep the network as it is"
+
+
+def check_training(tried: Sequence[Trial], kept: Mapping[str, Mapping[int, Tensor]]) -> None:
+    """An error if the networks differ in training mode; afterwards they stay in it."""
+    for trial in tried:
+        passes = _passes(trial)
+        if passes is None:
+            continue
+        passes.check_outputs()
+        if trial is tried[-1]:  # with drawn weights, if the network runs with them: no branch is silent
+            passes.check_gradients(kept)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """A masked and a small network, an example that the masked one trains on, and what it puts out then."""
+
+    trial: Trial
+    example: Call
+    expected: list[Tensor]
+
+    def check_outputs(self) -> None:
+        try:
+            given = _trained(self.trial.small, self.example)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(
+                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
+                f"used only there reads units that are gone; {_KEEP}"
+            ) from error
+        off = distance(given, self.expected)
+        if self._differ(off, lambda seed: _trained(self.trial.masked, self.example, seed), self.expected):
+            how = "differ" if off < torch.inf else "have other shapes"
+            raise InputError(
+                f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
+                f"units that are gone; {_KEEP}"
+            )
+
+    def check_gradients(self, kept: Mapping[str, Mapping[int, Tensor]]) -> None:
+        """Those of what is left; they do not count where the masked network's are no numbers, as of a root at zero."""
+
+        def of_masked(seed: int = 0) -> list[Tensor]:
+            return _gradients(self.trial.masked, self.example, kept, seed)
+
+        try:
+            if not _decides_gradients(self.trial.small, self.example):
+                return
+            expected = of_masked()
+        except Exception:  # whatever its own code raises
+            return
+        if not all(math.isfinite(largest_of(each)) for each in expected if each.numel()):
+            return
+        given = _gradients(self.trial.small, self.example, {})
+        if self._differ(distance(given, expected), of_masked, expected):
+            raise InputError(
+                "in training mode the gradients of the smaller network differ: a hook or an autograd function computes "
+                f"them from units that are gone, or from their number; {_KEEP}"
+            )
+
+    def _differ(self, off: float, again: Callable[[int], list[Tensor]], expected: Sequence[Tensor]) -> bool:
+        """Whether so large a distance is a difference: where the masked network's passes differ, only shapes count.
+
+        They do by its draws, or by rounding. Draws count if the small network makes others: those of the same shapes
+        are the same, as both begin with one seed. A batch of two examples may have almost no variance, and BatchNorm
+        then magnifies the last digits.
+        """
+        bound = self.trial.tolerance if off < torch.inf else sys.float_info.max
+        if off <= self.trial.tolerance:
+            return False
+        if _draws(self.trial.masked, self.example) != _draws(self.trial.small, self.example) and (
+            distance(again(1), expected) > bound
+        ):
+            return False
+        given = [each.detach().clone() for each in self.trial.masked.parameters()]
+        try:
+            for seed in range(2, 7):
+                for parameter in self.trial.masked.parameters():
+                    if parameter.is_floating_point():
+                        draws = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)).to(parameter)
+                        parameter.mul_(1 + 100 * torch.finfo(parameter.dtype).eps * draws)
+                if distance(again(0), expected) > bound:
+                    return False
+            return True
+        finally:
+            for parameter, before in zip(self.trial.masked.parameters(), given, strict=True):
+                parameter.copy_(before)
+
+
+def _passes(trial: Trial) -> _Passes | None:
+    """An example that the masked network trains on, of more rows if it must be, and what it puts out; None if none.
+
+    BatchNorm needs more than one value.
+    """
+    for example in (trial.examples[0], _more_rows(trial.masked, trial.examples[0])):
+        with suppress(Exception):  # whatever its own code raises
+            return _Passes(trial, example, _trained(trial.masked, example))
+    return None
+
+
+def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
+    """What a network puts out in training mode."""
+    with _NoDropout():
+        return example.outputs(model.train(), seed)
+
+
+def _gradients(
+    model: nn.Module, example: Call, kept: Mapping[str, Mapping[int, Tensor]], seed: int = 0
+) -> list[Tensor]:
+    """The gradients of the sum of its squared outputs, of what is kept of each parameter."""
+    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    with torch.enable_grad():
+        outputs = [each.abs().square().sum() for each in _trained(model, example, seed) if each.requires_grad]
+        if not outputs or not parameters:
+            return []
+        found = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
+    gradients = []
+    for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
+        left = torch.zeros_like(parameter) if gradient is None else gradient
+        for dim, indices in kept.get(name, {}).items():
+            left = left.index_select(dim, indices.to(left.device))
+        gradients.append(left)
+    return gradients
+
+
+_DECIDES = ("detach", "detach_", "_set_grad_enabled", "register_hook", "requires_grad_")
+
+
+class _Gradients(TorchFunctionMode):
+    """Notes whether code decides itself where gradients go."""
+
+    decided = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # The second is of tensor.data.
+        self.decided |= getattr(func, "__name__", "") in _DECIDES or func == Tensor.data.__get__  # type: ignore[attr-defined]
+        return func(*args, **(kwargs or {}))
+
+
+def _decides_gradients(model: nn.Module, example: Call) -> bool:
+    """Whether a network has hooks, autograd functions of its own, or parts without gradients.
+
+    Otherwise networks that put out the same have the same gradients, and those of a large one need not be computed.
+    """
+    noted = _Gradients()
+    with torch.enable_grad(), noted:
+        outputs = _trained(model, example)
+    nodes, seen = [each.grad_fn for each in outputs], set[Any]()
+    while nodes and not noted.decided:
+        if (node := nodes.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        noted.decided = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return noted.decided
+
+
+def _draws(model: nn.Module, example: Call) -> list[list[torch.Size]]:
+    """The shapes of what a network draws in training mode, one after the other."""
+    noted = _Draws()
+    with noted:
+        _trained(model, example)
+    return noted.shapes
+
+
+def _more_rows(model: nn.Module, given: Call) -> Call:
+    """The example with several rows in place of each, in all tensors that have as many rows as the first."""
+    most, found = safe_ids(model), [each for each in tree_leaves(given) if isinstance(each, Tensor) and each.ndim]
+    rows = found[0].shape[0] if found else 0
+
+    def more(tensor: Tensor) -> Tensor:
+        return lengthened(tensor, most, 0) if tensor.ndim and tensor.shape[0] == rows else tensor
+
+    changed: Call = tree_map_only(Tensor, more, given)
+    return changed
+
+
+_DROPOUTS = {"dropout1d", "dropout2d", "dropout3d"} | {
+    f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")
+}
+
+
+class _NoDropout(TorchFunctionMode):
+    """Leaves out dropout, that of attention and between the layers of a recurrent network included."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
+            args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
+        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
+            args = tuple(0.0 if isinstance(each, float) else each for each in args)
+        return func(*args, **kwargs)
+
+
+class _Draws(TorchFunctionMode):
+    """Notes the shapes of what is drawn from torch's generators, as their states tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[list[torch.Size]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        before = _generators()
+        result = func(*args, **(kwargs or {}))
+        if not all(map(torch.equal, before, _generators())):
+            self.shapes.append([each.shape for each in tree_leaves(result) if isinstance(each, Tensor)])
+        return result
+
+
+def _generators() -> list[Tensor]:
+    """The states of torch's generators."""
+    return [each.get_state() for each in (torch.default_generator, *torch.cuda.default_generators)]

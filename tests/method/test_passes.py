@@ -1,0 +1,199 @@
+"""Whether a small network trains as the masked one does: outputs of training mode, and gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rewound import InputError
+from rewound.method.structure.slimming import Slim, slim
+from rewound.method.structure.tracing import units
+
+
+def halved(model: nn.Module, example: Tensor) -> Slim:
+    found = units(model, (example,))
+    return slim(model, found.mask_without([unit for group in found for unit in group.units[::2]]), (example,))
+
+
+class Auxiliary(nn.Module):
+    """A second head, in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        return self.b(hidden) + self.c(hidden) if self.training else self.b(hidden)
+
+
+def test_a_part_that_only_training_uses_is_refused() -> None:
+    model, example = Auxiliary(), torch.randn(2, 6)
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="does not run in training mode") as refused:
+        halved(model, example)
+    assert "reads units that are gone; keep those with skip=" in str(refused.value)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
+
+
+class Returned(nn.Module):
+    """Also returns what is inside, in training only; `how` says what of it, and `between` is called on the hidden."""
+
+    def __init__(self, how: str, between: Any = None) -> None:
+        super().__init__()
+        self.a, self.b, self.how, self.between = nn.Linear(6, 8), nn.Linear(8, 4), how, between or nn.Identity()
+
+    def forward(self, x: Tensor) -> object:
+        hidden = self.between(self.a(x)).relu()
+        if not self.training:
+            return self.b(hidden)
+        return self.b(hidden), {"units": hidden, "mean": hidden.mean(1), "sum": hidden.sum(1)}[self.how]
+
+
+class Dropped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.1, self.training)
+
+
+class Heads(nn.Module):
+    """Attention between the rows, of four heads of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        part, probability = x.view(x.shape[0], -1, 2).transpose(0, 1), 0.5 if self.training else 0.0
+        found = nn.functional.scaled_dot_product_attention(part, part, part, None, probability)
+        return found.transpose(0, 1).reshape(x.shape)
+
+
+class Steps(nn.Module):
+    """The rows as steps of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(8, 8, 2, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)[0]
+        return found
+
+
+BETWEEN: dict[str, Callable[[], Any]] = {
+    "nothing": nn.Identity,
+    "dropout": lambda: nn.Dropout(0.1),
+    "dropout of channels": lambda: nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Dropout1d(0.5), nn.Flatten()),
+    "dropout in place": lambda: nn.Dropout(0.1, inplace=True),
+    "a function": Dropped,
+    "attention": Heads,
+    "a recurrent layer": Steps,
+    "normalisation": lambda: nn.BatchNorm1d(8),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_only_training_returns_is_compared(name: str, rows: int) -> None:
+    example = torch.randn(rows, 6)
+    for how, says in (("units", "have other shapes"), ("mean", "differ")):
+        with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):
+            halved(Returned(how, BETWEEN[name]()), example)
+    assert halved(Returned("sum", BETWEEN[name]()), example).model.a.out_features == 4
+
+
+class StochasticDepth(nn.Module):
+    """Leaves a residual branch out of some rows in training, as timm's DropPath."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x) * (torch.rand(len(x), 1) < 0.5) if self.training else x + self.branch(x)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+def test_draws_that_do_not_depend_on_units_hide_no_difference() -> None:
+    example = torch.randn(4, 6)
+    assert halved(Returned("sum", StochasticDepth()), example).model.a.out_features == 4
+    with pytest.raises(InputError, match="in training mode the outputs of the smaller network differ"):
+        halved(Returned("mean", StochasticDepth()), example)
+    assert halved(Returned("sum", Noisy()), example).model.a.out_features == 4  # fewer units, and other noise
+
+
+def test_batches_without_variance_do_not_count_as_a_difference() -> None:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    almost_equal = 1 + 1e-12 * torch.randn(2, 64).double()  # each BatchNorm magnifies what differs 300 times
+    assert halved(nn.Sequential(*layers, nn.Linear(64, 2)).double(), almost_equal).model[0].out_features == 32
+
+
+class Shared(torch.autograd.Function):
+    """Divides a gradient by how many units there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / gradient.shape[-1]
+
+
+class Straight(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Passed(nn.Module):
+    """Passes what it is given through an autograd function."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.function.apply(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+class Learned(nn.Module):
+    """Divides by a learned number, whose gradient is divided by the root of how many units there are (LSQ)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.step * x.shape[-1] ** -0.5
+        return x / ((self.step - part).detach() + part)
+
+
+class Rooted(nn.Module):
+    """Its gradient at zero, where a unit is gone, is no number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().sqrt()
+
+
+def test_gradients_that_depend_on_the_number_of_units_are_refused() -> None:
+    def network(between: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 4))
+
+    example = torch.randn(3, 6)
+    hooked = nn.Identity()
+    hooked.register_full_backward_hook(lambda module, given, put_out: (given[0] * put_out[0].shape[-1],))
+    for between in (Passed(Shared), hooked, Learned()):
+        with pytest.raises(InputError, match=r"the gradients of the smaller network differ: a hook or .* skip="):
+            halved(network(between), example)
+    for between in (Passed(Straight), Rooted()):
+        assert halved(network(between), example).model[0].out_features == 4
