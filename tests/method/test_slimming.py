@@ -192,6 +192,15 @@ def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tup
         slim(model, mask, example)
 
 
+@pytest.mark.parametrize("seed", [255, 441])
+def test_a_dead_layer_is_refused_where_its_units_are_silent_on_the_example(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    group = units(model, (IMAGES,)).groups[0]
+    with pytest.raises(InputError, match=r"removes all units of 0\.weight \(4\), which are on the only way"):
+        slim(model, units(model, (IMAGES,)).mask_without(group.units), (IMAGES,))
+
+
 def test_cutting_and_expanding_are_inverse_for_masked_states() -> None:
     model = network()
     mask = half_mask(units(model, EXAMPLE))

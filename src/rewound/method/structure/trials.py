@@ -21,6 +21,7 @@ from rewound.foundations.randomness import own_draws
 from rewound.method.pruning.mask import Mask
 
 _LONGER = 3  # steps of a sequence, or rows, in place of one
+_DRAWS = 4  # of weights, to see what an output depends on
 
 
 class Call(NamedTuple):
@@ -108,9 +109,9 @@ def _trials(
     return [first, Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)]
 
 
-def _draw_weights(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]) -> None:
+def _draw_weights(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], seed: int = 0) -> None:
     """Add draws to the weights, so large that no branch is silent; the same to those of both networks."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     smaller = dict(small.named_parameters())
     for name, parameter in masked.named_parameters():
         if not parameter.is_floating_point():
@@ -210,21 +211,27 @@ def _doubled(tensor: Tensor) -> Tensor:
 def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
     """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs.
 
-    The mask may have been applied already, so that the weights are drawn anew where the network runs with others.
+    The mask may have been applied already, so that the weights are drawn anew where the network runs with others: a few
+    times, since all units of a small layer may be silent on the example.
     """
-    dense = runnable_copy(model).eval()
-    _draw_weights(dense, dense, {})
-    if _numbers(dense, given) is None:
+    moved: tuple[set[tuple[int, int]], set[tuple[int, int]]] = set(), set()  # of the dense network, of the masked one
+    for seed in range(_DRAWS):
         dense = runnable_copy(model).eval()
-    masked = runnable_copy(dense)
-    mask.apply(masked)
-    before = [given.outputs(each) for each in (dense, masked)]
-    for changed in _changed(given):
-        after = [changed.outputs(each) for each in (dense, masked)]
-        for dense_before, masked_before, dense_after, masked_after in zip(*before, *after, strict=True):
-            if torch.equal(masked_before, masked_after) and not torch.equal(dense_before, dense_after):
-                return True
-    return False
+        _draw_weights(dense, dense, {}, seed)
+        if not (runs := _numbers(dense, given) is not None):
+            dense = runnable_copy(model).eval()
+        masked = runnable_copy(dense)
+        mask.apply(masked)
+        for network, found in zip((dense, masked), moved, strict=True):
+            before = given.outputs(network)
+            for place, changed in enumerate(_changed(given)):
+                after = changed.outputs(network)
+                same = map(torch.equal, before, after)
+                found.update((place, number) for number, is_same in enumerate(same) if not is_same)
+        if not runs:
+            break
+    dense_moved, masked_moved = moved
+    return not dense_moved <= masked_moved
 
 
 def _changed(given: Call) -> Iterator[Call]:
