@@ -41,7 +41,7 @@ def correct_counts(
         failure = failure or difference
     raise InputError(
         f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
-        "written anew; let the code read sizes from its weights, or keep the network as it is"
+        "written anew; let the code read sizes from its weights, or keep its units with skip="
     )
 
 

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +54,21 @@ class Trial:
             try:
                 given = example.outputs(self.small)
             except Exception as error:  # whatever a module's own code raises where a count is wrong
-                return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                reason = str(error).strip().partition("\n")[0]
+                return f"{type(error).__name__}{_place(error, self.small)}: {reason}"
             if distance(given, expected) > self.tolerance:
                 return "its outputs differ"
         return ""
+
+
+def _place(error: Exception, model: nn.Module) -> str:
+    """The innermost module in whose code an error was raised, in words; torch's own are told by what calls them."""
+    names, found = {id(module): name for name, module in model.named_modules()}, ""
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if id(module) in names and not type(module).__module__.startswith("torch."):
+            found = f" in {names[id(module)] or 'the network'} of the class {type(module).__name__}"
+    return found
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
