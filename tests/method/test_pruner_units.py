@@ -336,8 +336,13 @@ def test_a_mask_of_single_weights_is_not_gone_on_from() -> None:
 
 
 def test_a_network_without_units_says_so() -> None:
-    with pytest.raises(InputError, match="no units can be removed: none of the network can shrink"):
-        Pruner(pattern="unit")(nn.Sequential(nn.Linear(2, 3)), 0.5, example_inputs=EXAMPLE)
+    normalised = [nn.utils.parametrizations.weight_norm(nn.Linear(2, 4)), nn.Linear(4, 3)]
+    for layers, why in (
+        ([nn.Linear(2, 3)], "it is an output of the network"),
+        (normalised, "weight_norm divides by it"),
+    ):
+        with pytest.raises(InputError, match=rf"none of the network can shrink \(the most common reason: {why}"):
+            Pruner(pattern="unit")(nn.Sequential(*layers), 0.5, example_inputs=EXAMPLE)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -60,6 +60,12 @@ def inverted(atoms: Atoms, value: Any, *given: Any, **kwargs: Any) -> Labels:
     return pointwise(atoms, value, labelled)
 
 
+def weight_normalised(atoms: Atoms, value: Any, *given: Any) -> Any:
+    """A weight that is divided by its norm, which would be zero without a unit."""
+    atoms.pin_all([each for each in given if isinstance(each, Labels)], "weight_norm divides by it; remove that first")
+    return plain(value)
+
+
 def _aligned(labels: Labels, rank: int) -> Labels:
     """With dimensions of size 1 before, as broadcasting adds them."""
     by = rank - labels.rank

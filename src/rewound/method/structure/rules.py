@@ -27,6 +27,7 @@ from rewound.method.structure.combining import (
     softmax,
     spatial,
     stacked,
+    weight_normalised,
 )
 from rewound.method.structure.layers import (
     added_product,
@@ -132,5 +133,6 @@ RULES: dict[str, Rule] = {
     "index_select": selected,
     "glu": gated,
     **dict.fromkeys(("div", "div_", "true_divide", "reciprocal", "rsqrt", "log", "log2", "log10"), inverted),
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), weight_normalised),
     "einsum": einsum,
 }

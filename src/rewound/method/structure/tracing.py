@@ -27,6 +27,8 @@ from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.rules import applied
 
+TIED = "it is tied to what cannot shrink"
+"""The reason given for a dimension that nothing pins by itself."""
 Dimension = tuple[str, int]
 """A dimension of a parameter or buffer, by its name."""
 
@@ -342,7 +344,7 @@ def _gathered(
                 if component != STAYS:
                     found.setdefault(component, {}).setdefault(place, []).append(index)
                 elif place not in pinned:
-                    pinned[place] = reasons.get(int(factor.atoms[index]), "it is tied to what cannot shrink")
+                    pinned[place] = reasons.get(int(factor.atoms[index]), TIED)
     grouped: dict[tuple[Dimension, ...], list[Unit]] = {}
     for places in found.values():
         if not any(name in shapes for name, _ in places):
