@@ -57,6 +57,20 @@ class Dropped(nn.Module):
         return nn.functional.dropout(x, 0.1, self.training)
 
 
+class Sensitive(nn.Module):
+    """What the last digits of the weights change by more than a millionth of a millionth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1e-6 * (1e12 * x).sin()
+
+
+def test_what_rounding_changes_much_hides_no_larger_difference() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match="in training mode the outputs of the smaller network differ"):
+        halved(Returned("mean", Sensitive()), torch.randn(2, 6))
+    assert halved(Returned("sum", Sensitive()), torch.randn(2, 6)).model.a.out_features == 4
+
+
 class Heads(nn.Module):
     """Attention between the rows, of four heads of two."""
 

@@ -1,4 +1,4 @@
-"""Whether a small network equals the masked one, as seen by running both, where it draws random numbers."""
+"""Whether a small network equals the masked one, as seen by running both: where it draws, or rounds."""
 
 import torch
 from torch import Tensor, nn
@@ -27,3 +27,25 @@ def test_a_network_that_draws_becomes_small() -> None:
     found = units(model, (example,))
     (hidden,) = (group for group in found if len(group) == 8)
     assert slim(model, found.mask_without(hidden.units[::2]), (example,)).model.encode.out_features == 4
+
+
+class Short(nn.Module):
+    """Sums in float32, whatever type it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 301), nn.Linear(301, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.linear(x, self.first.weight, self.first.bias).relu().float()
+        return nn.functional.linear(hidden, self.last.weight.float(), self.last.bias.float())
+
+
+def test_a_network_that_computes_in_float32_becomes_small() -> None:
+    torch.manual_seed(0)
+    model, example = Short().double(), torch.randn(8, 6).double()
+    (hidden,) = units(model, (example,))
+    assert (
+        slim(model, units(model, (example,)).mask_without(hidden.units[1::2]), (example,)).model.first.out_features
+        == 151
+    )

@@ -7,13 +7,14 @@ that they have, and on an example in which elements differ.
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from rewound.foundations.copying import copied
@@ -22,6 +23,9 @@ from rewound.foundations.randomness import own_draws
 from rewound.method.pruning.mask import Mask
 
 _LONGER = 3  # steps of a sequence, or rows, in place of one
+_TIMES = 10  # the rounding that was seen
+_ROUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""How far apart the outputs of a network may be that computes in these types."""
 _DRAWS = 4  # of weights, to see what an output depends on
 
 
@@ -47,18 +51,26 @@ class Trial:
     examples: Sequence[Call]
     expected: Sequence[list[Tensor]]
     tolerance: float
+    _known: dict[int, float] = field(default_factory=dict, init=False)
 
     def difference(self) -> str:
         """What is wrong with the small network, in words; nothing if it equals the masked one."""
-        for example, expected in zip(self.examples, self.expected, strict=True):
+        for place, (example, expected) in enumerate(zip(self.examples, self.expected, strict=True)):
             try:
                 given = example.outputs(self.small)
             except Exception as error:  # whatever a module's own code raises where a count is wrong
                 reason = str(error).strip().partition("\n")[0]
                 return f"{type(error).__name__}{_place(error, self.small)}: {reason}"
-            if distance(given, expected) > self.tolerance:
+            if (off := distance(given, expected)) > self.tolerance and off > self._rounding(place):
                 return "its outputs differ"
         return ""
+
+    def _rounding(self, place: int) -> float:
+        """How much outputs on an example may differ by rounding, where the network's code makes much of it."""
+        if place not in self._known:
+            example, expected = self.examples[place], self.expected[place]
+            self._known[place] = rounding(self.masked, lambda: example.outputs(self.masked), expected)
+        return self._known[place]
 
 
 def _place(error: Exception, model: nn.Module) -> str:
@@ -96,6 +108,44 @@ def largest_of(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, torch.inf))
 
 
+def rounding(model: nn.Module, again: Callable[[], list[Tensor]], expected: Sequence[Tensor]) -> float:
+    """How far apart two ways to compute what a model is expected to give may be, by rounding alone.
+
+    More than the last digits where its code computes in a shorter type than its weights have, or makes much of those
+    digits, as BatchNorm does with two like examples: then, several times what other last digits of the weights make.
+    """
+    types = _Types()
+    with types:
+        again()
+    given, found = [parameter.detach().clone() for parameter in model.parameters()], 0.0
+    try:
+        for seed in range(5):
+            for parameter in model.parameters():
+                if parameter.is_floating_point():
+                    draws = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)).to(parameter)
+                    parameter.mul_(1 + 100 * torch.finfo(parameter.dtype).eps * draws)
+            found = max(found, distance(again(), expected))
+    finally:
+        for parameter, before in zip(model.parameters(), given, strict=True):
+            parameter.copy_(before)
+    return max(_TIMES * found, *(_ROUNDS.get(kind, 0.0) for kind in types.found))
+
+
+class _Types(TorchFunctionMode):
+    """Notes of which types the numbers are that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {torch.float64}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.found |= {each.dtype for each in tree_leaves(result) if isinstance(each, Tensor)}
+        return result
+
+
 def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], given: Call) -> list[Trial]:
     """With the weights that the networks have and, if the masked one runs with them, with others.
 
@@ -105,7 +155,8 @@ def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, 
         doubled = tree_map_only(Tensor, _doubled, given)
         return _trials(copy_in_float64(masked).eval(), copy_in_float64(small).eval(), kept, doubled, 1e-9)
     except Exception:  # whatever its code raises for another type than its own
-        return _trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, 1e-4)
+        tolerance = _ROUNDS[torch.float32]
+        return _trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, tolerance)
 
 
 def _trials(
