@@ -192,3 +192,38 @@ def test_a_distance_beside_the_size_of_numbers_and_of_what_is_no_number() -> Non
     assert distance([torch.tensor([200.0])], [torch.tensor([100.0])]) == 1
     assert 1 < distance([nan], [inf]) < torch.inf
     assert distance([nan], [nan, nan]) == distance([torch.ones(1)], [torch.ones(2)]) == torch.inf
+
+
+class Shares(nn.Module):
+    """Splits what a layer gives into parts of so many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [5, 8]
+        self.both, self.first, self.second = nn.Linear(6, 13), nn.Linear(5, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.both(x).split(self.sizes, 1)
+        found: Tensor = self.first(first.relu()) + self.second(second.tanh())
+        return found
+
+
+def decoder() -> nn.Module:
+    """From a vector to images, as in generators."""
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [(decoder, lambda model: model[2].unflattened_size == (5, 2, 2)), (Shares, lambda model: model.sizes == [2, 5])],
+)
+def test_counts_in_tuples_and_lists_are_written_anew(make: Any, sizes: Any) -> None:
+    torch.manual_seed(0)
+    model, again, example = make(), make(), torch.randn(4, 6)
+    found = units(model, (example,))
+    small = slim(model, found.mask_without([unit for group in found for unit in group.units[:3]]), (example,))
+    assert sizes(small.model)
+    assert not sizes(model)
+    small.into(again)
+    again.load_state_dict(small.model.state_dict())
+    assert torch.equal(again(example), small.model(example))

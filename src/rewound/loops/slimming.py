@@ -5,7 +5,7 @@ objects stay the same: the modules, the parameters that optimizer, scheduler and
 What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ from rewound.method.structure.slimming import (
 from rewound.method.structure.trials import flatten_recurrent
 
 T = TypeVar("T")
-Counts = list[tuple[nn.Module, Mapping[str, int]]]
+Counts = list[tuple[nn.Module, Mapping[str, int | Sequence[int]]]]
 
 
 class Shrunk:

@@ -138,6 +138,8 @@ class _Number:
 
     modules: tuple[nn.Module, ...]
     name: str
+    place: int | None
+    """In the tuple or list of that name, if it is in one."""
     options: tuple[int, ...]
     """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
     beyond: int
@@ -148,39 +150,61 @@ class _Number:
 
     def set(self, value: int) -> None:
         for module in self.modules:
-            setattr(module, self.name, value)
+            if self.place is None:
+                setattr(module, self.name, value)
+            else:
+                sizes = getattr(module, self.name)
+                setattr(module, self.name, type(sizes)([*sizes[: self.place], value, *sizes[self.place + 1 :]]))
 
 
-_Numbers = Mapping[tuple[type, str], Sequence[_Number]]
+_Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
 
 
 def _own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[str, Mapping[int, Tensor]]) -> _Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
-    found: dict[tuple[type, str], list[_Number]] = {}
+    found: dict[tuple[type, str, int | None], list[_Number]] = {}
     tensors = large.state_dict(keep_vars=True)
     for (prefix, old), *new in zip(large.named_modules(), *(each.modules() for each in smaller), strict=True):
         if any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
             continue
+        if isinstance(old, nn.Unflatten):  # it counts what the layers beside it have
+            prefix = prefix.rpartition(".")[0]
         start = f"{prefix}." if prefix else ""
         inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
         near = {name: dims for name, dims in inside.items() if name.removeprefix(start).count(".") < 3}
         places = [(tensors[name].shape[dim], len(left)) for name, dims in near.items() for dim, left in dims.items()]
         sizes = dict.fromkeys(reversed(places))  # the later of equal sizes is the likelier
-        for name, value in vars(old).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2 or name.startswith("_"):
-                continue
+        for name, place, value in _whole_numbers(old):
             same = [left for size, left in sizes if size == value]
             parts = [left * value // size for size, left in sizes if size % value == 0 and left * value % size == 0]
             options = tuple(dict.fromkeys([value, *same, *parts]))
             if len(options) > 1:
                 beyond = 1 + max(value, *(left for size, left in sizes if size % value == 0))
-                found.setdefault((type(old), name), []).append(_Number(tuple(new), name, options, beyond))
+                number = _Number(tuple(new), name, place, options, beyond)
+                found.setdefault((type(old), name, place), []).append(number)
     return found
+
+
+def _whole_numbers(module: nn.Module) -> Iterator[tuple[str, int | None, int]]:
+    """The attributes of a module that may count something, one by one where there are several."""
+    for name, value in counts_in(module).items():
+        for place, each in [(None, value)] if isinstance(value, int) else enumerate(value):
+            if each > 1 and not name.startswith("_"):
+                yield name, place, each
+
+
+def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
+    """The attributes of a module that are whole numbers, or tuples or lists of them."""
+
+    def is_whole(value: object) -> bool:
+        return type(value) is int or (type(value) in (tuple, list) and all(type(each) is int for each in value))  # type: ignore[attr-defined]
+
+    return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
 def _choices(found: _Numbers) -> Iterator[tuple[int, ...]]:
     """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
-    likely = [0 if _is_size_of_head(name) else 1 for _, name in found]
+    likely = [0 if _is_size_of_head(name) else 1 for _, name, _ in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
     for changes in range(3):
         for places in itertools.combinations(range(len(likely)), changes):

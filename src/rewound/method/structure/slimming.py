@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
-from rewound.method.structure.fitting import correct_counts
+from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
 
@@ -46,8 +46,9 @@ class Slim:
     mask: Mask
     """Of the small network: it holds the unit of zeros in each layer that is wholly gone, and is empty if none is.
     Keep it attached while the small network is trained."""
-    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By module, the whole numbers that count what has shrunk (`out_channels`, `num_heads`, ...), as they are now."""
+    counts: Mapping[str, Mapping[str, int | Sequence[int]]] = field(default_factory=dict)
+    """By module, the whole numbers that count what has shrunk (`out_channels`, `num_heads`, ...), as they are now; if
+    one of several in a tuple or list has changed, all of them."""
     names: Mapping[Tensor, str] = field(default_factory=dict, repr=False)
     """Of the parameters of the model that was given to `slim`, for as long as they exist."""
 
@@ -278,11 +279,11 @@ def _call(example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | N
     return Call(as_arguments(example_inputs), dict(example_keywords or {}))
 
 
-def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int | Sequence[int]]]:
+    found: dict[str, dict[str, int | Sequence[int]]] = {}
     for (path, module), old in zip(small.named_modules(), large.modules(), strict=True):
-        numbers = {name: value for name, value in vars(module).items() if type(value) is int}
-        if changed := {name: value for name, value in numbers.items() if vars(old).get(name) != value}:
+        before = counts_in(old)
+        if changed := {name: value for name, value in counts_in(module).items() if before.get(name) != value}:
             found[path] = changed
     return found
 
