@@ -52,6 +52,7 @@ class Trial:
     expected: Sequence[list[Tensor]]
     tolerance: float
     _known: dict[int, float] = field(default_factory=dict, init=False)
+    """What `_rounding` found, by the place of the example."""
 
     def difference(self) -> str:
         """What is wrong with the small network, in words; nothing if it equals the masked one."""
