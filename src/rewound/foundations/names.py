@@ -31,7 +31,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None =
     1
     """
     if not isinstance(name, str):
-        raise InputError(f"a {kind} is given by its name, not as {shown(name)} (known: {', '.join(sorted(table))})")
+        raise InputError(not_a_name(kind, name, table))
     if name in table:
         return table[name]
     if ":" not in name:
@@ -122,6 +122,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
+
+
+def not_a_name(kind: str, given: object, known: Iterable[str]) -> str:
+    """The sentence for what is no name at all.
+
+    >>> not_a_name("technique", None, ["lr-rewinding"])
+    'a technique is given by its name, not as None (known: lr-rewinding)'
+    """
+    return f"a {kind} is given by its name, not as {shown(given)} (known: {', '.join(sorted(known))})"
 
 
 def path_of(thing: object) -> str:
