@@ -12,6 +12,7 @@ from command_line import Rewound
 from rewound.commands import exporting
 from rewound.commands.runtimes import same_outputs
 from rewound.commands.timing import OTHER_OUTPUTS
+from rewound.foundations.errors import Failed
 from sameness import assert_same
 from tiny import Tiny
 
@@ -327,6 +328,13 @@ def test_a_text_is_no_leave_to_replace_a_file(tmp_path: Path, wrong: dict[str, o
     with pytest.raises(rewound.InputError, match=r"^(overwrite|slim) must be of type bool, not .*; give True or F"):
         rewound.export(nn.Linear(4, 2), path, example_inputs=torch.ones(1, 4), **wrong)  # type: ignore[arg-type]
     assert path.read_text() == "precious"
+
+
+def test_outputs_that_are_no_numbers_are_not_compared(tmp_path: Path) -> None:
+    says = "^the network in the file cannot be compared with the network, as NaN is among the outputs for"
+    with pytest.raises(Failed, match=says):
+        rewound.export(nn.Linear(4, 2), tmp_path / "a.pt2", example_inputs=torch.full((2, 4), torch.nan))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "safetensors"])

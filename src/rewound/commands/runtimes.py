@@ -8,6 +8,7 @@ its own, as one graph of fixed shapes; a network that needs several graphs is re
 import importlib.util
 import linecache
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -226,6 +227,11 @@ class Expected(NamedTuple):
         worst = 0.0
         for one, other, allowed in zip(given, self.values, self.allowed, strict=True):
             off = _distance(one, other)
+            if math.isnan(off):
+                raise Failed(
+                    f"{what} cannot be compared with the network, as NaN is among the outputs for these inputs: "
+                    "nothing is written or measured"
+                )
             if not off <= allowed:
                 raise Failed(
                     f"{what} differs from the network by {off:.1e}, where rounding explains {allowed:.1e}: "
