@@ -224,6 +224,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rewound.epochs(2, NET, SGD(NET.parameters()), compression=2).report(0.5, metric=["f1"]),  # type: ignore
         "metric must be of type str, not ['f1']; give its name",
     ),
+    "a number for a table": (
+        lambda: rewound.report(results=5),  # type: ignore[arg-type]
+        "a table must be a path, not 5",
+    ),
+    "a number among tables": (
+        lambda: rewound.report("digits", compare=[5]),  # type: ignore[list-item]
+        "a table must be a path, not 5",
+    ),
+    "a list of trackers": (
+        lambda: rewound.report("digits", to=["mlflow"]),  # type: ignore[arg-type]
+        "a place for results is given by its name, not as ['mlflow'] (known: mlflow, tensorboard)",
+    ),
+    "the names of fields": (
+        lambda: rewound.bench("digits", fields=["epochs"]),  # type: ignore[arg-type]
+        "fields must be of type Mapping, not ['epochs']; give values by the names of fields, as {'epochs': 8}",
+    ),
     "no retraining time": (
         lambda: list(rewound.levels(LR, None, 2, [0.5])),  # type: ignore[arg-type]
         "retraining time must be a number, not None",

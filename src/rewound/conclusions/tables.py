@@ -34,7 +34,7 @@ from statistics import median_low
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rewound.foundations.csvfiles import reading, text_of, unescaped, write_table
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, as_path
 from rewound.foundations.metric import ACCURACY, Metric
 
 UNSTRUCTURED: Final = "unstructured"
@@ -159,17 +159,17 @@ def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]
     table lists each of its networks twice: if all networks of a recipe, at least three, are there an even number of
     times, half of them are left out.
     """
-    return _numbered(_read(Row, Path(path), metrics))
+    return _numbered(_read(Row, as_path("a table", path), metrics))
 
 
 def read_layers(path: str | Path) -> list[LayerRow]:
     """The rows of a `layers.csv`."""
-    return _read(LayerRow, Path(path))
+    return _read(LayerRow, as_path("a table", path))
 
 
 def read_curves(path: str | Path) -> list[CurveRow]:
     """The rows of a `curves.csv`."""
-    return _read(CurveRow, Path(path))
+    return _read(CurveRow, as_path("a table", path))
 
 
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:

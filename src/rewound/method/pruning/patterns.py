@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
-from rewound.foundations.names import check_function, lookup, not_a_name, unknown
+from rewound.foundations.names import check_function, lookup, unknown
 from rewound.method.pruning.mask import plain_name
 
 Pattern = Callable[[Tensor], Tensor]  # scores of weights -> scores of pieces, in a shape that expands to the weight's
@@ -141,10 +141,8 @@ def pattern_named(name: str) -> Pieces | Blocks | NofM | None:
     known = [*PATTERNS, *UNIT_PATTERNS, "2:4", "block 4x4"]
     if isinstance(name, str) and re.fullmatch(r"\d+:\d+", meant := "".join(name.split())):
         raise InputError(f"unknown pattern {name!r}; did you mean {meant!r}? (known: {', '.join(sorted(known))})")
-    if isinstance(name, str) and ":" not in name and name not in PATTERNS:
+    if not isinstance(name, str) or (":" not in name and name not in PATTERNS):
         raise InputError(unknown("pattern", name, known))
-    if not isinstance(name, str):
-        raise InputError(not_a_name("pattern", name, known))
     function = lookup("pattern", name, PATTERNS)
     if name not in PATTERNS:
         check_function("pattern", name, function, ("scores",))
