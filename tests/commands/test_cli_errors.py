@@ -34,6 +34,9 @@ BAD = {
     "no pack": bad(
         ["pack", "digits"], "rewound pack needs --out, the file to write; pieces get a number appended; for"
     ),
+    "a text for a pack": bad(
+        ["unpack", "x"], "cannot read x: it is not a pack; give the files that rewound pack wrote\n", x="hello"
+    ),
     "misspelt option": bad(
         ["run", "digits", "--jbos", "1"], "unknown option of rewound run '--jbos'; did you mean '--jobs"
     ),
