@@ -8,7 +8,6 @@ its own, as one graph of fixed shapes; a network that needs several graphs is re
 import importlib.util
 import linecache
 import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -226,12 +225,12 @@ class Expected(NamedTuple):
             raise Failed(f"{what} gives outputs of other shapes than the network: nothing is written or measured")
         worst = 0.0
         for one, other, allowed in zip(given, self.values, self.allowed, strict=True):
-            off = _distance(one, other)
-            if math.isnan(off):
+            if other.isnan().any():
                 raise Failed(
-                    f"{what} cannot be compared with the network, as NaN is among the outputs for these inputs: "
-                    "nothing is written or measured"
+                    f"the network puts out NaN for these inputs, so that {what} cannot be compared with it: nothing is "
+                    "written or measured; give other inputs"
                 )
+            off = _distance(one, other)
             if not off <= allowed:
                 raise Failed(
                     f"{what} differs from the network by {off:.1e}, where rounding explains {allowed:.1e}: "
