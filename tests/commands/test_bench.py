@@ -92,6 +92,8 @@ def test_networks_by_name_and_the_printed_table() -> None:
     assert re.search(r"^eager +narrow +[\d.]+ +[\d.]+ - [\d.]+ +[\d.]+x +[\d.]+ - [\d.]+$", text, re.MULTILINE)
     assert html.count("<table>") == 2
     assert found.timing("wide", "eager").speedup == 1
+    with pytest.raises(rewound.InputError, match=r"^'slim' was not measured; measured: wide, narrow$"):
+        found.flop_ratio("slim")
     with pytest.raises(rewound.InputError, match="'slim' was not measured on 'eager'; measured: wide eager, narrow"):
         found.timing("slim", "eager")
 

@@ -34,6 +34,9 @@ BAD = {
     "no pack": bad(
         ["pack", "digits"], "rewound pack needs --out, the file to write; pieces get a number appended; for"
     ),
+    "a text for a pack": bad(
+        ["unpack", "x"], "cannot read x: it is not a pack; give the files that rewound pack wrote\n", x="hello"
+    ),
     "misspelt option": bad(
         ["run", "digits", "--jbos", "1"], "unknown option of rewound run '--jbos'; did you mean '--jobs"
     ),
@@ -135,7 +138,7 @@ BAD = {
     "no table": bad(["report", "--results", "absent.csv"], "there is no table absent.csv"),
     "not a table": bad(["report", "--results", "x.csv"], "x.csv has no column", x_csv="a,b\n1,2\n"),
     "empty table": bad(["diff", "x.csv", "x.csv"], "x.csv is empty", x_csv=""),
-    "a folder for a table": bad(["diff", ".", "."], "cannot read . as a CSV table: Is a directory"),
+    "a folder for a table": bad(["diff", ".", "."], "cannot read . as a CSV table: Is a directory; give the file"),
     "no rows": bad(["diff", "x.csv", "x.csv"], "x.csv has no rows below its first line", x_csv=f"{HEADER}\n"),
     "nothing common": bad(["diff", "x.csv", "y.csv"], "nothing to compare: one", x_csv=row(t=4), y_csv=row(t=8)),
     "other units": bad(["diff", "x.csv", "y.csv"], "90, which is no fraction", x_csv=row(test=0.9), y_csv=row(test=90)),

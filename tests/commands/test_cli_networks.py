@@ -71,6 +71,11 @@ def test_prune_by_call_and_by_command_give_the_same_numbers(rewound_command: Rew
     assert rewound_command("prune", "tiny:Tiny", *words, "--out", "command").code == 0
     network = rewound.prune("tiny:Tiny", store="other", **options)  # type: ignore[arg-type]
     network.save("call")
+    Path("file").write_text("precious")
+    for folder, reason in (("file", "file is not a folder"), ("file/x", ".*/file is not a folder"), ("/proc/x", ".*")):
+        with pytest.raises(rewound.InputError, match=rf"^cannot write into {folder}: {reason}.*; choose another"):
+            network.save(folder)
+    assert Path("file").read_text() == "precious"
     command, call = (json.loads(Path(place, "summary.json").read_text()) for place in ("command", "call"))
     assert command == call
     for name in ("model.safetensors", "mask.safetensors", "ticket.safetensors"):

@@ -12,6 +12,7 @@ from command_line import Rewound
 from rewound.commands import exporting
 from rewound.commands.runtimes import same_outputs
 from rewound.commands.timing import OTHER_OUTPUTS
+from rewound.foundations.errors import Failed
 from sameness import assert_same
 from tiny import Tiny
 
@@ -318,3 +319,32 @@ def test_a_network_with_a_state_that_is_no_tensor(tmp_path: Path) -> None:
         rewound.export(model, tmp_path / "network.safetensors", example_inputs=x)
     (dense,) = rewound.bench(model, x, backend="eager", seconds=0.1).sizes
     assert dense.bytes == 4 * dense.parameters == 4 * (8 * 16 + 16 + 16 * 8 + 8 + 8 * 8)  # tied weights once
+
+
+@pytest.mark.parametrize("wrong", [{"overwrite": "no"}, {"overwrite": None}, {"overwrite": True, "slim": "no"}])
+def test_a_text_is_no_leave_to_replace_a_file(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_text("precious")
+    with pytest.raises(rewound.InputError, match=r"^(overwrite|slim) must be of type bool, not .*; give True or F"):
+        rewound.export(nn.Linear(4, 2), path, example_inputs=torch.ones(1, 4), **wrong)  # type: ignore[arg-type]
+    assert path.read_text() == "precious"
+
+
+def test_outputs_that_are_no_numbers_are_not_compared(tmp_path: Path) -> None:
+    says = "^the network puts out NaN for these inputs, so that the network in the file cannot be compared with it: "
+    with pytest.raises(Failed, match=says):
+        rewound.export(nn.Linear(4, 2), tmp_path / "a.pt2", example_inputs=torch.full((2, 4), torch.nan))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "safetensors"])
+def test_inputs_that_the_network_does_not_take(
+    tmp_path: Path, suffix: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is said alone: no other format takes such a network, and a trace of it would be pages of torch's."""
+    says = r"^this network does not run on its example inputs \(RuntimeError: .*\(3x5 and 4x2\)\); give inputs that it"
+    with pytest.raises(rewound.InputError, match=says):
+        rewound.export(nn.Linear(4, 2), tmp_path / f"a.{suffix}", example_inputs=torch.ones(3, 5))
+    assert not list(tmp_path.iterdir())
+    assert not caplog.records
+    assert "Traceback" not in "".join(capfd.readouterr())

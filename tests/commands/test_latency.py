@@ -72,6 +72,8 @@ def test_the_nearest_latency_is_named(times: list[int]) -> None:
 def test_only_units_to_a_density_make_a_network_faster(pruner: Pruner) -> None:
     with pytest.raises(InputError, match="only whole units make a network faster"):
         prune_to_latency(network(), 1, INPUTS, pruner=pruner)
+    with pytest.raises(InputError, match=r"^unknown backend 'eager,onnx'; did you mean 'eager' or 'onnx'"):
+        prune_to_latency(network(), 1, INPUTS, backend="eager,onnx")
     with pytest.raises(InputError, match="milliseconds must be above 0, not -1"):
         prune_to_latency(network(), -1, INPUTS)
 

@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_what_is_no_density_or_time_is_refused() -> None:
-    for density in (0.0, -0.5, 2.0, 1e-320):
+    for density in (0.0, -0.5, 2.0, 1e-320, 1e-300, 1e-16):
         with pytest.raises(InputError, match=f"density {density:g} is outside"):
             Row("digits", "unstructured", False, "fine-tuning", density, 4, 1, 0.9, 0.9)
     with pytest.raises(InputError, match="retrain_epochs must be at least 0, not -1; give the retraining time"):
@@ -172,7 +172,7 @@ def test_a_table_of_dense_networks_needs_three_columns(tmp_path: Path) -> None:
             f"{OLD_HEADER}\n\na,u,0,fine-tuning,0.5,4,1.5,0.9,0.9,,,,\n",
             r"line 3: column trial: '1.5' is not a whole number",
         ),
-        (f"{OLD_HEADER}\na,u,0,fine-tuning,50,4,1,0.9,0.9,,,,\n", r"line 2: density 50 is outside \(0, 1\]"),
+        (f"{OLD_HEADER}\na,u,0,fine-tuning,50,4,1,0.9,0.9,,,,\n", r"line 2: density 50 is outside \[1e-15, 1\]"),
         (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,,1,0.9,0.9,,,,\n", r"line 2: .* no retrain_epochs"),
         (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1\n", "line 2: not 13 fields"),
         (f"{OLD_HEADER}\na,u,0,fine-tuning,0.5,4,1,0.9,0.9,,,,,,\n", "line 2: not 13 fields"),

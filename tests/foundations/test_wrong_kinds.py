@@ -188,6 +188,58 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: list(rewound.levels("lr-rewinding", 2, 2, [0.5])),  # type: ignore[arg-type]
         "technique must be of type Technique, not 'lr-rewinding'; give the technique itself, as rewound.TECHNIQUES[",
     ),
+    "nothing to compare with": (
+        lambda: rewound.report("digits", compare=None),  # type: ignore[arg-type]
+        "compare must be of type str or Path or list or tuple, not None; give the path of a table, or leave it out",
+    ),
+    "a number of formats": (
+        lambda: rewound.report("digits", formats=5),  # type: ignore[arg-type]
+        "formats must be of type str or list or tuple, not 5; give those of png, svg and pdf that are wanted",
+    ),
+    "no backend": (
+        lambda: rewound.bench(NET, torch.ones(1, 4), backend=None),  # type: ignore[arg-type]
+        "backend must be of type str or list or tuple, not None; name those of eager, compiled, onnx that are wanted",
+    ),
+    "the name of a mask": (
+        lambda: rewound.profile(NET, torch.ones(1, 4)).total("mask"),  # type: ignore[arg-type]
+        "mask must be of type Mapping, not 'mask'; give the rewound.Mask of that model, or leave it out",
+    ),
+    "no pattern": (
+        lambda: Pruner(pattern=None),  # type: ignore[arg-type]
+        "a pattern is given by its name, not as None (known: 2:4, block 4x4, filter, unit, weight)",
+    ),
+    "a number of batches": (
+        lambda: Pruner(score="taylor")(NET, 0.5, batches=5, loss=lambda model, batch: model(batch)),  # type: ignore
+        "batches must be of type Iterable, not 5; give a list of batches",
+    ),
+    "the name of a loss": (
+        lambda: Pruner(score="taylor")(NET, 0.5, batches=[torch.ones(1, 4)], loss="mse"),  # type: ignore[arg-type]
+        "loss must be a function of the model and a batch, not 'mse'",
+    ),
+    "a word for a direction": (
+        lambda: rewound.epochs(2, NET, SGD(NET.parameters()), compression=2).report(0.5, higher_is_better="no"),  # type: ignore
+        "higher_is_better must be of type bool, not 'no'; give True or False",
+    ),
+    "a list for a metric": (
+        lambda: rewound.epochs(2, NET, SGD(NET.parameters()), compression=2).report(0.5, metric=["f1"]),  # type: ignore
+        "metric must be of type str, not ['f1']; give its name",
+    ),
+    "a number for a table": (
+        lambda: rewound.report(results=5),  # type: ignore[arg-type]
+        "a table must be a path, not 5",
+    ),
+    "a number among tables": (
+        lambda: rewound.report("digits", compare=[5]),  # type: ignore[list-item]
+        "a table must be a path, not 5",
+    ),
+    "a list of trackers": (
+        lambda: rewound.report("digits", to=["mlflow"]),  # type: ignore[arg-type]
+        "a place for results is given by its name, not as ['mlflow'] (known: mlflow, tensorboard)",
+    ),
+    "the names of fields": (
+        lambda: rewound.bench("digits", fields=["epochs"]),  # type: ignore[arg-type]
+        "fields must be of type Mapping, not ['epochs']; give values by the names of fields, as {'epochs': 8}",
+    ),
     "no retraining time": (
         lambda: list(rewound.levels(LR, None, 2, [0.5])),  # type: ignore[arg-type]
         "retraining time must be a number, not None",

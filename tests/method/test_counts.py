@@ -59,6 +59,13 @@ def test_what_goes_with_units_is_gone_from_the_whole_network_alone() -> None:
     assert counts.at(0.5) == Counts(kept=8, selected=16, network=20)
 
 
+def test_what_is_expected_of_a_density_is_what_a_pruner_keeps() -> None:
+    model = nn.Linear(64, 22)
+    for density in (1 / 3, 0.41, 0.7):
+        found = counts_of(model, Pruner()(model, density))
+        assert found == found._replace(kept=found.selected).at(density)
+
+
 class Adapted(nn.Module):
     """A frozen layer with a small one beside it that trains, as LoRA has it."""
 

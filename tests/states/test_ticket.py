@@ -286,7 +286,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(rewound.foundations.wholefiles.os, "fsync", full)
-    with pytest.raises(InputError, match=f"^cannot write ticket {path}: No space left on device$"):
+    with pytest.raises(InputError, match=f"^cannot write ticket {path}: No space left on device; choose another path$"):
         save(nn.Linear(2, 2), Mask({}), path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]

@@ -98,6 +98,8 @@ def test_nothing_is_imported_on_the_word_of_a_ticket(run_folder: Path) -> None:
     for about in ({"recipe": "a_module_that_deletes_files:Task"}, {"model": "os:abort"}, {"recipe": ["digits"]}):
         with pytest.raises(InputError, match="of no recipe that comes with rewound"):
             large_network(None, about)
+    with pytest.raises(InputError, match=r"^'math:sqrt' cannot be called without arguments \(missing.*'x'\); give a f"):
+        large_network("math:sqrt", {})
     with pytest.raises(InputError, match="makes 3 and no network"):
         large_network(lambda: 3, {})
 

@@ -24,6 +24,7 @@ from rewound.commands.named import batched, named_network, slim_network
 from rewound.commands.runtimes import (
     Inputs,
     check_installed,
+    eager_outputs,
     expected,
     in_words,
     inputs_in,
@@ -95,6 +96,8 @@ def export(
     """
     path = writable_file(as_path("out", out))
     kind = _format(path, to)
+    check_kind("overwrite", overwrite, bool, "give True or False")
+    check_kind("slim", slim, bool, "give True or False")
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another file, or have it replaced with overwrite (--overwrite)")
     if kind == "onnx":
@@ -199,6 +202,7 @@ def _traced(
     model: nn.Module, example: Inputs, write: Callable[[ExportedProgram], None], load: Callable[[], Runs]
 ) -> tuple[float, int | None]:
     """Write the graph of a network for batches of any size, or for the example's if it takes no other."""
+    eager_outputs(model, example)  # first, as torch prints pages where it traces a network that does not run
     several = batched(example, 2) if len(example[0]) == 1 else example  # a size of 1 counts as one that never changes
     failure: Exception | None = None
     for inputs, others in ((several, (several, tuple(tensor[:1] for tensor in several))), (example, (example,))):

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rewound.commands.runtimes import BACKENDS
 from rewound.commands.timing import bench
 from rewound.foundations.errors import InputError, as_number, check_kind
+from rewound.foundations.names import unknown
 from rewound.method.flops import profile
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.pruning.mask import Mask
@@ -68,6 +70,8 @@ def prune_to_latency(
     check_kind("model", model, nn.Module, "give the model itself")
     if not as_number("milliseconds", milliseconds) > 0:
         raise InputError(f"milliseconds must be above 0, not {milliseconds:g}")
+    if not isinstance(backend, str) or backend not in BACKENDS:  # one alone: a network has one time
+        raise InputError(unknown("backend", backend, BACKENDS))
     pruner = Pruner(pattern="unit") if pruner is None else as_pruner(pruner)
     if not pruner.by_units or pruner.rates or pruner.needs_batches:
         raise InputError(

@@ -225,6 +225,11 @@ class Expected(NamedTuple):
             raise Failed(f"{what} gives outputs of other shapes than the network: nothing is written or measured")
         worst = 0.0
         for one, other, allowed in zip(given, self.values, self.allowed, strict=True):
+            if other.isnan().any():
+                raise Failed(
+                    f"the network puts out NaN for these inputs, so that {what} cannot be compared with it: nothing is "
+                    "written or measured; give other inputs"
+                )
             off = _distance(one, other)
             if not off <= allowed:
                 raise Failed(
@@ -242,18 +247,24 @@ def expected(model: nn.Module, inputs: Inputs) -> Expected:
     Every other way to compute the network sums the same products in another order, in blocks or after a transform, so
     that its error is of the size of the eager one; a wrong network is off by many orders more.
     """
+    given = eager_outputs(model, inputs)
+    try:
+        exact = tensors_in(copy_in_float64(model)(*(_doubled(each) for each in inputs)))
+    except Exception:  # its own code makes or wants tensors of another type, so that its rounding is not known
+        return Expected(given, [ROUNDOFF**2 * _roundoff(each.dtype) * _largest(each) for each in given])
+    return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
+
+
+@torch.no_grad()
+def eager_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The output tensors of one eager pass; an error if the network does not run on these inputs."""
     try:
         outputs = model(*inputs)
     except Exception as error:  # whatever its own code raises for inputs that it does not take
         raise InputError(
             f"this network does not run on its example inputs ({in_words(error)}); give inputs that it takes"
         ) from error
-    given = tensors_in(outputs)
-    try:
-        exact = tensors_in(copy_in_float64(model)(*(_doubled(each) for each in inputs)))
-    except Exception:  # its own code makes or wants tensors of another type, so that its rounding is not known
-        return Expected(given, [ROUNDOFF**2 * _roundoff(each.dtype) * _largest(each) for each in given])
-    return Expected(exact, [_allowed(one, other) for one, other in zip(given, exact, strict=True)])
+    return tensors_in(outputs)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from rewound.experiments.plans.remaining import todo
 from rewound.experiments.sweeps.declaration import as_table, declared
 from rewound.experiments.sweeps.sweep import Sweep, parse_sweep
 from rewound.foundations.collector import collector_paused
-from rewound.foundations.errors import InputError, as_whole, shown
+from rewound.foundations.errors import InputError, as_whole, check_kind, shown
 from rewound.foundations.owners import usable_cores
 from rewound.reports.figures import DEFAULT, Drawing, Say
 from rewound.reports.page import Origin
@@ -229,6 +229,8 @@ def report(
     leaves out.
     """
     check_subject(sweep, results, dense)
+    check_kind("formats", formats, (str, list, tuple), "give those of png, svg and pdf that are wanted")
+    check_kind("compare", compare, (str, Path, list, tuple), "give the path of a table, or leave it out")
     drawing = Drawing(figures, tuple([formats] if isinstance(formats, str) else formats))
     theirs = read_tables([compare] if isinstance(compare, str | Path) else compare)
     if results is not None:

@@ -127,6 +127,8 @@ class Benchmark:
     def flop_ratio(self, network: str) -> float | None:
         """How many times fewer FLOPs it takes than the first network, if they are known."""
         flops = {size.network: size.flops for size in self.sizes}
+        if network not in flops:
+            raise InputError(f"{shown(network)} was not measured; measured: {', '.join(flops)}")
         first, own = flops[self.sizes[0].network], flops[network]
         return first / own if first and own else None
 
@@ -234,6 +236,7 @@ _ONE_EXAMPLE = (
 
 
 def _backends(given: str | Sequence[str]) -> list[str]:
+    check_kind("backend", given, (str, list, tuple), f"name those of {', '.join(BACKENDS)} that are wanted")
     words = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
     for word in words:
         if word not in BACKENDS:

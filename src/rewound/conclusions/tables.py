@@ -34,10 +34,12 @@ from statistics import median_low
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rewound.foundations.csvfiles import reading, text_of, unescaped, write_table
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, as_path
 from rewound.foundations.metric import ACCURACY, Metric
 
 UNSTRUCTURED: Final = "unstructured"
+LEAST_DENSITY: Final = 1e-15
+"""One weight of more than any network has. Below some density, axes and ratios of compressions are not finite."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class Row:
                 "and higher or lower for the direction that is better"
             )
         for name, density in (("density", self.density), ("asked_density", self.asked_density)):
-            if density is not None and not (0 < density <= 1 and math.isfinite(1 / density)):
-                raise InputError(f"{name} {density:g} is outside (0, 1]; give the fraction of weights kept")
+            if density is not None and not LEAST_DENSITY <= density <= 1:
+                raise InputError(
+                    f"{name} {density:g} is outside [{LEAST_DENSITY:g}, 1]; give the fraction of weights kept"
+                )
         if self.retrain_epochs is not None and self.retrain_epochs < 0:
             raise InputError(
                 f"retrain_epochs must be at least 0, not {self.retrain_epochs:g}; give the retraining time"
@@ -155,17 +159,17 @@ def read_rows(path: str | Path, metrics: Mapping[str, Metric] = {}) -> list[Row]
     table lists each of its networks twice: if all networks of a recipe, at least three, are there an even number of
     times, half of them are left out.
     """
-    return _numbered(_read(Row, Path(path), metrics))
+    return _numbered(_read(Row, as_path("a table", path), metrics))
 
 
 def read_layers(path: str | Path) -> list[LayerRow]:
     """The rows of a `layers.csv`."""
-    return _read(LayerRow, Path(path))
+    return _read(LayerRow, as_path("a table", path))
 
 
 def read_curves(path: str | Path) -> list[CurveRow]:
     """The rows of a `curves.csv`."""
-    return _read(CurveRow, Path(path))
+    return _read(CurveRow, as_path("a table", path))
 
 
 def write_rows(rows: Iterable[Row], path: str | Path) -> None:
@@ -269,7 +273,8 @@ def _parse(kind: type[Kind], table: "csv.DictReader[str]", path: Path, metrics: 
         line = f"{path}, line {table.line_num}"
         try:
             if None in record or None in record.values():  # how the reader marks fields too many, or too few
-                raise InputError(f"not {len(table.fieldnames or ())} fields, as the first line has")
+                count = len(table.fieldnames or ())
+                raise InputError(f"not {count} fields, as the first line has; get the whole file again")
             if kind is Row and not record["recipe"].strip():
                 raise InputError("column recipe is empty; name the task")
             if only_dense:

@@ -21,8 +21,8 @@ from rewound.experiments.plans.outlook import outdated
 from rewound.experiments.plans.planning import Plan, plan
 from rewound.experiments.plans.realisation import Realised, in_large_shapes, network_of, recomputing, stored_state
 from rewound.experiments.sweeps.targets import Target, dense, run_of
-from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_path, as_whole, few, warn
-from rewound.foundations.wholefiles import replacing, write_whole
+from rewound.foundations.errors import Diverged, Failed, InputError, as_number, as_whole, few, warn
+from rewound.foundations.wholefiles import replacing, writable, write_whole
 from rewound.method.algorithm import has_dropped, longest_time, returned
 from rewound.method.choices import Choices, Chosen, takes_choices
 from rewound.method.pruner import Pruner
@@ -85,7 +85,7 @@ class PrunedNetwork:
         """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
         (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file), `summary.json`, and
         in `levels/` a ticket of every level with a table, `levels.csv`, to choose from."""
-        folder = as_path("folder", folder)
+        folder = writable(folder, "folder")
         with replacing(folder / "model.safetensors") as temporary:
             save_file(separate(self.model.state_dict()), temporary, {"format": "pt"})
         shapes = json.dumps({name: list(mask.shape) for name, mask in self.mask.items()})

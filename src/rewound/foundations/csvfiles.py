@@ -45,9 +45,10 @@ def reading(path: Path) -> Iterator["csv.DictReader[str]"]:
     except FileNotFoundError:
         raise InputError(f"there is no table {path}; check the path, or make it with `rewound report`") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {path} as a CSV table: it is not text") from error
+        raise InputError(f"cannot read {path} as a CSV table: it is not text; give the file of a table") from error
     except (OSError, EOFError, csv.Error) as error:
-        raise InputError(f"cannot read {path} as a CSV table: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path} as a CSV table: {reason}; give the file of a table") from error
 
 
 def _lines(file: IO[str]) -> Iterator[str]:

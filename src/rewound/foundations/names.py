@@ -30,11 +30,9 @@ def lookup(kind: str, name: str, table: Mapping[str, T], expected: type | None =
     >>> lookup("fruit", "apple", {"apple": 1})
     1
     """
-    if not isinstance(name, str):
-        raise InputError(f"a {kind} is given by its name, not as {shown(name)} (known: {', '.join(sorted(table))})")
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
-    if ":" not in name:
+    if not isinstance(name, str) or ":" not in name:
         raise InputError(unknown(kind, name, table))
     found = imported(kind, name)
     if expected is not None and not isinstance(found, expected):
@@ -112,13 +110,15 @@ def check_function(kind: str, name: str, found: object, parameters: Sequence[str
         raise InputError(f"{wanted}, but its parameters are ({', '.join(given)}); rename them if it is a {kind}")
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name nobody knows, with the nearest known ones.
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name nobody knows, with the nearest known ones, or for what is no name at all.
 
     >>> unknown("technique", "lr-rewind", ["fine-tuning", "lr-rewinding"])
     "unknown technique 'lr-rewind'; did you mean 'lr-rewinding'? (known: fine-tuning, lr-rewinding)"
     """
     known = sorted(known)
+    if not isinstance(name, str):
+        return f"a {kind} is given by its name, not as {shown(name)} (known: {', '.join(known)})"
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"

@@ -149,9 +149,12 @@ def _now_in(folder: Path) -> float:
         return file.stat().st_mtime
 
 
-def writable(folder: str | Path) -> Path:
-    """The folder, which need not be there yet, if files can be written into it; nothing is left there."""
-    folder = as_path("out", folder)
+def writable(folder: str | Path, name: str = "out") -> Path:
+    """The folder, which need not be there yet, if files can be written into it; nothing is left there.
+
+    `name` is that of the argument or option that gave it.
+    """
+    folder = as_path(name, folder)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         # What a system says it allows is not all: root may write into /proc, which takes no files.
@@ -161,7 +164,7 @@ def writable(folder: str | Path) -> Path:
         reason = f"{there} is not a folder"
     except OSError as error:
         reason = f"{there} takes no files ({error.strerror})"
-    raise InputError(f"cannot write into {folder}: {reason}; choose another folder for out")
+    raise InputError(f"cannot write into {folder}: {reason}; choose another folder for {name}")
 
 
 def writable_file(path: Path) -> Path:

@@ -137,7 +137,8 @@ class Course(Choices):
         levels = f"{counted(len(self.levels), 'level')} of {counted(self.levels[0].length, self.unit)}"
         whole = counted(self.length, self.unit) + (f", {done:,} of them done" if done else "")
         by_flops = self.the_pruner.of == "flops"  # how many weights are left then is not known before
-        rest = "of the FLOPs" if by_flops else f"({counts.network_compression:.2f}x of the whole network)"
+        least = "at least " if self.the_pruner.by_units else ""  # biases and normalisation of units go along
+        rest = "of the FLOPs" if by_flops else f"({least}{counts.network_compression:.2f}x of the whole network)"
         goal = f"{self.compression:g}x {rest}"
         return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 

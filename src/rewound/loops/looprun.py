@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rewound.foundations.errors import Diverged, InputError, few
+from rewound.foundations.errors import Diverged, InputError, check_kind, few
 from rewound.loops.checkpoints import Folder
 from rewound.loops.course import Course
 from rewound.loops.optimizers import members, stepped_parameters, trained_parameters, trained_weights
@@ -164,6 +164,8 @@ class LoopRun:
 
     def report(self, given: object, higher_is_better: bool, metric: str) -> None:
         """Note how good the network is; a value that is not finite cannot be compared with `max_drop`."""
+        check_kind("higher_is_better", higher_is_better, bool, "give True or False")
+        check_kind("metric", metric, str, "give its name")
         try:
             value = float(given)  # type: ignore[arg-type]  # a number of any kind, also a tensor
         except (TypeError, ValueError, RuntimeError) as error:

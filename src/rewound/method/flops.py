@@ -41,7 +41,8 @@ class Profile:
 
     def layers(self, mask: Mapping[str, Tensor] | None = None) -> dict[str, int]:
         """Return the operations of each weight by parameter name; what a mask cannot change is in `fixed`."""
-        mask = mask or {}
+        mask = {} if mask is None else mask
+        check_kind("mask", mask, Mapping, "give the rewound.Mask of that model, or leave it out")
         for name, kept in mask.items():
             if kept.shape != (shape := self.shapes.get(name)):
                 has = "no such parameter" if shape is None else f"it with shape {tuple(shape)}"

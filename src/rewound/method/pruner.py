@@ -145,6 +145,9 @@ class Pruner(PrunerFields):
                 f"score {self.score!r} is measured on training data; give batches=, a list of batches, and loss=, a "
                 "function of the model and a batch"
             )
+        check_kind("batches", batches, Iterable, "give a list of batches")
+        if not callable(loss):
+            raise InputError(f"loss must be a function of the model and a batch, not {shown(loss)}")
         return observations(model, batches, loss, count=self.batches, with_effects=self.score == "taylor")
 
     def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:

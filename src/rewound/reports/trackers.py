@@ -95,7 +95,7 @@ Tracker: TypeAlias = Callable[[str, Tables, Path], str]
 
 def tracker_named(name: str) -> Tracker:
     """Where results are to be written to, if what that needs is installed."""
-    if name not in _TRACKERS:
+    if not isinstance(name, str) or name not in _TRACKERS:
         raise InputError(unknown("place for results", name, _TRACKERS))
     needed, tracker = _TRACKERS[name]
     if missing := [module for module in needed if find_spec(module) is None]:

@@ -252,6 +252,7 @@ class Recipe(ABC):
     @classmethod
     def with_fields(cls, values: Mapping[str, object]) -> "Recipe":
         """The recipe with these fields (keys may use hyphens), each checked against its default's type."""
+        check_kind("fields", values, Mapping, "give values by the names of fields, as {'epochs': 8}")
         defaults = {f.name: f.default for f in fields(cls)}
         chosen: dict[str, object] = {}
         for key, value in values.items():

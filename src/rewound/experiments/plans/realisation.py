@@ -133,7 +133,7 @@ def check_same_data(past: Trained, store: Store, to: str) -> None:
 
 def recomputing(key: str) -> str:
     """The line that is printed when a state is computed again."""
-    return f"recomputing {key[:12]}: its tensors are no longer in the store (keep 'all' keeps them)"
+    return f"recomputing {key[:12]}: the store has its result, but no longer its tensors (--keep all keeps both)"
 
 
 def pruned(past: Pruned, found: Realised, store: Store, device: torch.device, say: Say) -> Realised:

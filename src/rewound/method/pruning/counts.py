@@ -54,7 +54,7 @@ class Counts(NamedTuple):
         >>> Counts(kept=100, selected=100, network=2000).at(0.25)
         Counts(kept=25, selected=100, network=2000, gone_along=0)
         """
-        return self._replace(kept=round(density * self.selected), gone_along=0)
+        return self._replace(kept=kept_count(self.selected, density), gone_along=0)
 
     def facts(self, mask: Mask) -> dict[str, dict[str, int]]:
         """What a ticket says of them where its mask is for other parameters, too."""

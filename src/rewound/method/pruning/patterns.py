@@ -141,7 +141,7 @@ def pattern_named(name: str) -> Pieces | Blocks | NofM | None:
     known = [*PATTERNS, *UNIT_PATTERNS, "2:4", "block 4x4"]
     if isinstance(name, str) and re.fullmatch(r"\d+:\d+", meant := "".join(name.split())):
         raise InputError(f"unknown pattern {name!r}; did you mean {meant!r}? (known: {', '.join(sorted(known))})")
-    if isinstance(name, str) and ":" not in name and name not in PATTERNS:
+    if not isinstance(name, str) or (":" not in name and name not in PATTERNS):
         raise InputError(unknown("pattern", name, known))
     function = lookup("pattern", name, PATTERNS)
     if name not in PATTERNS:

@@ -198,7 +198,8 @@ def _missing(path: Path, before: Path | None) -> str | None:
     """What should stand between two pieces of a pack; None where they follow each other."""
     name, number = _numbered(path)
     if number is None:  # renamed: the order of the names is all there is
-        return None if before is not None and _numbered(before)[1] is None else "it is not a pack"
+        follows = before is not None and _numbered(before)[1] is None
+        return None if follows else "it is not a pack; give the files that rewound pack wrote"
     expected = 0
     if before is not None and _numbered(before)[0] == name:
         expected = (_numbered(before)[1] or 0) + 1

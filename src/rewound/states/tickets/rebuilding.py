@@ -5,6 +5,7 @@ only those that come with the package are built; any other network is given, or 
 a network was traced with, a ticket has types, shapes and ranges, and no data; another of that kind is drawn.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -48,10 +49,24 @@ def large_network(model: Model | None, about: Mapping[str, object]) -> nn.Module
     if isinstance(model, nn.Module):
         return model
     make = imported("model", model) if isinstance(model, str) else model
-    made = make() if callable(make) else make
+    made = _called(make, model) if callable(make) else make
     if not isinstance(made, nn.Module):
         raise InputError(f"{shown(model)} makes {shown(made)} and no network; give what makes the large one")
     return made
+
+
+def _called(make: Callable[[], object], model: object) -> object:
+    """What a function returns that is called without arguments; an error if it needs some."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise InputError(
+            f"{shown(model)} cannot be called without arguments ({error}); give a function that makes the network "
+            "without any, such as one around it"
+        ) from error
+    except ValueError:  # some functions of C do not say what they take
+        pass
+    return make()
 
 
 # Examples

@@ -171,7 +171,7 @@ def save(
     try:
         write_whole(file, content)
     except OSError as error:
-        raise InputError(f"cannot write ticket {path}: {error.strerror}") from error
+        raise InputError(f"cannot write ticket {path}: {error.strerror}; choose another path") from error
 
 
 def load(path: str | Path) -> Ticket:

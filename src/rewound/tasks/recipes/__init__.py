@@ -25,7 +25,7 @@ RECIPES: Mapping[str, str] = {
 
 def recipe_named(name: str) -> type[Recipe]:
     """The recipe class of that name, from the table or from `package.module:Class`."""
-    if name not in RECIPES and ":" not in name:
+    if not isinstance(name, str) or (name not in RECIPES and ":" not in name):
         raise InputError(unknown("recipe", name, RECIPES) + " or package.module:Class")
     found = imported("recipe", RECIPES.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Recipe)):
