@@ -215,6 +215,8 @@ def test_cutting_and_expanding_are_inverse_for_masked_states() -> None:
     assert all(torch.equal(back[name], parameter) for name, parameter in parameters.items())
     with pytest.raises(InputError, match=r"where the large network has .*; give a state of the large network"):
         made.state(made.model.state_dict())
+    with pytest.raises(InputError, match="state must be of type Mapping, not None; give tensors of the large network"):
+        made.state(None)  # type: ignore[arg-type]
 
 
 def test_channels_stay_last_in_memory() -> None:

@@ -276,8 +276,10 @@ def test_an_example_that_does_not_fit_is_refused() -> None:
     )
     with pytest.raises(InputError, match=expected):
         units(nn.Linear(3, 2), (torch.ones(2, 5),))
-    with pytest.raises(InputError, match=r"does not run on the example inputs \(of \): TypeError"):
+    with pytest.raises(InputError, match=r"does not run on the example inputs \(of nothing\): TypeError"):
         units(nn.Linear(3, 2), ())
+    with pytest.raises(InputError, match="example_keywords must be of type Mapping, not 5; give values by"):
+        units(nn.Linear(3, 2), (torch.ones(2, 3),), 5)  # type: ignore[arg-type]
 
 
 def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:

@@ -28,7 +28,7 @@ from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
 from rewound.method.structure.fitting import correct_counts, counts_in
-from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, check_runs, units
+from rewound.method.structure.tracing import Dimension, UnitGroup, Units, as_arguments, as_keywords, check_runs, units
 from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy, zero_gone
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
@@ -57,6 +57,7 @@ class Slim:
 
     def state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of the large network (a snapshot, an average of weights), cut to what is left."""
+        check_kind("state", state, Mapping, "give tensors of the large network by name")
         for name, tensor in state.items():
             shape = self.shapes.get(plain_name(name)) if plain_name(name) in self.kept else None
             if shape is not None and tuple(tensor.shape) != shape:
@@ -276,7 +277,7 @@ def _check_copy(model: nn.Module, example: Call) -> None:
 
 
 def _call(example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None) -> Call:
-    return Call(as_arguments(example_inputs), dict(example_keywords or {}))
+    return Call(as_arguments(example_inputs), as_keywords(example_keywords))
 
 
 def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int | Sequence[int]]]:

@@ -229,7 +229,7 @@ def exported(
     try:
         model.eval()
         with _quiet(), torch.no_grad():
-            return torch.export.export(model, as_arguments(example_inputs), dict(example_keywords or {}), strict=False)
+            return torch.export.export(model, as_arguments(example_inputs), as_keywords(example_keywords), strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
         check_runs(model, example_inputs, example_keywords)
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -263,12 +263,12 @@ def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, A
     """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
     try:
         with torch.no_grad():
-            copied(model).eval()(*as_arguments(inputs), **dict(keywords or {}))
+            copied(model).eval()(*as_arguments(inputs), **as_keywords(keywords))
     except Exception as error:  # whatever the model's own code raises
-        given = [*as_arguments(inputs), *(keywords or {}).values()]
+        given = [*as_arguments(inputs), *as_keywords(keywords).values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
         raise InputError(
-            f"the network does not run on the example inputs (of {sizes}): {type(error).__name__}: "
+            f"the network does not run on the example inputs (of {sizes or 'nothing'}): {type(error).__name__}: "
             f"{str(error).strip().partition(chr(10))[0]}; give one batch as its forward takes it"
         ) from error
 
@@ -292,6 +292,13 @@ def _check_shape(node: torch.fx.Node) -> None:
 def as_arguments(example_inputs: object) -> tuple[Any, ...]:
     """The positional arguments of an example; one tensor is one argument."""
     return tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
+
+
+def as_keywords(example_keywords: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of an example."""
+    given = {} if example_keywords is None else example_keywords
+    check_kind("example_keywords", given, Mapping, "give values by the names of arguments")
+    return dict(given)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
