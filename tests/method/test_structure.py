@@ -254,6 +254,10 @@ def forward_of(forward: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
             lambda layer, x: layer(x[x[:, 0] > 0]),
             "the shape of what aten.index.Tensor gives depends on the values of a tensor",
         ),
+        (
+            lambda layer, x: layer(x).split((x[:, 0] > 0).long().tolist(), 1)[0],
+            "the shape of what aten.split_with_sizes.default gives depends on the values of a tensor",
+        ),
         (lambda layer, x: torch.from_numpy(layer(x).detach().numpy()), ".numpy() is not supported"),
     ],
 )

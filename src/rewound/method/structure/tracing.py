@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, check_kind, few
@@ -281,8 +282,8 @@ def _place(error: BaseException) -> str:
 
 
 def _check_shape(node: torch.fx.Node) -> None:
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and any(not isinstance(size, int) for size in value.shape):
+    given = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
+    if any(not isinstance(size, int) for each in given for size in each.shape):
         raise InputError(
             f"this network cannot be traced (the shape of what {node.target} gives depends on the values of a tensor), "
             f"{_NOT_KNOWN}"
