@@ -1,6 +1,5 @@
 """Law 8 for one network: the slim network does what the masked one does, and the largest difference between them."""
 
-import copy
 import random
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import Case
+from rewound.foundations.copying import copied
 from rewound.method.structure.slimming import slim
 from rewound.method.structure.tracing import Unit, Units, units
 
@@ -39,9 +39,9 @@ def compared(case: Case) -> Compared:
     gone = uneven(found)
     mask = found.mask_without(gone)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     mask.apply(masked)
-    dense = outputs(copy.deepcopy(model).eval(), args, kwargs)
+    dense = outputs(copied(model).eval(), args, kwargs)
     assert any(
         (one - other).abs().max() > 1e-6 for one, other in zip(outputs(masked.eval(), args, kwargs), dense, strict=True)
     ), "the mask is seen in the output"
@@ -49,7 +49,7 @@ def compared(case: Case) -> Compared:
     # What is shifted before a normalisation has a gradient of zero, but for rounding, which AdamW divides by its own
     # size: a larger eps keeps it small. A small rate keeps the steps from magnifying it.
     for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {"eps": 1e-3})):
-        large = copy.deepcopy(masked).train()
+        large = copied(masked).train()
         optimizer = kind(large.parameters(), lr=1e-4, weight_decay=0.01, **options)
         with mask.attached(large, optimizer):
             trained([(large, optimizer)], 2, args, kwargs)
@@ -88,7 +88,7 @@ def drawn(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eps = 0.1
-        for name in ("p", "drop_prob", "dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+        for name in ("p", "drop_prob", "dropout", "attention_dropout", "activation_dropout", "layerdrop", "drop_rate"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model.double()
