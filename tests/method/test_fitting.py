@@ -227,3 +227,29 @@ def test_counts_in_tuples_and_lists_are_written_anew(make: Any, sizes: Any) -> N
     small.into(again)
     again.load_state_dict(small.model.state_dict())
     assert torch.equal(again(example), small.model(example))
+
+
+class Words(nn.Module):
+    """Keeps a long list of numbers, which are equal to a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = [8] * 300
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        PASSES.append(1)
+        found: Tensor = self.last(self.first(x).relu()) * len(self.words)
+        return found
+
+
+PASSES: list[int] = []
+
+
+def test_a_long_list_of_numbers_is_not_taken_for_sizes() -> None:
+    model, example = Words(), torch.randn(4, 6)
+    found = units(model, (example,))
+    PASSES.clear()
+    small = slim(model, found.mask_without(found.groups[0].units[:3]), (example,))
+    assert small.model.words == [8] * 300
+    assert len(PASSES) < 50

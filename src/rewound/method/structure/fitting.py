@@ -17,6 +17,7 @@ from rewound.foundations.errors import InputError
 from rewound.method.structure.passes import check_training
 from rewound.method.structure.trials import Call, Trial, trials
 
+_SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 
 
@@ -194,10 +195,11 @@ def _whole_numbers(module: nn.Module) -> Iterator[tuple[str, int | None, int]]:
 
 
 def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
-    """The attributes of a module that are whole numbers, or tuples or lists of them."""
+    """The attributes of a module that are whole numbers, or tuples or lists of a few of them."""
 
-    def is_whole(value: object) -> bool:
-        return type(value) is int or (type(value) in (tuple, list) and all(type(each) is int for each in value))  # type: ignore[attr-defined]
+    def is_whole(value: Any) -> bool:
+        several = type(value) in (tuple, list) and len(value) <= _SIZES
+        return type(value) is int or (several and all(type(each) is int for each in value))
 
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
