@@ -1,6 +1,7 @@
 """Law 8: a slim network equals the masked one, in its outputs, gradients and training steps."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -287,22 +288,34 @@ def test_an_example_that_does_not_fit_is_refused() -> None:
 
 
 def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
-    class Fixed(nn.Module):
+    class Even(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+            self.first, self.middle, self.last = nn.Linear(3, 5), nn.Linear(5, 6), nn.Linear(6, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.relu(self.first(x)).view(-1, 2, 3).flatten(1))
+            hidden = torch.relu(self.middle(self.first(x)))
+            if hidden.shape[1] % 2:
+                raise ValueError("an odd shape")
+            return self.last(hidden)
 
-    model = nn.Sequential(nn.Sequential(Fixed(), nn.Tanh()))
-    found = units(model, (torch.ones(4, 3),))
-    (group,) = found
+    model = nn.Sequential(nn.Sequential(Even(), nn.Tanh()))
+    found = units(model, (torch.ones(4, 3),))  # which tries the network without two of the six
+    group = next(group for group in found if len(group) == 6)
     expected = (
-        r"equals the masked one \(RuntimeError in 0\.0 of the class Fixed: shape .*, or keep its units with skip="
+        r"equals the masked one \(ValueError in 0\.0 of the class Even: an odd shape\).*, or keep its units with skip="
     )
     with pytest.raises(InputError, match=expected):
         slim(model, found.mask_without(group.units[:1]), (torch.ones(4, 3),))
+
+
+def test_a_network_that_holds_what_cannot_be_copied_is_refused_in_a_sentence() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model.lock = Lock()
+    with pytest.raises(
+        InputError, match=r"a copy of the Sequential is needed and cannot be made \(cannot pickle .*lock"
+    ):
+        units(model, (torch.ones(2, 3),))
 
 
 class Positions(nn.Module):

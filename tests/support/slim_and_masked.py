@@ -135,7 +135,8 @@ def difference(one: Tensor, other: Tensor) -> float:
     assert one.shape == other.shape
     if not one.numel():
         return 0.0
-    found = (one.double() - other.double()).abs().max() / max(1.0, float(other.double().abs().max()))
+    one, other = one.detach().double(), other.detach().double()
+    found = (one - other).abs().max() / max(1.0, float(other.abs().max()))
     assert found.isfinite()
     return float(found)
 

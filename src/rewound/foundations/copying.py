@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pickle import PicklingError
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+
+from rewound.foundations.errors import InputError
 
 T = TypeVar("T")
 
@@ -23,8 +26,14 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
     >>> copied(layer).features.grad_fn is None
     True
     """
-    with _ValuesOnly():
-        return copy.deepcopy(thing, {id(part): other for part, other in instead})
+    try:
+        with _ValuesOnly():
+            return copy.deepcopy(thing, {id(part): other for part, other in instead})
+    except (TypeError, PicklingError) as error:  # as Python raises for what cannot be copied: locks, open files, ...
+        raise InputError(
+            f"a copy of the {type(thing).__name__} is needed and cannot be made ({error}); keep such objects outside "
+            "of it, or give their class a method __deepcopy__"
+        ) from error
 
 
 def weights_used(model: nn.Module, run: Callable[[], object]) -> list[str]:

@@ -30,11 +30,11 @@ def correct_counts(
     keywords: dict[str, Any],
 ) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
-    _rewrite_counts(masked, small)
+    rewrite_counts(masked, small)
     tried = trials(masked, small, kept, Call(args, keywords))
-    numbers, failure = _own_numbers(masked, [small, *(trial.small for trial in tried)], kept), ""
-    for choice in itertools.islice(_choices(numbers), _TRIES):
-        _write(numbers, choice)
+    numbers, failure = own_numbers(masked, [small, *(trial.small for trial in tried)], kept), ""
+    for choice in choices(numbers):
+        write(numbers, choice)
         if not (difference := _difference(tried)):
             _restore_others(tried, numbers, choice)
             check_training(tried, kept)
@@ -109,8 +109,8 @@ COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
 """How the counts that a module of torch keeps follow from its weights."""
 
 
-def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
-    """Write anew what modules of torch count beside their weights.
+def rewrite_counts(large: nn.Module, small: nn.Module) -> None:
+    """Write anew what modules of torch count beside their weights, where these have shrunk.
 
     In evaluation mode: in training mode, spectral_norm changes whenever its weight is read.
     """
@@ -119,6 +119,8 @@ def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
         module.training = False
     pairs: Iterator[tuple[Any, Any]] = zip(large.modules(), small.modules(), strict=True)
     for old, new in pairs:
+        if _shapes(old) == _shapes(new):
+            continue
         if _is_conv1d(new):
             new.nx, new.nf = new.weight.shape
         for kind, rule in COUNTS.items():
@@ -126,6 +128,10 @@ def _rewrite_counts(large: nn.Module, small: nn.Module) -> None:
                 rule(old, new)
     for module in training:
         module.training = True
+
+
+def _shapes(module: nn.Module) -> list[torch.Size]:
+    return [tensor.shape for tensor in (*module.parameters(), *module.buffers())]
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -158,10 +164,10 @@ class _Number:
                 setattr(module, self.name, type(sizes)([*sizes[: self.place], value, *sizes[self.place + 1 :]]))
 
 
-_Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
+Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
 
 
-def _own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[str, Mapping[int, Tensor]]) -> _Numbers:
+def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[str, Mapping[int, Tensor]]) -> Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
     found: dict[tuple[type, str, int | None], list[_Number]] = {}
     tensors = large.state_dict(keep_vars=True)
@@ -204,8 +210,12 @@ def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
-def _choices(found: _Numbers) -> Iterator[tuple[int, ...]]:
+def choices(found: Numbers) -> Iterator[tuple[int, ...]]:
     """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
+    return itertools.islice(_choices(found), _TRIES)
+
+
+def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
     likely = [0 if _is_size_of_head(name) else 1 for _, name, _ in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
     for changes in range(3):
@@ -218,27 +228,27 @@ def _choices(found: _Numbers) -> Iterator[tuple[int, ...]]:
                     yield tuple(choice)
 
 
-def _write(found: _Numbers, choice: Sequence[int]) -> None:
+def write(found: Numbers, choice: Sequence[int]) -> None:
     for option, numbers in zip(choice, found.values(), strict=True):
         for number in numbers:
             number.write(option)
 
 
-def _restore_others(tried: Sequence[Trial], found: _Numbers, choice: Sequence[int]) -> None:
+def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int]) -> None:
     """Put back each number that counts nothing here, as any would do: a layer's index, or the longest input.
 
     That it makes no difference what it was is not enough: on an example of one token, a wrong number of heads does not.
     """
     for place, numbers in enumerate(found.values()):
         without = [0 if other == place else option for other, option in enumerate(choice)]
-        _write(found, without)
+        write(found, without)
         if _difference(tried):
             continue
         for number in numbers:
             number.set(number.beyond)
         if not _difference(tried):
             choice = without
-    _write(found, choice)
+    write(found, choice)
 
 
 def _is_size_of_head(name: str) -> bool:

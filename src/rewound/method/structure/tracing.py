@@ -8,9 +8,10 @@ import io
 import logging
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,14 @@ from rewound.foundations.quantities import counted
 from rewound.method.pruning.mask import Mask, bare_model, check_apart, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
+from rewound.method.structure.rehearsal import groups_that_stay
 from rewound.method.structure.rules import applied
+from rewound.method.structure.trials import Call
 
 TIED = "it is tied to what cannot shrink"
 """The reason given for a dimension that nothing pins by itself."""
 Dimension = tuple[str, int]
 """A dimension of a parameter or buffer, by its name."""
-
-HEADS_BY_WIDTH = ("MultiheadAttention", "ShiftedWindowAttention")
-"""Attention of torch and torchvision: without a head, their code would take the others to be larger."""
 
 _NOT_KNOWN = "so that its units are not known; unstructured pruning works all the same"
 
@@ -213,24 +213,37 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
     roots |= {name: roots[first] for name, first in first_names.items()}
     atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
-    for module_name, module in model.named_modules():
-        if kinds := [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in HEADS_BY_WIDTH]:
-            inside = [labels for name, labels in roots.items() if name.startswith(f"{module_name}.")]
-            atoms.pin_all(inside, f"{kinds[0]} computes the size of its heads from its width")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     tied = {name: first for name, first in first_names.items() if name != first}
-    return _gathered(atoms, roots, shapes, tied)
+    return _rehearsed(_gathered(atoms, roots, shapes, tied), model, example_inputs, example_keywords)
+
+
+def _rehearsed(found: Units, model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> Units:
+    """Without the groups that the network's code needs whole."""
+    cuts = []
+    for place, group in enumerate(found.groups):
+        some = group.units[: min(1 + place % 3, len(group) - 1)]  # unevenly: groups need not stay equal
+        cuts.append(dict(Counter(place for unit in some for place, indices in unit.indices.items() for _ in indices)))
+    with _quiet():
+        stay = groups_that_stay(model, cuts, Call(as_arguments(inputs), as_keywords(keywords)))
+    groups = tuple(group for place, group in enumerate(found.groups) if place not in stay)
+    pinned = {dim: reason for place, reason in stay.items() for dim in found.groups[place].members}
+    return replace(found, groups=groups, pinned={**pinned, **found.pinned})
 
 
 def exported(
     model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
+    args, keywords = as_arguments(example_inputs), as_keywords(example_keywords)
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
         with _quiet(), torch.no_grad():
-            return torch.export.export(model, as_arguments(example_inputs), as_keywords(example_keywords), strict=False)
+            traced = copied(model, ((parameter, parameter) for parameter in model.parameters()))
+            with suppress(Exception):  # whatever the model's own code raises, it raises again below
+                Call(args, keywords).run(traced)  # tables that code keeps now hold numbers; a trace has none
+            return torch.export.export(traced, args, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
         check_runs(model, example_inputs, example_keywords)
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -262,9 +275,10 @@ def _quiet() -> Iterator[None]:
 
 def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
     """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
+    copy = copied(model).eval()
     try:
         with torch.no_grad():
-            copied(model).eval()(*as_arguments(inputs), **as_keywords(keywords))
+            copy(*as_arguments(inputs), **as_keywords(keywords))
     except Exception as error:  # whatever the model's own code raises
         given = [*as_arguments(inputs), *as_keywords(keywords).values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])

@@ -35,11 +35,15 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
-        """What a network puts out; one that draws, draws the same each time."""
+    def run(self, model: nn.Module, seed: int = 0) -> Any:
+        """Call a network; one that draws, draws the same each time."""
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         with own_draws(device, seed):
-            return tensors_in(model(*self.args, **self.keywords))
+            return model(*self.args, **self.keywords)
+
+    def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
+        """The tensors that a network puts out."""
+        return tensors_in(self.run(model, seed))
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,16 @@ class Trial:
 
 def _place(error: Exception, model: nn.Module) -> str:
     """The innermost module in whose code an error was raised, in words; torch's own are told by what calls them."""
-    names, found = {id(module): name for name, module in model.named_modules()}, ""
-    for frame, _ in walk_tb(error.__traceback__):
-        module = frame.f_locals.get("self")
-        if id(module) in names and not type(module).__module__.startswith("torch."):
-            found = f" in {names[id(module)] or 'the network'} of the class {type(module).__name__}"
-    return found
+    modules = {name: model.get_submodule(name) for name in raised_in(error, model)}
+    own = [name for name, module in modules.items() if not type(module).__module__.startswith("torch.")]
+    return f" in {own[-1] or 'the network'} of the class {type(modules[own[-1]]).__name__}" if own else ""
+
+
+def raised_in(error: Exception, model: nn.Module) -> list[str]:
+    """The names of the modules in whose code an error was raised, the outermost first."""
+    names = {id(module): name for name, module in model.named_modules()}
+    called = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
+    return list(dict.fromkeys(names[each] for each in called if each in names))
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

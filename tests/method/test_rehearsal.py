@@ -1,0 +1,149 @@
+"""Groups that the code of a network needs whole are found in advance, so that `slim` does not refuse what goes."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from rewound.method.pruner import Pruner
+from rewound.method.structure.slimming import slim
+from rewound.method.structure.tracing import Units, units
+
+X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Attention(nn.Module):
+    """Of four heads, whose size is a part of the input's (`by_input`), or that of the weights."""
+
+    def __init__(self, by_input: bool = True) -> None:
+        super().__init__()
+        self.num_heads, self.by_input = 4, by_input
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = (x if self.by_input else self.out.weight).shape[-1]
+        parts = self.qkv(x).view(*x.shape[:2], 3, self.num_heads, width // self.num_heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        found: Tensor = self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return found
+
+
+class Block(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(8), attention
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        found: Tensor = x + self.down(self.up(x).relu())
+        return found
+
+
+def names(found: Units) -> list[str]:
+    return [group.name for group in found]
+
+
+def test_heads_that_take_their_size_from_the_input_stay_and_all_else_may_go() -> None:
+    model = nn.Sequential(*(Block(Attention()) for _ in range(3)))
+    found = units(model, (X,))
+    assert names(found) == ["0.up.weight", "1.up.weight", "2.up.weight"]
+    for block in range(3):  # one was tried, the others are alike
+        reason = found.pinned[f"{block}.attention.qkv.weight", 0]
+        assert reason == "the code of Attention does not run with fewer of them"
+    mask = Pruner(pattern="unit")(model, 0.8, example_inputs=(X,))
+    assert slim(model, mask, (X,)).model[0].up.out_features < 16
+
+
+def test_heads_that_take_their_size_from_the_weights_may_go() -> None:
+    found = units(nn.Sequential(Block(Attention(by_input=False)), Block(Attention())), (X,))
+    assert names(found) == ["0.up.weight", "1.up.weight"], "modules of one class are taken to be alike"
+    found = units(Block(Attention(by_input=False)), (X,))
+    assert names(found) == ["attention.qkv.weight", "up.weight"]
+
+
+def test_what_the_code_of_torch_itself_needs_stays() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    found = units(model, (X,))
+    assert names(found) == ["linear1.weight"]
+    assert found.pinned["self_attn.in_proj_weight", 0] == (
+        "the code of MultiheadAttention does not run with fewer of them"
+    )
+
+
+class Halves(nn.Module):
+    """Adds up two halves, of as many as the code says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(8, 6), nn.Linear(3, 2), nn.Linear(2, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.b(self.a(x).view(*x.shape[:2], 2, 3).sum(2))
+        found: Tensor = self.d(self.c(hidden).relu())
+        return found
+
+
+def test_of_several_groups_in_a_module_only_those_at_fault_stay() -> None:
+    found = units(Halves(), (X,))
+    assert found.pinned["a.weight", 0] == "the code of Halves does not run with fewer of them"
+    assert names(found) == ["b.weight", "c.weight"]
+
+
+class Drawn(nn.Module):
+    """Takes a number out of a tensor, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.tensor(2.0).item()
+        found: Tensor = self.b(self.a(x) * scale + torch.randn(1))
+        return found
+
+
+def test_a_network_that_draws_is_tried_and_the_generator_stays_where_it_was() -> None:
+    model, before = Drawn(), torch.random.get_rng_state()
+    assert names(units(model, (X,))) == ["a.weight"]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@cache
+def table(length: int, width: int) -> Tensor:
+    """Positions, as code keeps them for all networks."""
+    return torch.outer(torch.arange(1.0, length + 1), torch.arange(1.0, width + 1)).sin()
+
+
+class Positions(nn.Module):
+    """Keeps tables where a later call finds them: of a function, in a dictionary, as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 2)
+        self.tables: dict[int, Tensor] = {}
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, width = x.shape[1:]
+        if length not in self.tables:
+            self.tables[length] = torch.arange(1.0, length + 1)[:, None].cos()
+        if self.table is None:
+            self.table = torch.full((length, 1), 0.5)
+        x = x + table(length, width) + self.tables[length] + self.table
+        found: Tensor = self.c(self.a(x).relu() + self.b(x))
+        return found
+
+
+def test_tables_that_code_keeps_hold_numbers_after_a_trace() -> None:
+    table.cache_clear()
+    model = Positions()
+    found = units(model, (X,))
+    assert (model.tables, model.table) == ({}, None), "the model itself has not run"
+    again = units(model, (X,))
+    assert names(found) == names(again) == ["a.weight"]
+    assert type(table(7, 8)) is Tensor
+    small = slim(model, found.mask_without(found.groups[0].units[:2]), (X,)).model
+    assert small.a.out_features == 4
+    assert type(small(X)) is Tensor
+    assert type(model(X)) is Tensor
