@@ -147,3 +147,23 @@ def test_tables_that_code_keeps_hold_numbers_after_a_trace() -> None:
     assert small.a.out_features == 4
     assert type(small(X)) is Tensor
     assert type(model(X)) is Tensor
+
+
+def test_a_long_example_is_cut_to_two_rows_where_the_network_runs_on_them() -> None:
+    seen: list[int] = []
+
+    class Rows(nn.Sequential):
+        def __init__(self, least: int) -> None:
+            super().__init__(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+            self.least = least
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            if len(x) < self.least:
+                raise ValueError
+            found: Tensor = super().forward(x)
+            return found
+
+    for least, rows in ((1, 2), (3, 50)):
+        assert names(units(Rows(least), (torch.ones(50, 8),))) == ["0.weight"]
+        assert seen[-1] == rows
