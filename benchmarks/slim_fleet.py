@@ -24,7 +24,7 @@ from rewound.foundations.errors import Diverged, InputError
 from rewound.method.pruning.mask import Mask
 from rewound.method.pruning.presets import removed_filters
 from rewound.method.schedule import Segment
-from rewound.method.structure.slimming import mask_of_dead_layers
+from rewound.method.structure.kept import mask_of_dead_layers
 from rewound.tasks.fleets.fleet import Fleet
 from rewound.tasks.fleets.place import Run
 from rewound.tasks.recipe import Recipe

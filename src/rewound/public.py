@@ -23,8 +23,9 @@ from rewound.method.pruner import Pruner
 from rewound.method.pruning.foreign import from_torch_prune, mask_of_zeros
 from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Schedule, Segment
+from rewound.method.structure.groups import Unit, UnitGroup, Units
 from rewound.method.structure.slimming import Slim, slim
-from rewound.method.structure.tracing import Unit, UnitGroup, Units, units
+from rewound.method.structure.tracing import units
 from rewound.method.technique import TECHNIQUES, Facts, Gradual, Technique
 from rewound.reports.writing import Report
 from rewound.states.tickets.ticket import Ticket, load, save

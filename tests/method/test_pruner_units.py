@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, IMAGES
 from rewound import InputError, Mask, Pruner, profile, slim
-from rewound.method.structure.tracing import Units, units
+from rewound.method.structure.groups import Units
+from rewound.method.structure.tracing import units
 
 EXAMPLE = torch.zeros(1, 2)
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from rewound.method.pruner import Pruner
+from rewound.method.structure.groups import Units
 from rewound.method.structure.slimming import slim
-from rewound.method.structure.tracing import Units, units
+from rewound.method.structure.tracing import units
 
 X = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0))
 

@@ -13,17 +13,10 @@ from torch import Tensor, nn
 from architectures import IMAGES
 from rewound import InputError, Mask
 from rewound.foundations.copying import copied
-from rewound.method.structure.slimming import (
-    Slim,
-    contracted,
-    expanded,
-    kept_indices,
-    mask_of_dead_layers,
-    shapes_of,
-    slim,
-    slim_to,
-)
-from rewound.method.structure.tracing import Units, units
+from rewound.method.structure.groups import Units
+from rewound.method.structure.kept import contracted, expanded, kept_indices, mask_of_dead_layers, shapes_of
+from rewound.method.structure.slimming import Slim, slim, slim_to
+from rewound.method.structure.tracing import units
 from rewound.tasks.recipes.resnet import ResNet
 
 EXAMPLE = (IMAGES.double(),)

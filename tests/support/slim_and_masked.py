@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from architectures import Case
 from rewound.foundations.copying import copied
+from rewound.method.structure.groups import Unit, Units
 from rewound.method.structure.slimming import slim
-from rewound.method.structure.tracing import Unit, Units, units
+from rewound.method.structure.tracing import units
 
 BOUND = 1e-10  # in float64: ten steps on numbers around 1
 

@@ -17,7 +17,8 @@ from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, as_path
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import Slim, expanded, shapes_of, slim
+from rewound.method.structure.kept import expanded, shapes_of
+from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
 from rewound.states.storage.artifacts import DEFAULT_STORE, Result
 from rewound.states.storage.backend import Location, as_location

@@ -26,8 +26,10 @@ from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask, first_names
 from rewound.method.pruning.prunable import prunable_weights
-from rewound.method.structure.slimming import Slim, expanded, kept_indices, mask_of_dead_layers, shapes_of, slim_to
-from rewound.method.structure.tracing import Units, units
+from rewound.method.structure.groups import Units
+from rewound.method.structure.kept import expanded, kept_indices, mask_of_dead_layers, shapes_of
+from rewound.method.structure.slimming import Slim, slim_to
+from rewound.method.structure.tracing import units
 from rewound.states.tickets.rebuilding import described_example
 from rewound.tasks import ranks
 

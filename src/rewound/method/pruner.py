@@ -23,7 +23,8 @@ from rewound.method.pruning.presets import masks_density, removed_filters, repor
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 from rewound.method.pruning.scores import SCORES, Observations, observations
 from rewound.method.pruning.settings import SCOPES, PrunerFields, Shapes
-from rewound.method.structure.tracing import Units, as_arguments, check_runs, units
+from rewound.method.structure.groups import Units
+from rewound.method.structure.tracing import as_arguments, check_runs, units
 from rewound.method.structure.unit_pruning import candidates_of, kept_of_units, mask_of_units
 
 

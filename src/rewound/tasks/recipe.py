@@ -29,7 +29,8 @@ from rewound.method.pruner import Pruner
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.prunable import prunable_weights
 from rewound.method.schedule import Schedule
-from rewound.method.structure.tracing import Units, units
+from rewound.method.structure.groups import Units
+from rewound.method.structure.tracing import units
 from rewound.tasks.hyperparameters import coerced, field_word, widened
 
 Batch: TypeAlias = tuple[Tensor, ...]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.slimming import KeptIndices, contracted, expanded, kept_indices, shapes_of, slim_to
+from rewound.method.structure.kept import KeptIndices, contracted, expanded, kept_indices, shapes_of
+from rewound.method.structure.slimming import slim_to
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.training import State
 

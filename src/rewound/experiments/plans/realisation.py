@@ -14,7 +14,8 @@ from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask, all_names
 from rewound.method.pruning.scores import Observations, observations
 from rewound.method.schedule import Segment, sliced
-from rewound.method.structure.slimming import check_path, mask_of_dead_layers, shapes_of
+from rewound.method.structure.kept import mask_of_dead_layers, shapes_of
+from rewound.method.structure.slimming import check_path
 from rewound.method.technique import Facts
 from rewound.states.history import Past, Pruned, Ruled, Start, Trained, is_slim, lineage, start_of
 from rewound.states.storage.statefile import Kept

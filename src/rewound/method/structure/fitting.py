@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rewound.foundations.errors import InputError
+from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.passes import check_training
 from rewound.method.structure.trials import Call, Trial, trials
 
@@ -25,7 +26,7 @@ _TRIES = 64  # runs of the example, to find which numbers of a module count what
 def correct_counts(
     masked: nn.Module,
     small: nn.Module,
-    kept: Mapping[str, Mapping[int, Tensor]],
+    kept: KeptIndices,
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> None:
@@ -167,7 +168,7 @@ class _Number:
 Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
 
 
-def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: Mapping[str, Mapping[int, Tensor]]) -> Numbers:
+def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndices) -> Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
     found: dict[tuple[type, str, int | None], list[_Number]] = {}
     tensors = large.state_dict(keep_vars=True)

@@ -6,7 +6,7 @@ gradient. So one pass of each is compared, without dropout, which would drop oth
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
+from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.trials import Call, Trial, distance, largest_of, lengthened, rounding, safe_ids
 
 _KEEP = "keep those with skip=, or keep the network as it is"
 
 
-def check_training(tried: Sequence[Trial], kept: Mapping[str, Mapping[int, Tensor]]) -> None:
+def check_training(tried: Sequence[Trial], kept: KeptIndices) -> None:
     """An error if the networks differ in training mode; afterwards they stay in it."""
     for trial in tried:
         passes = _passes(trial)
@@ -58,7 +59,7 @@ class _Passes:
                 f"units that are gone; {_KEEP}"
             )
 
-    def check_gradients(self, kept: Mapping[str, Mapping[int, Tensor]]) -> None:
+    def check_gradients(self, kept: KeptIndices) -> None:
         """Those of what is left; they do not count where the masked network's are no numbers, as of a root at zero."""
 
         def of_masked(seed: int = 0) -> list[Tensor]:
@@ -112,9 +113,7 @@ def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
         return example.outputs(model.train(), seed)
 
 
-def _gradients(
-    model: nn.Module, example: Call, kept: Mapping[str, Mapping[int, Tensor]], seed: int = 0
-) -> list[Tensor]:
+def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0) -> list[Tensor]:
     """The gradients of the sum of its squared outputs, of what is kept of each parameter."""
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     with torch.enable_grad():

@@ -25,7 +25,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError, few
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.tracing import TIED, Dimension, Unit, UnitGroup, Units
+from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -21,6 +21,7 @@ from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import own_draws
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.kept import KeptIndices, zero_gone
 
 _LONGER = 3  # steps of a sequence, or rows, in place of one
 _TIMES = 10  # the rounding that was seen
@@ -155,7 +156,7 @@ class _Types(TorchFunctionMode):
         return result
 
 
-def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], given: Call) -> list[Trial]:
+def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
     """With the weights that the networks have and, if the masked one runs with them, with others.
 
     In float64 or, where the network's own code makes tensors of another type, in the type that it has.
@@ -168,9 +169,7 @@ def trials(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, 
         return _trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, tolerance)
 
 
-def _trials(
-    masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], given: Call, tolerance: float
-) -> list[Trial]:
+def _trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call, tolerance: float) -> list[Trial]:
     examples = [given, *_telling(masked, given)]
     first = Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)
     masked, small = runnable_copy(masked), runnable_copy(small)
@@ -181,7 +180,7 @@ def _trials(
     return [first, Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)]
 
 
-def _draw_weights(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mapping[int, Tensor]], seed: int = 0) -> None:
+def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: int = 0) -> None:
     """Add draws to the weights, so large that no branch is silent; the same to those of both networks."""
     generator = torch.Generator().manual_seed(seed)
     smaller = dict(small.named_parameters())
@@ -197,13 +196,6 @@ def _draw_weights(masked: nn.Module, small: nn.Module, kept: Mapping[str, Mappin
         for dim, left in kept.get(name, {}).items():
             cut = cut.index_select(dim, left.to(cut.device))
         smaller[name].copy_(cut)
-
-
-def zero_gone(parameter: Tensor, kept: Mapping[int, Tensor]) -> None:
-    """Set what is not kept of a parameter to zero."""
-    for dim, left in kept.items():
-        gone = torch.ones(parameter.shape[dim], dtype=torch.bool).index_fill_(0, left.cpu(), False)
-        parameter.index_fill_(dim, gone.nonzero()[:, 0].to(parameter.device), 0)
 
 
 def _numbers(model: nn.Module, example: Call) -> list[Tensor] | None:

@@ -18,6 +18,7 @@ from rewound.method.pruning.prunable import (
 )
 from rewound.method.pruning.scores import Observations, draws
 from rewound.method.pruning.settings import PrunerFields, Shapes
+from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.selection import (
     Candidates,
     Least,
@@ -31,7 +32,6 @@ from rewound.method.structure.selection import (
     read_scores,
     scale_scores,
 )
-from rewound.method.structure.tracing import UnitGroup, Units
 
 
 def mask_of_units(
