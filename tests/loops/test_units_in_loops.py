@@ -97,7 +97,7 @@ class Named(nn.Module):
         self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
 
     def forward(self, *, points: dict[str, Tensor], scale: float, unused: None = None) -> Tensor:
-        hidden = self.first(points["x"]).relu().reshape(16, 16)
+        hidden = self.first(points["x"]).relu().reshape(16, -1)
         return self.last(hidden) * scale
 
 

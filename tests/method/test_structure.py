@@ -1,5 +1,6 @@
 """Law 8: a slim network equals the masked one, in its outputs, gradients and training steps."""
 
+import multiprocessing
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -291,7 +292,7 @@ def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
     class Even(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.middle, self.last = nn.Linear(3, 5), nn.Linear(5, 6), nn.Linear(6, 2)
+            self.first, self.middle, self.last = nn.Linear(3, 5), nn.Linear(5, 8), nn.Linear(8, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             hidden = torch.relu(self.middle(self.first(x)))
@@ -300,8 +301,8 @@ def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
             return self.last(hidden)
 
     model = nn.Sequential(nn.Sequential(Even(), nn.Tanh()))
-    found = units(model, (torch.ones(4, 3),))  # which tries the network without two of the six
-    group = next(group for group in found if len(group) == 6)
+    found = units(model, (torch.ones(4, 3),))  # which tries the network with four of the eight
+    group = next(group for group in found if len(group) == 8)
     expected = (
         r"equals the masked one \(ValueError in 0\.0 of the class Even: an odd shape\).*, or keep its units with skip="
     )
@@ -309,13 +310,18 @@ def test_counts_in_the_code_that_cannot_be_written_anew_are_refused() -> None:
         slim(model, found.mask_without(group.units[:1]), (torch.ones(4, 3),))
 
 
-def test_a_network_that_holds_what_cannot_be_copied_is_refused_in_a_sentence() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model.lock = Lock()
-    with pytest.raises(
-        InputError, match=r"a copy of the Sequential is needed and cannot be made \(cannot pickle .*lock"
-    ):
-        units(model, (torch.ones(2, 3),))
+@pytest.mark.parametrize(
+    "make", [Lock, multiprocessing.Lock, multiprocessing.Queue], ids=["lock", "of processes", "queue"]
+)
+def test_a_network_that_holds_what_cannot_be_copied_has_units_and_slim_refuses_it_in_a_sentence(make: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), (torch.ones(2, 3),)
+    model.held = make()
+    found = units(model, x)
+    assert [group.name for group in found] == ["0.weight"]
+    with pytest.raises(InputError, match=r"a copy of the Sequential is needed and cannot be made \(.*__getstate__"):
+        slim(model, found.mask_without(found.groups[0].units[:2]), x)
+    with pytest.raises(InputError, match="a copy of the Sequential is needed"):
+        units(model, (torch.ones(2, 5),))
 
 
 class Positions(nn.Module):

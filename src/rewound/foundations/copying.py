@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pickle import PicklingError
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -18,21 +19,27 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
     """A deep copy of a model, or of what holds one; `instead` are parts of it, each with what takes its place.
 
     A module may keep a tensor of its last pass (features for a plot, the weight that spectral_norm computes). Torch
-    copies none that has a graph; here its values are copied.
+    copies none that has a graph, and no attribute that was set on a parameter; here values are copied, and attributes.
 
-    >>> import torch
     >>> layer = torch.nn.Linear(2, 2)
     >>> layer.features = layer(torch.ones(1, 2))
     >>> copied(layer).features.grad_fn is None
     True
     """
+    memo = {id(part): other for part, other in instead}
     try:
         with _ValuesOnly():
-            return copy.deepcopy(thing, {id(part): other for part, other in instead})
-    except (TypeError, PicklingError) as error:  # as Python raises for what cannot be copied: locks, open files, ...
+            made = copy.deepcopy(thing, memo)
+            if isinstance(thing, nn.Module) and isinstance(made, nn.Module):
+                for old, new in zip(thing.parameters(), made.parameters(), strict=True):
+                    vars(new).update(copy.deepcopy(vars(old), memo))
+            return made
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, PicklingError, RuntimeError) as error:  # as is raised for locks, open files, queues, ...
         raise InputError(
             f"a copy of the {type(thing).__name__} is needed and cannot be made ({error}); keep such objects outside "
-            "of it, or give their class a method __deepcopy__"
+            "of it, or leave them out of what its __getstate__ gives"
         ) from error
 
 
@@ -41,7 +48,6 @@ def weights_used(model: nn.Module, run: Callable[[], object]) -> list[str]:
 
     A copy uses its own, unless the code reaches its layers by a function that keeps them, which is not copied.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> model[1].forward = lambda x: x @ model[0].weight
     >>> other = copied(model)

@@ -33,18 +33,15 @@ def correct_counts(
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
     tried = trials(masked, small, kept, Call(args, keywords))
-    numbers, failure = own_numbers(masked, [small, *(trial.small for trial in tried)], kept), ""
-    for choice in choices(numbers):
-        write(numbers, choice)
-        if not (difference := _difference(tried)):
-            _restore_others(tried, numbers, choice)
-            check_training(tried, kept)
-            return
-        failure = failure or difference
-    raise InputError(
-        f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
-        "written anew; let the code read sizes from its weights, or keep its units with skip="
-    )
+    numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
+    choice, failure = fit(numbers, tried)
+    if choice is None:
+        raise InputError(
+            f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
+            "written anew; let the code read sizes from its weights, or keep its units with skip="
+        )
+    _restore_others(tried, numbers, choice)
+    check_training(tried, kept)
 
 
 def _difference(tried: Sequence[Trial]) -> str:
@@ -211,12 +208,19 @@ def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
-def choices(found: Numbers) -> Iterator[tuple[int, ...]]:
-    """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
-    return itertools.islice(_choices(found), _TRIES)
+def fit(numbers: Numbers, tried: Sequence[Trial]) -> tuple[Sequence[int] | None, str]:
+    """Write numbers anew so that the small network equals the masked one; which options, or what the first try gave."""
+    failure = ""
+    for choice in itertools.islice(_choices(numbers), _TRIES):
+        _write(numbers, choice)
+        if not (difference := _difference(tried)):
+            return choice, ""
+        failure = failure or difference
+    return None, failure
 
 
 def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
+    """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
     likely = [0 if _is_size_of_head(name) else 1 for _, name, _ in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
     for changes in range(3):
@@ -229,7 +233,7 @@ def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
                     yield tuple(choice)
 
 
-def write(found: Numbers, choice: Sequence[int]) -> None:
+def _write(found: Numbers, choice: Sequence[int]) -> None:
     for option, numbers in zip(choice, found.values(), strict=True):
         for number in numbers:
             number.write(option)
@@ -242,14 +246,14 @@ def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int
     """
     for place, numbers in enumerate(found.values()):
         without = [0 if other == place else option for other, option in enumerate(choice)]
-        write(found, without)
+        _write(found, without)
         if _difference(tried):
             continue
         for number in numbers:
             number.set(number.beyond)
         if not _difference(tried):
             choice = without
-    write(found, choice)
+    _write(found, choice)
 
 
 def _is_size_of_head(name: str) -> bool:

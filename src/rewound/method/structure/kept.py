@@ -5,7 +5,7 @@ from it: `contracted` takes that from a state of the large network, and `expande
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask, plain_name
-from rewound.method.structure.groups import Dimension, UnitGroup, Units
+from rewound.method.structure.groups import Dimension, Unit, UnitGroup, Units
 
 KeptIndices = Mapping[str, Mapping[int, Tensor]]
 """By the name of a parameter or buffer, for each dimension that shrank, the indices that are left."""
@@ -35,14 +35,28 @@ def kept_indices(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]])
                 f"the mask of {name} is not of whole units, so that no smaller network equals the masked one; "
                 "complete the mask with rewound.units(...).whole(mask), or keep the network as it is"
             )
-    lost: dict[Dimension, set[int]] = {}
-    for unit in gone:
-        for place, indices in unit.indices.items():
-            lost.setdefault(place, set()).update(indices)
+    lost = _lost(gone)
     for group in dead_groups(groups, mask):
         if any(len(lost[name, dim]) == shapes[name][dim] for name, dim in group.members):
             for place, indices in group.units[0].indices.items():
                 lost[place].difference_update(indices)
+    return _left(lost, shapes)
+
+
+def kept_without(gone: Iterable[Unit], shapes: Mapping[str, Sequence[int]]) -> KeptIndices:
+    """What is left of each tensor without some units."""
+    return _left(_lost(gone), shapes)
+
+
+def _lost(gone: Iterable[Unit]) -> dict[Dimension, set[int]]:
+    lost: dict[Dimension, set[int]] = {}
+    for unit in gone:
+        for place, indices in unit.indices.items():
+            lost.setdefault(place, set()).update(indices)
+    return lost
+
+
+def _left(lost: Mapping[Dimension, set[int]], shapes: Mapping[str, Sequence[int]]) -> KeptIndices:
     kept: dict[str, dict[int, Tensor]] = {}
     for (name, dim), away in lost.items():
         if away:
@@ -60,6 +74,13 @@ def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Te
             tensor = tensor.index_select(dim, left.to(tensor.device))
         found[name] = _copied_in_order(tensor, given)
     return found
+
+
+def cut(model: nn.Module, kept: KeptIndices) -> None:
+    """Cut the tensors of a network, which stay the same objects, to what is left."""
+    tensors = tensors_of(model)
+    for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
+        replace_data(tensors[name], smaller)
 
 
 def _copied_in_order(thing: Any, given: Any) -> Any:

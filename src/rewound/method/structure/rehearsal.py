@@ -1,115 +1,119 @@
-"""Which units the code of a network can do without, as seen by running it with fewer.
+"""Which units the code of a network can do without, as seen by a network with half of them.
 
-The graph of a network holds the sizes that its code has come to, and not how: attention may divide the width of its
-input by the number of its heads, so that no head can go, or split what it computed by a number that nothing can change.
-So a copy loses some units of every group, and is run on the example. Where its code raises, whichever counts are
-written anew, one group of the module at fault stays, or all of them, and so they do in modules of the same class; then
-it is run again. Whether what it puts out is right is for `trials` to find, which know which units go.
+A graph holds the sizes that code has come to, and not how: attention may divide the width of its input by the number of
+its heads, so that no head can go, or split what it computed by a number that nothing can change. So every group loses
+half of its units, and the small network is compared with the masked one. If no counts make them equal, the groups are
+tried in parts, and those stay without which they are. A group and those that other modules of its class have in its
+place are tried together.
+
+It is a rough trial: with the given weights, on two rows of the example. It says in advance what `slim`, which knows
+which units go, would refuse later.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.copying import copied
-from rewound.method.structure.fitting import COUNTS, choices, own_numbers, rewrite_counts, write
-from rewound.method.structure.trials import Call, raised_in
+from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
+from rewound.method.structure.groups import UnitGroup, Units
+from rewound.method.structure.kept import cut, kept_without, shapes_of, zero_gone
+from rewound.method.structure.trials import Call, Trial, flatten_recurrent, runnable_copy
 
-Cut = Mapping[tuple[str, int], int]
-"""How many indices a group loses of each dimension of a parameter or buffer, by its name."""
+_MULTIPLE = 8  # of units that are left: some code needs it
+_TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
 
-
-def groups_that_stay(model: nn.Module, cuts: Sequence[Cut], example: Call) -> dict[int, str]:
-    """The groups that the code needs whole, by their place in `cuts`, and why; none if it does not run with all."""
-    left, found = {place: cut for place, cut in enumerate(cuts) if cut}, dict[int, str]()
-    example = _of_two_rows(model, example)
-    while left and (failed := _failure(model, left.values(), example)):
-        if not found and _failure(model, [], example):
-            return {}
-        path, at_fault = _at_fault(model, left, example, failed)
-        for place in at_fault:
-            del left[place]
-            found[place] = f"the code of {type(model.get_submodule(path)).__name__} does not run with fewer of them"
-    return found
+Family = Sequence[UnitGroup]
+"""Groups that are tried together."""
 
 
-def _of_two_rows(model: nn.Module, example: Call) -> Call:
-    """The first two rows of an example, which take less time, if the network runs on them."""
+def without_needed(model: nn.Module, found: Units, example: Call) -> Units:
+    """The units without those groups that the code needs whole; these are pinned, with the reason."""
+    families = _families(model, found)
+    for given in _shortest_first(example):
+
+        def failure(gone: Sequence[Family], given: Call = given) -> str:
+            return _failure(model, gone, given)
+
+        if not families or not failure(families):
+            return found
+        if not failure([]):
+            break
+    else:
+        return found  # the network does not run on the example, or does not put out the same twice
+    stay = {
+        id(group): f"a network with half of them was tried: {reason}"
+        for family, reason in _needed(failure, [], families)
+        for group in family
+    }
+    pinned = {dim: stay[id(group)] for group in found if id(group) in stay for dim in group.members}
+    groups = tuple(group for group in found if id(group) not in stay)
+    return replace(found, groups=groups, pinned={**pinned, **found.pinned})
+
+
+def _families(model: nn.Module, found: Units) -> list[Family]:
+    """The groups by the class of the module that has all their members, and by the place of those in it."""
+    alike: dict[object, list[UnitGroup]] = {}
+    for group in found:
+        paths = [name.split(".")[:-1] for name, _ in group.members]
+        common = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+        path = "".join(f"{part}." for part, *_ in common)
+        kind = type(model.get_submodule(path.removesuffix(".")))
+        members = frozenset((name.removeprefix(path), dim) for name, dim in group.members)
+        alike.setdefault((kind, members), []).append(group)
+    return list(alike.values())
+
+
+def _shortest_first(example: Call) -> Iterator[Call]:
+    """The first two rows of the example, if its tensors have as many rows, and all of it."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
     rows = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(rows) == 1 and max(rows) > 2:
-        short: Call = tree_map_only(Tensor, lambda tensor: tensor[:2], example)
-        if not _failure(model, [], short):
-            return short
-    return example
+        yield tree_map_only(Tensor, lambda tensor: tensor[:2], example)
+    yield example
 
 
-def _at_fault(
-    model: nn.Module, left: Mapping[int, Cut], example: Call, failed: Sequence[str]
-) -> tuple[str, Collection[int]]:
-    """The innermost module whose groups are at fault, and which: those with which it does not raise there any more."""
-    for path in reversed(failed):
-        if isinstance(model.get_submodule(path), (*COUNTS, nn.Sequential)):
-            continue
-        inside = [place for place, cut in left.items() if _within(cut, path)]
-        for some in [*([place] for place in inside), inside]:
-            others = [cut for place, cut in left.items() if place not in some]
-            if some and _failure(model, others, example) != failed:
-                return path, _alike(model, left, path, some)
-    return "", list(left)
-
-
-def _within(cut: Cut, path: str) -> set[tuple[str, int]]:
-    """The dimensions of a group that belong to a module, by their names in it."""
-    start = f"{path}." if path else ""
-    return {(name.removeprefix(start), dim) for name, dim in cut if name.startswith(start)}
-
-
-def _alike(model: nn.Module, left: Mapping[int, Cut], path: str, some: Sequence[int]) -> list[int]:
-    """These groups of a module, and those that other modules of its class have in their place."""
-    kind, sought = type(model.get_submodule(path)), set[tuple[str, int]]()
-    sought = sought.union(*(_within(left[place], path) for place in some))
-    paths = [name for name, module in model.named_modules() if type(module) is kind]
-    return [place for place, cut in left.items() if any(_within(cut, name) & sought for name in paths)]
+def _needed(
+    failure: Callable[[Sequence[Family]], str], gone: list[Family], more: Sequence[Family]
+) -> Iterator[tuple[Family, str]]:
+    """Those of some families that cannot go beside what is gone, and why; the others are then gone, too."""
+    if not (reason := failure([*gone, *more])):
+        gone += more
+    elif len(more) == 1:
+        yield more[0], reason
+    else:
+        yield from _needed(failure, gone, more[: len(more) // 2])
+        yield from _needed(failure, gone, more[len(more) // 2 :])
 
 
 @torch.no_grad()
-def _failure(model: nn.Module, cuts: Collection[Cut], example: Call) -> list[str]:
-    """The modules in whose code the network raises without some units, the outermost first; none if it runs."""
-    kept, small = _without(model, cuts)
-    rewrite_counts(model, small)
-    numbers, failed = own_numbers(model, [small], kept), list[str]()
-    for choice in choices(numbers):
-        write(numbers, choice)
-        try:
-            with _no_shortcut():
-                example.run(small)
-        except Exception as error:  # whatever the code of a module raises
-            failed = failed or raised_in(error, small)
-        else:
-            return []
-    return failed
+def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
+    """Why no network without half of some groups equals the masked one, in words; nothing if one does."""
+    units = [unit for family in gone for group in family for unit in group.units[_half(len(group)) :]]
+    kept = kept_without(units, shapes_of(model))
+    try:
+        masked = runnable_copy(model).eval()
+        for name, parameter in masked.named_parameters():
+            zero_gone(parameter, kept.get(name, {}))
+        small = copied(masked)
+        cut(small, kept)
+        rewrite_counts(masked, small)
+        flatten_recurrent(small)
+        with _no_shortcut():
+            trial = Trial(masked, small, [example], [example.outputs(masked)], _TOLERANCE)
+            return fit(own_numbers(masked, [small], kept), [trial])[1]
+    except Exception as error:  # whatever the model's own code raises
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _without(model: nn.Module, cuts: Collection[Cut]) -> tuple[dict[str, dict[int, Tensor]], nn.Module]:
-    """What is kept of each tensor, and a copy of the network with that much of it, in evaluation mode."""
-    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    smaller = dict(tensors)  # what is not cut is not copied
-    tensors |= dict(model.named_buffers(remove_duplicate=False))
-    kept: dict[str, dict[int, Tensor]] = {}
-    for (name, dim), lost in sum(map(Counter, cuts), Counter[tuple[str, int]]()).items():
-        left = tensors[name].shape[dim] - lost
-        kept.setdefault(name, {})[dim] = torch.arange(left)
-        smaller[name] = smaller.get(name, tensors[name]).detach().narrow(dim, 0, left)
-    for name in kept:
-        other = smaller[name].clone()
-        smaller[name] = nn.Parameter(other, False) if isinstance(tensors[name], nn.Parameter) else other
-    by_id = {id(tensors[name]): (tensors[name], other) for name, other in smaller.items()}  # tied ones are one
-    return kept, copied(model, by_id.values()).eval()
+def _half(size: int) -> int:
+    half = size // 2
+    return half - half % _MULTIPLE if half > _MULTIPLE else max(1, half)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -30,6 +31,7 @@ from rewound.method.structure.groups import Units
 from rewound.method.structure.kept import (
     KeptIndices,
     contracted,
+    cut,
     dead_groups,
     kept_indices,
     mask_of_dead_layers,
@@ -134,7 +136,7 @@ class Slim:
     def _check_same_modules(self, model: nn.Module) -> None:
         theirs, ours = dict(model.named_modules()), dict(self.model.named_modules())
         for name in {**theirs, **ours}:
-            if type(theirs.get(name)) is not type(ours.get(name)):
+            if _kind(theirs.get(name)) != _kind(ours.get(name)):
                 one, other = (type(found[name]).__name__ if name in found else "nothing" for found in (theirs, ours))
                 raise InputError(
                     f"{name or 'the model'} is {one} here and {other} in the network that was slimmed; give a model "
@@ -177,6 +179,11 @@ class Slim:
         return found[0]
 
 
+def _kind(module: nn.Module | None) -> object:
+    """What modules of the same code have in common; each graph of torch.fx is a class of its own."""
+    return module.code if isinstance(module, GraphModule) else type(module)
+
+
 _CONVOLVED = [kind._conv_forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
 
 
@@ -199,6 +206,7 @@ def _no_product(layer: Any, x: Tensor) -> Tensor:
     return zeros if layer.bias is None else zeros + layer.bias
 
 
+@torch.inference_mode(False)  # tensors that are made in it could never be trained
 def slim(
     model: nn.Module,
     mask: Mask,
@@ -258,9 +266,7 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))
-    tensors = tensors_of(small)
-    for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
-        replace_data(tensors[name], smaller)
+    cut(small, kept)
     correct_counts(masked, small, kept, *example)
     flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))

@@ -7,10 +7,8 @@ import io
 import logging
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,15 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from rewound.foundations.copying import copied
+from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import bare_model, check_apart, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
-from rewound.method.structure.rehearsal import groups_that_stay
+from rewound.method.structure.rehearsal import without_needed
 from rewound.method.structure.rules import applied
-from rewound.method.structure.trials import Call
+from rewound.method.structure.trials import Call, runnable_copy
 
 _NOT_KNOWN = "so that its units are not known; unstructured pruning works all the same"
 
@@ -87,20 +85,9 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     tied = {name: first for name, first in first_names.items() if name != first}
-    return _rehearsed(_gathered(atoms, roots, shapes, tied), model, example_inputs, example_keywords)
-
-
-def _rehearsed(found: Units, model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> Units:
-    """Without the groups that the network's code needs whole."""
-    cuts = []
-    for place, group in enumerate(found.groups):
-        some = group.units[: min(1 + place % 3, len(group) - 1)]  # unevenly: groups need not stay equal
-        cuts.append(dict(Counter(place for unit in some for place, indices in unit.indices.items() for _ in indices)))
+    found = _gathered(atoms, roots, shapes, tied)
     with _quiet():
-        stay = groups_that_stay(model, cuts, Call(as_arguments(inputs), as_keywords(keywords)))
-    groups = tuple(group for place, group in enumerate(found.groups) if place not in stay)
-    pinned = {dim: reason for place, reason in stay.items() for dim in found.groups[place].members}
-    return replace(found, groups=groups, pinned={**pinned, **found.pinned})
+        return without_needed(model, found, Call(as_arguments(example_inputs), as_keywords(example_keywords)))
 
 
 def exported(
@@ -108,13 +95,8 @@ def exported(
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
     args, keywords = as_arguments(example_inputs), as_keywords(example_keywords)
-    training = [module for module in model.modules() if module.training]
     try:
-        model.eval()
-        with _quiet(), torch.no_grad():
-            traced = copied(model, ((parameter, parameter) for parameter in model.parameters()))
-            with suppress(Exception):  # whatever the model's own code raises, it raises again below
-                Call(args, keywords).run(traced)  # tables that code keeps now hold numbers; a trace has none
+        with _quiet(), torch.no_grad(), _in_evaluation(_apart(model, Call(args, keywords))) as traced:
             return torch.export.export(traced, args, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
         check_runs(model, example_inputs, example_keywords)
@@ -122,9 +104,30 @@ def exported(
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
+
+
+def _apart(model: nn.Module, example: Call) -> nn.Module:
+    """A copy of a network, which a trace may change; the network itself if its copy does not run by itself.
+
+    Another copy runs before: tables that functions keep shall hold numbers, which they would not after a trace.
+    """
+    with suppress(Exception):  # what cannot be copied, or whatever the model's own code raises
+        other = runnable_copy(model).eval()
+        if not weights_used(model, lambda: example.run(other)):
+            return runnable_copy(model)
+    return model
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
+    """Inside, the model is in evaluation mode; afterwards its modules have the attributes that they had."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield model.eval()
     finally:
-        for module in training:
-            module.training = True
+        for module, attributes in before:
+            vars(module).clear()  # also of tensors without numbers, which a trace leaves there
+            vars(module).update(attributes)
 
 
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")

@@ -81,16 +81,12 @@ class Trial:
 
 def _place(error: Exception, model: nn.Module) -> str:
     """The innermost module in whose code an error was raised, in words; torch's own are told by what calls them."""
-    modules = {name: model.get_submodule(name) for name in raised_in(error, model)}
-    own = [name for name, module in modules.items() if not type(module).__module__.startswith("torch.")]
-    return f" in {own[-1] or 'the network'} of the class {type(modules[own[-1]]).__name__}" if own else ""
-
-
-def raised_in(error: Exception, model: nn.Module) -> list[str]:
-    """The names of the modules in whose code an error was raised, the outermost first."""
-    names = {id(module): name for name, module in model.named_modules()}
-    called = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
-    return list(dict.fromkeys(names[each] for each in called if each in names))
+    names, found = {id(module): name for name, module in model.named_modules()}, ""
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if id(module) in names and not type(module).__module__.startswith("torch."):
+            found = f" in {names[id(module)] or 'the network'} of the class {type(module).__name__}"
+    return found
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
