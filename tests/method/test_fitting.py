@@ -151,6 +151,23 @@ def test_a_number_that_may_be_any_stays() -> None:
     assert (small.depth, small.longest, small.heads) == (32, 8, 4)
 
 
+class Cropping(Attention):
+    """Says in four numbers what it looks at, all of them sizes of its weights, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = 8, 16, 8, 16
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.hidden(ids[: self.first, : self.second].repeat(1, 4)[: self.third, : self.fourth])
+
+
+def test_one_count_is_found_among_many_numbers_that_are_none() -> None:
+    ids = torch.arange(12 * 20).reshape(12, 20) % 10
+    small = halved(Cropping(), ids)[0].model
+    assert (small.heads, small.first, small.second, small.third, small.fourth) == (4, 8, 16, 8, 16)
+
+
 @dataclass
 class Found:
     """What a network puts out, as a record."""

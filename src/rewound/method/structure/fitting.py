@@ -220,16 +220,18 @@ def fit(numbers: Numbers, tried: Sequence[Trial]) -> tuple[Sequence[int] | None,
 
 
 def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
-    """Which option each number takes: first the likely ones, then with one of them changed, then with two."""
+    """Which option each number takes: the likely ones, or what they were; then with one of them changed, then two."""
     likely = [0 if _is_size_of_head(name) else 1 for _, name, _ in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
-    for changes in range(3):
-        for places in itertools.combinations(range(len(likely)), changes):
+    seen = set[tuple[int, ...]]()
+    for changes, start in itertools.product(range(3), (likely, [0] * len(likely))):
+        for places in itertools.combinations(range(len(start)), changes):
             for others in itertools.product(*(ranges[place] for place in places)):
-                if all(other != likely[place] for place, other in zip(places, others, strict=True)):
-                    choice = list(likely)
-                    for place, other in zip(places, others, strict=True):
-                        choice[place] = other
+                choice = list(start)
+                for place, other in zip(places, others, strict=True):
+                    choice[place] = other
+                if tuple(choice) not in seen:
+                    seen.add(tuple(choice))
                     yield tuple(choice)
 
 
