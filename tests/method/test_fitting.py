@@ -67,11 +67,11 @@ class Chosen(Attention):
 
 
 def halved(model: nn.Module, example: Tensor) -> tuple[Slim, Mask]:
-    """The network with half of its heads, and the mask that says so."""
-    found = units(model, (example,))
+    """The network with half of its heads, and the mask that says so; also where `units` says that they stay."""
+    found = units(Attention(), (example,))
     (heads,) = (group for group in found if len(group) == 8)
     mask = found.mask_without(heads.units[::2])
-    return slim(model, mask, (example,)), mask
+    return slim(model, mask, (example,), groups=found), mask
 
 
 HIDING: dict[str, tuple[Any, Tensor]] = {
@@ -89,6 +89,7 @@ def test_heads_are_counted_where_the_example_shows_no_difference(name: str) -> N
     torch.manual_seed(0)
     make, example = HIDING[name]
     model = make().eval()
+    assert 8 in map(len, units(model, (example,)))
     small, mask = halved(model, example)
     assert small.model.heads == 4
     model.load_state_dict(Attention().state_dict())  # as after training
@@ -101,6 +102,7 @@ def test_heads_are_counted_where_the_example_shows_no_difference(name: str) -> N
 @pytest.mark.parametrize(
     ("make", "example"),
     [
+        (Attention, TOKENS),
         (Attention, torch.zeros(2, 6, dtype=torch.long)),
         (Attention, torch.tensor([[1], [2]])),
         (Silent, TOKENS),
@@ -109,6 +111,7 @@ def test_heads_are_counted_where_the_example_shows_no_difference(name: str) -> N
 def test_a_count_outside_of_modules_is_refused_where_the_example_hides_it(make: Any, example: Tensor) -> None:
     with pytest.raises(InputError, match=r"no smaller network was found that equals the masked one \(its outputs"):
         halved(make("config"), example)
+    assert 8 not in map(len, units(make("config"), (example,)))
 
 
 class Equal(nn.Module):
@@ -191,7 +194,7 @@ def test_outputs_in_a_dataclass_are_compared(where: str) -> None:
         assert halved(Recorded(where), TOKENS)[0].model.heads == 4
     else:
         with pytest.raises(InputError, match="its outputs differ"):
-            halved(Recorded(where), torch.zeros_like(TOKENS))
+            halved(Recorded(where), TOKENS)
 
 
 def test_tensors_are_found_however_an_output_nests_them() -> None:

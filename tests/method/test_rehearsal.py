@@ -1,6 +1,7 @@
 """Groups that the code of a network needs whole are found in advance, so that `slim` does not refuse what goes."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -252,6 +253,26 @@ def test_code_that_needs_multiples_or_equal_layers_can_do_with_some() -> None:
     evenly = Pruner(pattern="unit", scope="layer")
     small = slim(model, evenly(model, 0.6, example_inputs=(X,)), (X,)).model
     assert small.a.out_features == small.b.out_features < 32
+
+
+class Deciding(nn.Module):
+    """Decides at its first call what it does from then on, by a number that counts nothing here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.classes, self.config = 4, SimpleNamespace(kind="")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.config.kind = self.config.kind or ("several" if self.classes == 4 else "two")
+        found: Tensor = self.b(self.a(x).relu())
+        return found if self.config.kind == "several" else found[..., :2]
+
+
+def test_what_a_network_decides_with_a_wrong_number_is_not_there_in_the_next_try() -> None:
+    model = Deciding()
+    assert names(units(model, (X,))) == ["a.weight"]
+    assert model.config.kind == ""
 
 
 class Remembering(nn.Module):

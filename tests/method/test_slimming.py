@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -357,9 +358,14 @@ class Averaged(nn.Module):
         return self.b(hidden) / hidden.shape[-1]
 
 
-def test_an_example_of_zeros_hides_nothing() -> None:
+@pytest.mark.parametrize("example", [torch.zeros(2, 6), torch.ones(2, 6)])
+def test_an_example_of_zeros_hides_nothing(example: torch.Tensor) -> None:
+    model = Averaged()
+    assert not units(model, (example,)).groups
+    groups = units(nn.Sequential(OrderedDict(a=model.a, b=model.b)), (example,))
+    mask = groups.mask_without(groups.groups[0].units[:3])
     with pytest.raises(InputError, match="its outputs differ"):
-        halved(Averaged(), torch.zeros(2, 6))
+        slim(model, mask, (example,), groups=groups)
 
 
 class Float(nn.Module):

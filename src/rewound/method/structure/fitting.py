@@ -16,10 +16,9 @@ from torch import nn
 from rewound.foundations.errors import InputError
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.passes import check_training
-from rewound.method.structure.trials import Call, Trial, trials
+from rewound.method.structure.trials import Call, Trial, exact_trials
 
 _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
-_TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 
 
 @torch.no_grad()
@@ -32,7 +31,7 @@ def correct_counts(
 ) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
-    tried = trials(masked, small, kept, Call(args, keywords))
+    tried = exact_trials(masked, small, kept, Call(args, keywords))
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
     choice, failure = fit(numbers, tried)
     if choice is None:
@@ -208,10 +207,10 @@ def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
-def fit(numbers: Numbers, tried: Sequence[Trial]) -> tuple[Sequence[int] | None, str]:
+def fit(numbers: Numbers, tried: Sequence[Trial], tries: int = 64) -> tuple[Sequence[int] | None, str]:
     """Write numbers anew so that the small network equals the masked one; which options, or what the first try gave."""
     failure = ""
-    for choice in itertools.islice(_choices(numbers), _TRIES):
+    for choice in itertools.islice(_choices(numbers), tries):
         _write(numbers, choice)
         if not (difference := _difference(tried)):
             return choice, ""

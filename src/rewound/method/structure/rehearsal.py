@@ -6,7 +6,7 @@ half of its units, and the small network is compared with the masked one. If no 
 tried in parts, and those stay without which they are. A group and those that other modules of its class have in its
 place are tried together.
 
-It is a rough trial: with the given weights, on two rows of the example. It says in advance what `slim`, which knows
+It is a rough trial: in the network's own type, on two rows of the example. It says in advance what `slim`, which knows
 which units go, would refuse later.
 """
 
@@ -23,9 +23,10 @@ from rewound.foundations.copying import copied
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.kept import cut, kept_without, shapes_of, zero_gone
-from rewound.method.structure.trials import Call, Trial, flatten_recurrent, runnable_copy
+from rewound.method.structure.trials import Call, flatten_recurrent, runnable_copy, trials
 
 _MULTIPLE = 8  # of units that are left: some code needs it
+_TRIES = 32
 _TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
 
 Family = Sequence[UnitGroup]
@@ -105,8 +106,8 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
         rewrite_counts(masked, small)
         flatten_recurrent(small)
         with _no_shortcut():
-            trial = Trial(masked, small, [example], [example.outputs(masked)], _TOLERANCE)
-            return fit(own_numbers(masked, [small], kept), [trial])[1]
+            tried = trials(masked, small, kept, example, _TOLERANCE)
+            return fit(own_numbers(masked, [trial.small for trial in tried], kept), tried, _TRIES)[1]
     except Exception as error:  # whatever the model's own code raises
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 

@@ -43,8 +43,8 @@ class Call(NamedTuple):
             return model(*self.args, **self.keywords)
 
     def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
-        """The tensors that a network puts out."""
-        return tensors_in(self.run(model, seed))
+        """The tensors that a network puts out; what its code keeps of the run goes with a copy."""
+        return tensors_in(self.run(to_run(model), seed))
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ class Trial:
     def difference(self) -> str:
         """What is wrong with the small network, in words; nothing if it equals the masked one."""
         for place, (example, expected) in enumerate(zip(self.examples, self.expected, strict=True)):
+            small = to_run(self.small)
             try:
-                given = example.outputs(self.small)
+                given = tensors_in(example.run(small))
             except Exception as error:  # whatever a module's own code raises where a count is wrong
                 reason = str(error).strip().partition("\n")[0]
-                return f"{type(error).__name__}{_place(error, self.small)}: {reason}"
+                return f"{type(error).__name__}{_place(error, small)}: {reason}"
             if (off := distance(given, expected)) > self.tolerance and off > self._rounding(place):
                 return "its outputs differ"
         return ""
@@ -148,24 +149,23 @@ class _Types(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.found |= {each.dtype for each in tree_leaves(result) if isinstance(each, Tensor)}
+        if func is not Tensor.__deepcopy__:
+            self.found |= {each.dtype for each in tree_leaves(result) if isinstance(each, Tensor)}
         return result
 
 
-def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
-    """With the weights that the networks have and, if the masked one runs with them, with others.
-
-    In float64 or, where the network's own code makes tensors of another type, in the type that it has.
-    """
+def exact_trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
+    """Trials in float64 or, where the network's own code makes tensors of another type, in the type that it has."""
     try:
         doubled = tree_map_only(Tensor, _doubled, given)
-        return _trials(copy_in_float64(masked).eval(), copy_in_float64(small).eval(), kept, doubled, 1e-9)
+        return trials(copy_in_float64(masked).eval(), copy_in_float64(small).eval(), kept, doubled, 1e-9)
     except Exception:  # whatever its code raises for another type than its own
         tolerance = _ROUNDS[torch.float32]
-        return _trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, tolerance)
+        return trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, tolerance)
 
 
-def _trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call, tolerance: float) -> list[Trial]:
+def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call, tolerance: float) -> list[Trial]:
+    """With the weights that the networks have and, if the masked one runs with them, with others."""
     examples = [given, *_telling(masked, given)]
     first = Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)
     masked, small = runnable_copy(masked), runnable_copy(small)
@@ -319,6 +319,11 @@ def copy_in_float64(model: nn.Module) -> nn.Module:
     # Weights are converted as they are copied: one copy of a large network less.
     converted = (nn.Parameter(each.detach().to(torch.float64, copy=True), each.requires_grad) for each in weights)
     return copied(model, zip(weights, converted, strict=True)).double()
+
+
+def to_run(model: nn.Module) -> nn.Module:
+    """A copy with the same weights, for one run: what the code keeps of it is not there in the next."""
+    return copied(model, ((parameter, parameter) for parameter in model.parameters()))
 
 
 def runnable_copy(model: nn.Module) -> nn.Module:
