@@ -25,6 +25,7 @@ QUICK = (
     "gated",
     "halved",
     "bilstm",
+    "experts",
     "bert",
     "llama",
 )
@@ -54,6 +55,7 @@ COUNTS = {
     "gru": [6, 5],
     "rnn": [6, 5],
     "translator": [6, 5],
+    "experts": [2, 5, 12],  # as in a llama; hidden units that all experts have in common; what goes through them
     "bert": [4, 20, 4, 20],
     "gpt2": [3, 48],
     "llama": [2, 20],  # two query heads with the key and value head they share
@@ -403,3 +405,22 @@ def test_a_compiled_part_is_refused() -> None:
     model[0] = nn.Linear(3, 4)
     model[0].compile(backend="eager")
     assert len(units(model, (torch.rand(2, 3),))) == 1
+
+
+def test_experts_that_are_stacked_lose_hidden_units_by_a_product_of_groups() -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(2, 8, 32)), nn.Parameter(torch.randn(2, 8, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            ends = torch.tensor([3, 6], dtype=torch.int32)  # three rows for each of the two experts
+            hidden = nn.functional.grouped_mm(x, self.up, offs=ends).relu()
+            found: Tensor = nn.functional.grouped_mm(hidden, self.down.transpose(1, 2), offs=ends)
+            return found
+
+    model, x = Stacked().bfloat16(), torch.randn(6, 8).bfloat16()
+    (group,) = units(model, (x,))
+    assert group.members == (("up", 2), ("down", 2))
+    made = slim(model, units(model, (x,)).mask_without(group.units[::2]), (x,))
+    assert made.model.up.shape == made.model.down.shape == (2, 8, 16)

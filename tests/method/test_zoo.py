@@ -46,6 +46,8 @@ COUNTS = {
     "transformers bert": [4, 20, 4, 20, 16],
     "transformers llama": [4, 20, 4, 20],
     "transformers llama with shared keys": [2, 20, 2, 20],  # two query heads go with the key and value head they share
+    "transformers qwen3_moe": [2, 12, 2, 12],  # and hidden units that all experts have in common
+    "transformers gpt_oss": [2, 20, 2, 20],
     # encoder and decoder add one table of positions to the heads of all their layers, and the attention from one to the
     # other zeros of one shape: three kinds of heads; 20 inner units in each of four layers
     "transformers t5": [4, 4, 4, 20, 20, 20, 20],

@@ -153,6 +153,35 @@ class Tagger(nn.Module):
         return self.label(self.layers(self.words(ids))[0])
 
 
+class Experts(nn.Module):
+    """Attention with normalised heads that share keys and values, and may look away; then experts: one acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(11, 12), nn.Linear(12, 11)
+        self.q, self.kv, self.out = nn.Linear(12, 16), nn.Linear(12, 16), nn.Linear(16, 12)
+        self.of_q, self.of_k, self.away = (nn.Parameter(torch.ones(size)) for size in (4, 4, 4))
+        self.router = nn.Linear(12, 3)
+        self.up, self.down = nn.Parameter(torch.randn(3, 5, 12)), nn.Parameter(torch.randn(3, 12, 5))
+
+    def attended(self, x: Tensor) -> Tensor:
+        q, (k, v) = self.q(x).unflatten(2, (-1, 4)), self.kv(x).unflatten(2, (2, -1, 4)).unbind(2)
+        q, k = (y * (y.square().mean(-1, True) + 1e-3).rsqrt() * w for y, w in ((q, self.of_q), (k, self.of_k)))
+        k, v = (y.repeat_interleave(2, 2) for y in (k, v))
+        scores = torch.cat(
+            [q.transpose(1, 2) @ k.permute(0, 2, 3, 1), self.away.view(1, -1, 1, 1).expand(2, -1, 7, 1)], -1
+        )
+        scores = (scores - scores.max(-1, keepdim=True).values).softmax(-1)[..., :-1]
+        return self.out((scores @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        x = (x + self.attended(x)).flatten(0, 1)
+        chosen = self.router(x).argmax(-1)
+        hidden = torch.bmm(self.up[chosen], x[..., None]).relu()
+        return self.last(x + torch.bmm(self.down.index_select(0, chosen), hidden)[..., 0])
+
+
 class Translator(nn.Module):
     """The last state of one recurrent network is the first of another, which is a cell in a loop."""
 
@@ -225,6 +254,7 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "gru": tagger(nn.GRU, bidirectional=True),
     "rnn": tagger(nn.RNN, bias=False, nonlinearity="relu"),
     "translator": lambda: (Translator(), (IDS,), {}),
+    "experts": lambda: (Experts(), (IDS,), {}),
     "bert": bert,
     "gpt2": gpt2,
     "llama": llama,

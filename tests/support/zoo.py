@@ -112,7 +112,9 @@ def of_transformers(kind: str, config: str, inputs: dict[str, Any], **sizes: Any
         with_torchvision()
         import transformers
 
-        return getattr(transformers, kind)(getattr(transformers, config)(**sizes)), (), inputs
+        # Grouped products, by which experts are computed otherwise, are not known to torch in float64.
+        of_config = getattr(transformers, kind)._from_config
+        return of_config(getattr(transformers, config)(**sizes), experts_implementation="batched_mm"), (), inputs
 
     return made
 
@@ -120,6 +122,7 @@ def of_transformers(kind: str, config: str, inputs: dict[str, Any], **sizes: Any
 WORDS = {"input_ids": IDS, "use_cache": False}
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20, "vocab_size": 11}
 LLAMA = {**BERT, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 VISION = {
     "hidden_size": 12,
     "num_hidden_layers": 2,
@@ -202,6 +205,12 @@ ZOO: dict[str, Callable[[], Case]] = {
         "LlamaForCausalLM", "LlamaConfig", WORDS, **LLAMA, num_key_value_heads=2
     ),
     "transformers qwen2": of_transformers("Qwen2ForCausalLM", "Qwen2Config", WORDS, **LLAMA, num_key_value_heads=2),
+    "transformers qwen3_moe": of_transformers(
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", WORDS, **LLAMA, num_key_value_heads=2, head_dim=4, **EXPERTS
+    ),
+    "transformers gpt_oss": of_transformers(
+        "GptOssForCausalLM", "GptOssConfig", WORDS, **LLAMA, num_key_value_heads=2, head_dim=4, **EXPERTS
+    ),
     "transformers opt": of_transformers(
         "OPTForCausalLM",
         "OPTConfig",

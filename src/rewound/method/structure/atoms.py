@@ -67,6 +67,9 @@ class Atoms:
     """Atoms that a layer sums over: what is tied to none of them has no effect on what the example gives."""
     joint: list[Factor] = field(default_factory=list)
     """Factors of several dimensions, all of which must be boxes once units are gone."""
+    _roots: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    """The components of atoms by the first `_joined` ties."""
+    _joined: int = 0
 
     def fresh(self, count: int) -> Tensor:
         """New atoms, tied to nothing."""
@@ -141,6 +144,15 @@ class Atoms:
         rows = factor.atoms.permute(order).flatten(len(rest))
         self.tie(rows, rows[..., :1].contiguous())
         return Factor(tuple(rest), rows[..., 0].contiguous())
+
+    def goes_without(self, factor: Factor, dims: Iterable[int]) -> bool:
+        """Whether what goes of a factor is decided already, and not by these dimensions, over which it is tied."""
+        new = torch.arange(len(self._roots), self.count)
+        edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *self.ties[self._joined :]], 1)
+        self._roots, self._joined = _joined(torch.cat([self._roots, new]), edges), len(self.ties)
+        atoms = self._roots[factor.atoms]
+        tied = {d for d, place in zip(factor.dims, range(atoms.ndim), strict=True) if _constant_along(atoms, place)}
+        return tied >= set(dims) and tied < set(factor.dims)
 
     def labels(self, shape: Sequence[int], factors: Iterable[Factor], *, is_weight: bool = False) -> Labels:
         """Labels with factors as small as they can be; those of several dimensions are remembered."""

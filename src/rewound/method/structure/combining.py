@@ -4,6 +4,7 @@ Operations that move data are run on the atoms themselves: an index goes where i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def shifted(dims: Sequence[int], by: int) -> tuple[int, ...]:
 def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
     """Elements at one place are tied; a tensor that has no atoms along a dimension holds the others there."""
     shape, merged = tuple(value.shape), dict[tuple[int, ...], Tensor]()
-    aligned = [_aligned(each, len(shape)) for each in given]
+    aligned = _without_shared(atoms, [_aligned(each, len(shape)) for each in given])
     for each in aligned:
         others = [other for other in aligned if other is not each]
         held = [d for d in range(len(shape)) if any(other.shape[d] > 1 and not other.along(d) for other in others)]
@@ -50,6 +51,18 @@ def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
             else:
                 merged[factor.dims] = factor.atoms
     return atoms.labels(shape, [Factor(dims, found) for dims, found in merged.items()])
+
+
+def _without_shared(atoms: Atoms, aligned: Sequence[Labels]) -> list[Labels]:
+    """Without what several units share, which stays: the weights of a norm over the size of heads, where heads go."""
+    found = []
+    for each in aligned:
+        others = [factor for other in aligned if other is not each for factor in other.factors]
+        wider = {f.dims: [other for other in others if set(other.dims) > set(f.dims)] for f in each.factors}
+        shared = [f for f in each.factors if any(atoms.goes_without(other, f.dims) for other in wider[f.dims])]
+        atoms.pin_all([Labels(each.shape, tuple(shared))], "several units share it")
+        found.append(replace(each, factors=tuple(f for f in each.factors if f not in shared)) if shared else each)
+    return found
 
 
 def inverted(atoms: Atoms, value: Any, *given: Any, **kwargs: Any) -> Labels:
@@ -117,6 +130,15 @@ def spatial(atoms: Atoms, value: Any, x: Labels, count: int) -> Any:
     return [labels, *plain(value[1:])] if isinstance(value, list | tuple) else labels
 
 
+def extreme(atoms: Atoms, value: Any, x: Labels, other: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """The largest or smallest of two tensors or along a dimension, with its index, or of all."""
+    if isinstance(other, Labels):
+        return pointwise(atoms, value, [x, other])
+    if isinstance(value, list | tuple):
+        return [reduction(atoms, value[0], x, other, *args, **kwargs)] * len(value)
+    return reduction(atoms, value, x)
+
+
 def softmax(atoms: Atoms, value: Any, x: Labels, dim: int, *args: Any, **kwargs: Any) -> Labels:
     return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "a softmax is taken over it"))
 
@@ -182,20 +204,25 @@ def padded(atoms: Atoms, value: Any, x: Labels, pads: Sequence[int], *args: Any,
 
 
 def indexed(atoms: Atoms, value: Any, x: Labels, indices: Sequence[Any]) -> Labels:
-    """Looked up by tensors along the first dimensions: those stay, and the others move behind what was found."""
+    """Looked up by tensors along the first dimensions: those stay, and the others move behind what was found.
+
+    What is found in a stack of matrices, such as those of experts, are weights; rows of a table are not.
+    """
     count = len(indices)
     if any(not isinstance(each, Labels) or each.factors for each in indices):
         atoms.pin_all([x, *(each for each in indices if isinstance(each, Labels))], "it is indexed by computed values")
         return Labels(tuple(value.shape))
     kept = atoms.without(x, range(count), "it is looked up by an index")
     by = len(value.shape) - x.rank
-    return atoms.labels(tuple(value.shape), [Factor(shifted(f.dims, by), f.atoms) for f in kept])
+    factors = [Factor(shifted(f.dims, by), f.atoms) for f in kept]
+    return atoms.labels(tuple(value.shape), factors, is_weight=x.is_weight and x.rank - count > 1)
 
 
 def selected(atoms: Atoms, value: Any, x: Labels, dim: int, index: Labels) -> Labels:
     """Looked up by one tensor along a dimension, which stays."""
     atoms.pin_all([index], "it is an index")
-    return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "it is looked up by an index"))
+    kept = atoms.without(x, [dim], "it is looked up by an index")
+    return atoms.labels(tuple(value.shape), kept, is_weight=x.is_weight and x.rank > 2)
 
 
 def gated(atoms: Atoms, value: Any, x: Labels, dim: int = -1) -> Labels:

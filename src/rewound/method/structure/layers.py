@@ -135,6 +135,16 @@ def _tie_summed(atoms: Atoms, x: Labels, dx: int, y: Labels, dy: int) -> None:
                 atoms.pin(factor.atoms, "it reads what cannot shrink")
 
 
+def grouped_product(atoms: Atoms, value: Any, x: Labels, y: Labels, *args: Any, **kwargs: Any) -> Labels:
+    """Each row times one of a stack of matrices, such as those of experts."""
+    if (x.rank, y.rank) != (2, 3):
+        atoms.pin_all([x, y], "it is in a product of groups of rows or columns")
+        return Labels(tuple(value.shape))
+    kept = atoms.without(y, [0], "rows choose from it")
+    matrix = Labels(y.shape[1:], tuple(Factor(shifted(f.dims, -1), f.atoms) for f in kept), y.is_weight)
+    return product(atoms, value, x, matrix)
+
+
 def added_product(atoms: Atoms, value: Any, bias: Labels, x: Labels, y: Labels, **kwargs: Any) -> Labels:
     return pointwise(atoms, value, [product(atoms, value, x, y), bias])
 

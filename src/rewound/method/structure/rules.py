@@ -12,6 +12,7 @@ import torch
 
 from rewound.method.structure.atoms import Atoms, Labels, labelled
 from rewound.method.structure.combining import (
+    extreme,
     flat,
     gated,
     indexed,
@@ -37,6 +38,7 @@ from rewound.method.structure.layers import (
     einsum,
     embedding,
     group_norm,
+    grouped_product,
     instance_norm,
     layer_norm,
     linear,
@@ -51,8 +53,8 @@ Rule = Callable[..., Any]
 
 _MOVES = """
     _unsafe_view channel_shuffle chunk expand flatten flip movedim narrow numpy_T permute pixel_shuffle
-    pixel_unshuffle repeat reshape roll select slice split split_with_sizes squeeze t tile transpose unbind
-    unflatten unfold unsqueeze view
+    pixel_unshuffle repeat repeat_interleave reshape roll select slice split split_with_sizes squeeze t tile transpose
+    unbind unflatten unfold unsqueeze view
 """
 MOVES = frozenset(_MOVES.split())
 _KEEPS = """
@@ -74,8 +76,9 @@ FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "n
 
 
 def name_of(target: Any) -> str:
-    """An operation's plain name: "conv2d" of aten.conv2d.default."""
-    return str(target).removeprefix("aten.").split(".")[0]
+    """An operation's plain name: "conv2d" of aten.conv2d.default, "others.gate" of others.gate.default."""
+    parts = str(target).split(".")
+    return parts[1] if parts[0] == "aten" else ".".join(parts[:2])
 
 
 def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
@@ -114,6 +117,7 @@ RULES: dict[str, Rule] = {
     "linear": linear,
     **dict.fromkeys(("matmul", "mm", "bmm"), product),
     **dict.fromkeys(("addmm", "baddbmm"), added_product),
+    **dict.fromkeys(("_grouped_mm", "transformers.grouped_mm_fallback"), grouped_product),
     "prelu": prelu,
     "embedding": embedding,
     "batch_norm": batch_norm,
@@ -122,6 +126,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), reduction),
+    **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), recurrent_cell),
     "scaled_dot_product_attention": attention,
