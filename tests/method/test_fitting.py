@@ -1,19 +1,23 @@
 """Counts in a user's own classes are right in a smaller network, whatever the example and the weights hide."""
 
+import itertools
+import random
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from rewound import InputError, Mask
+from rewound.method.structure.examples import tensors_in
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
-from rewound.method.structure.trials import distance, tensors_in
+from rewound.method.structure.trials import distance
 
 TOKENS = torch.arange(12).reshape(2, 6) % 10
 
@@ -272,3 +276,126 @@ def test_a_long_list_of_numbers_is_not_taken_for_sizes() -> None:
     small = slim(model, found.mask_without(found.groups[0].units[:3]), (example,))
     assert small.model.words == [8] * 300
     assert len(PASSES) < 50
+
+
+class Padded(nn.Module):
+    """Pads what is short, up to a multiple, or leaves out an id, by numbers that count no units."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        setattr(self, how, {"least": 8, "multiple": 4, "capacity": 4, "ignored": 2}[how])
+        self.words, self.a, self.b = nn.Embedding(20, 6), nn.Linear(6, 32), nn.Linear(32, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        number, length = getattr(self, self.how), ids.shape[1]
+        words = self.words(ids)
+        if self.how == "ignored":
+            words = words * (ids != number)[..., None]
+        elif self.how == "capacity":
+            words = words[:, : max(number, length // 2)]
+        else:
+            more = -length % number if self.how == "multiple" else max(0, number - length)
+            words = nn.functional.pad(words, (0, 0, 0, more))
+        found: Tensor = self.b(self.a(words).relu()).mean(1)
+        return found
+
+
+@pytest.mark.parametrize("how", ["least", "multiple", "capacity", "ignored"])
+@pytest.mark.parametrize("left", [16, 8])
+def test_numbers_that_the_example_does_not_need_stay(how: str, left: int) -> None:
+    model, ids = Padded(how), torch.arange(3, 19).repeat(2, 1)  # of 16, which half and a quarter divide, too
+    found = units(model, (ids,))
+    mask = found.mask_without(next(group for group in found if len(group) == 32).units[left:])
+    small = slim(model, mask, (ids,)).model
+    assert vars(small)[how] == vars(model)[how]
+    mask.apply(model)
+    for length in (1, 3, 5, 6, 7, 9, 13):
+        other = torch.arange(2 * length).reshape(2, length) % 20
+        assert torch.allclose(small(other), model(other), atol=1e-6)
+
+
+class TimeFirst(nn.Module):
+    """Four heads over the first dimension of what it is given, by a number that is an attribute or none."""
+
+    def __init__(self, *, constant: bool, noise: Any = None) -> None:
+        super().__init__()
+        self.calls, self.noise, self.generator = 0, noise, torch.Generator().manual_seed(0)
+        if not constant:
+            self.heads = 4
+        self.qkv, self.last = nn.Linear(6, 96), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.noise is not None:
+            x = x + self.noise(self, x)
+        heads = vars(self).get("heads", 4)
+        q, k, v = (y.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3) for y in self.qkv(x).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(3 * q, k, v)
+        return self.last(found.permute(2, 0, 1, 3).flatten(2))
+
+
+def without_two_heads(model: nn.Module, x: Tensor) -> Slim:
+    found = units(TimeFirst(constant=False), (x,))
+    (heads,) = found
+    return slim(model, found.mask_without(heads.units[2:]), (x,), groups=found)
+
+
+def test_heads_are_counted_where_one_step_comes_first() -> None:
+    x = torch.randn(1, 2, 6)
+    assert without_two_heads(TimeFirst(constant=False), x).counts[""]["heads"] == 2
+    with pytest.raises(InputError, match="its outputs differ"):
+        without_two_heads(TimeFirst(constant=True), x)
+
+
+NOISE: dict[str, Any] = {
+    "numpy": lambda model, x: torch.from_numpy(np.random.standard_normal(x.shape)).to(x),  # noqa: NPY002
+    "python": lambda model, x: random.random(),
+    "own generator": lambda model, x: torch.randn(x.shape, generator=model.generator).to(x),
+    "calls": lambda model, x: model.calls,
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_what_a_network_draws_or_counts_hides_no_difference(name: str) -> None:
+    x, before = torch.randn(7, 2, 6), (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    assert without_two_heads(TimeFirst(constant=False, noise=NOISE[name]), x).counts[""]["heads"] == 2
+    with pytest.raises(InputError, match="its outputs differ"):
+        without_two_heads(TimeFirst(constant=True, noise=NOISE[name]), x)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+
+
+def test_a_network_that_never_puts_out_the_same_is_refused() -> None:
+    numbers = itertools.count(1)
+    model = TimeFirst(constant=True, noise=lambda model, x: 0.1 * next(numbers))
+    with pytest.raises(InputError, match="does not put out the same twice"):
+        without_two_heads(model, torch.randn(7, 2, 6))
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
+def test_small_outputs_are_compared_as_closely_as_large_ones(size: float) -> None:
+    class Scaled(TimeFirst):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float()) * size
+
+    with pytest.raises(InputError, match="its outputs differ"):
+        without_two_heads(Scaled(constant=True), torch.randn(7, 2, 6))
+    without_two_heads(Scaled(constant=False), torch.randn(7, 2, 6))
+
+
+def test_a_number_that_stays_is_not_tried_with_values_that_need_much_memory() -> None:
+    seen: list[int] = []
+
+    class Larger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.scale = nn.Conv2d(3, 64, 1), nn.Conv2d(64, 3, 1), 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(self.scale)
+            return self.b(nn.functional.interpolate(self.a(x).relu(), scale_factor=self.scale))
+
+    model, x = Larger(), torch.randn(1, 3, 8, 8)
+    found = units(model, (x,))
+    small = slim(model, found.mask_without(found.groups[0].units[32:]), (x,)).model
+    assert small.scale == max(seen) == 2

@@ -107,6 +107,7 @@ BETWEEN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", BETWEEN)
 def test_what_only_training_returns_is_compared(name: str, rows: int) -> None:
+    torch.manual_seed(0)  # else, now and then all units are silent on one row
     example = torch.randn(rows, 6)
     for how, says in (("units", "have other shapes"), ("mean", "differ")):
         with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):

@@ -1,6 +1,7 @@
 """Groups that the code of a network needs whole are found in advance, so that `slim` does not refuse what goes."""
 
 from functools import cache
+from threading import Lock
 from types import SimpleNamespace
 
 import torch
@@ -314,3 +315,58 @@ def test_where_the_network_does_not_give_the_same_twice_nothing_is_kept_whole() 
     numbers = iter(range(1, 1000))
     model = Counting(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     assert names(units(model, (X,))) == ["0.weight"]
+
+
+class Locked(nn.Module):
+    """Cannot be copied, and keeps what it computed in a list; a function keeps a table for all networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.a, self.b, self.c = Lock(), nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 2)
+        self.tables: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables.append(table(x.shape[1], 1))
+        with self.lock:
+            found: Tensor = self.c(self.a(x).relu() + self.b(x) + self.tables[-1])
+        return found
+
+
+def test_tables_hold_numbers_after_the_trace_of_a_network_that_cannot_be_copied() -> None:
+    table.cache_clear()
+    model = Locked()
+    assert names(units(model, (X,))) == ["a.weight"]
+    assert model.tables == []
+    assert type(table(7, 1)) is Tensor
+    assert type(model(X)) is Tensor
+
+
+class Quiet(nn.Module):
+    """Its `train` gives nothing back, and it leaves out units at random, always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(nn.functional.dropout(self.a(x).relu(), 0.5, training=True))
+        return found
+
+
+def test_a_network_that_always_drops_units_and_says_nothing_of_its_mode_becomes_small() -> None:
+    model = Quiet()
+    (group,) = units(model, (X,))
+    made = slim(model, units(model, (X,)).mask_without(group.units[:3]), (X,))
+    assert made.model.a.out_features == 3
+
+
+def test_code_that_needs_multiples_of_sixteen_may_lose_some_of_48() -> None:
+    class Sixteen(Needing):
+        def __init__(self) -> None:
+            super().__init__(by=16)
+            self.a, self.b, self.c = nn.Linear(8, 48), nn.Linear(8, 48), nn.Linear(96, 2)
+
+    assert names(units(Sixteen(), (X,))) == ["a.weight", "b.weight"]

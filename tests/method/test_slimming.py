@@ -511,3 +511,15 @@ def test_a_graph_of_torch_fx_becomes_small_in_place() -> None:
     other = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
     with pytest.raises(InputError, match="give a model that is made in the same way"):
         made.into(other)
+
+
+def test_an_error_of_somebodys_own_copying_is_a_sentence() -> None:
+    class Unwilling(nn.Sequential):
+        def __deepcopy__(self, memo: object) -> "Unwilling":
+            raise ValueError("use clone()\nin two lines")
+
+    model, x = Unwilling(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), torch.ones(2, 6)
+    with pytest.raises(
+        InputError, match=r"^a copy of the Unwilling is needed and cannot be made \(use clone\(\)\); keep"
+    ):
+        halved(model, x)

@@ -39,7 +39,7 @@ from rewound.foundations.names import unknown
 from rewound.foundations.quantities import sized
 from rewound.foundations.wholefiles import replacing, writable_file
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.trials import tensors_in
+from rewound.method.structure.examples import tensors_in
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.states.storage.statefile import separate
 

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pickle import PicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -32,13 +31,15 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
             made = copy.deepcopy(thing, memo)
             if isinstance(thing, nn.Module) and isinstance(made, nn.Module):
                 for old, new in zip(thing.parameters(), made.parameters(), strict=True):
-                    vars(new).update(copy.deepcopy(vars(old), memo))
+                    if new is not old:
+                        vars(new).update(copy.deepcopy(vars(old), memo))
             return made
     except torch.OutOfMemoryError:
         raise
-    except (TypeError, PicklingError, RuntimeError) as error:  # as is raised for locks, open files, queues, ...
+    except Exception as error:  # for locks, open files, queues, ... or by somebody's own __deepcopy__
+        reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"a copy of the {type(thing).__name__} is needed and cannot be made ({error}); keep such objects outside "
+            f"a copy of the {type(thing).__name__} is needed and cannot be made ({reason}); keep such objects outside "
             "of it, or leave them out of what its __getstate__ gives"
         ) from error
 

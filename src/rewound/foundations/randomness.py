@@ -6,9 +6,11 @@ tensor operations alone, so that they give the same numbers on every device and 
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,3 +74,26 @@ def own_draws(device: torch.device, seed: int | None = None) -> Iterator[None]:
             for generator in (torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)):
                 generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def all_draws(device: torch.device, seed: int) -> Iterator[None]:
+    """`own_draws` of Python's and numpy's generators, too: for code that may draw from any.
+
+    >>> before = random.getstate()
+    >>> with all_draws(torch.device("cpu"), seed=1):
+    ...     inside = random.random(), np.random.rand()
+    >>> with all_draws(torch.device("cpu"), seed=1):
+    ...     assert inside == (random.random(), np.random.rand())
+    >>> random.getstate() == before
+    True
+    """
+    python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, as code that draws from it does
+    try:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        with own_draws(device, seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)  # noqa: NPY002

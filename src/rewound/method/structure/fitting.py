@@ -7,17 +7,22 @@ one (`trials`). If none does, it is refused. A number that may be any stays as i
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rewound.foundations.errors import InputError
+from rewound.method.structure.examples import Call
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.passes import check_training
-from rewound.method.structure.trials import Call, Trial, exact_trials
+from rewound.method.structure.trials import Trial, exact_trials
 
+_TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
+_CHOICES = 1000  # that are looked at
 _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
 
 
@@ -34,10 +39,16 @@ def correct_counts(
     tried = exact_trials(masked, small, kept, Call(args, keywords))
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
     choice, failure = fit(numbers, tried)
+    if choice is None and any(trial.varies for trial in tried):
+        raise InputError(
+            "this network does not put out the same twice, so that no smaller one can be compared with it; let it draw "
+            "from the generators of torch, numpy or random, or from one that it holds"
+        )
     if choice is None:
         raise InputError(
             f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
-            "written anew; let the code read sizes from its weights, or keep its units with skip="
+            "written anew; let the code read sizes from its weights, keep its units with skip=, or remove equal parts "
+            'of its layers by scope="layer"'
         )
     _restore_others(tried, numbers, choice)
     check_training(tried, kept)
@@ -147,7 +158,7 @@ class _Number:
     options: tuple[int, ...]
     """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
     beyond: int
-    """More than it was, and more than there is now of what it may count."""
+    """A little more than it was, and no divisor of what there is now of what it may count."""
 
     def write(self, option: int) -> None:
         self.set(self.options[min(option, len(self.options) - 1)])
@@ -183,7 +194,8 @@ def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndice
             parts = [left * value // size for size, left in sizes if size % value == 0 and left * value % size == 0]
             options = tuple(dict.fromkeys([value, *same, *parts]))
             if len(options) > 1:
-                beyond = 1 + max(value, *(left for size, left in sizes if size % value == 0))
+                left_now = [left for size, left in sizes if size % value == 0]
+                beyond = next(more for more in itertools.count(value + 1) if all(left % more for left in left_now))
                 number = _Number(tuple(new), name, place, options, beyond)
                 found.setdefault((type(old), name, place), []).append(number)
     return found
@@ -207,15 +219,38 @@ def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
-def fit(numbers: Numbers, tried: Sequence[Trial], tries: int = 64) -> tuple[Sequence[int] | None, str]:
-    """Write numbers anew so that the small network equals the masked one; which options, or what the first try gave."""
-    failure = ""
-    for choice in itertools.islice(_choices(numbers), tries):
+def fit(numbers: Numbers, tried: Sequence[Trial]) -> tuple[Sequence[int] | None, str]:
+    """Write numbers anew so that the small network equals the masked one; which options, or what the first try gave.
+
+    A choice is not tried that differs from an earlier one in classes alone of which no module was called then, as the
+    network failed before.
+    """
+    first, tries, kinds = "", 0, [kind for kind, _, _ in numbers]
+    failed: list[dict[int, int]] = []
+    for choice in itertools.islice(_choices(numbers), _CHOICES):
+        if any(all(choice[place] == option for place, option in each.items()) for each in failed):
+            continue
         _write(numbers, choice)
-        if not (difference := _difference(tried)):
+        with _called() as called:
+            difference = _difference(tried)
+        if not difference:
             return choice, ""
-        failure = failure or difference
-    return None, failure
+        first, tries = first or difference, tries + 1
+        if tries == _TRIES:
+            break
+        failed.append({place: choice[place] for place, kind in enumerate(kinds) if kind in called})
+    return None, first
+
+
+@contextmanager
+def _called() -> Iterator[set[type]]:
+    """Of which classes modules are called inside."""
+    found: set[type] = set()
+    handle = register_module_forward_pre_hook(lambda module, given: found.add(type(module)))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
@@ -245,16 +280,21 @@ def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int
 
     That it makes no difference what it was is not enough: on an example of one token, a wrong number of heads does not.
     """
+    left = list(choice)
     for place, numbers in enumerate(found.values()):
-        without = [0 if other == place else option for other, option in enumerate(choice)]
+        if not choice[place]:
+            continue
+        without = [0 if other == place else option for other, option in enumerate(left)]
         _write(found, without)
-        if _difference(tried):
+        if _difference(tried[-1:]):  # the one that shows most
             continue
         for number in numbers:
             number.set(number.beyond)
-        if not _difference(tried):
-            choice = without
-    _write(found, choice)
+        if not _difference(tried[-1:]):
+            left = without
+    _write(found, left)
+    if left != list(choice) and _difference(tried):
+        _write(found, choice)
 
 
 def _is_size_of_head(name: str) -> bool:

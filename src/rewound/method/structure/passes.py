@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
+from rewound.method.structure.examples import Call, lengthened, safe_ids
 from rewound.method.structure.kept import KeptIndices
-from rewound.method.structure.trials import Call, Trial, distance, largest_of, lengthened, rounding, safe_ids
+from rewound.method.structure.trials import Trial, distance, largest_of, rounding
 
 _KEEP = "keep those with skip=, or keep the network as it is"
 
@@ -109,8 +110,8 @@ def _passes(trial: Trial) -> _Passes | None:
 
 def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
     """What a network puts out in training mode."""
-    with _NoDropout():
-        return example.outputs(model.train(), seed)
+    model.train()
+    return example.outputs(model, seed)
 
 
 def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0) -> list[Tensor]:
@@ -182,28 +183,6 @@ def _more_rows(model: nn.Module, given: Call) -> Call:
 
     changed: Call = tree_map_only(Tensor, more, given)
     return changed
-
-
-_DROPOUTS = {"dropout1d", "dropout2d", "dropout3d"} | {
-    f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")
-}
-
-
-class _NoDropout(TorchFunctionMode):
-    """Leaves out dropout, that of attention and between the layers of a recurrent network included."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
-        if name in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
-            args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
-        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
-            args = tuple(0.0 if isinstance(each, float) else each for each in args)
-        return func(*args, **kwargs)
 
 
 class _Draws(TorchFunctionMode):

@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.copying import copied
+from rewound.foundations.errors import InputError
+from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy
+from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.kept import cut, kept_without, shapes_of, zero_gone
-from rewound.method.structure.trials import Call, flatten_recurrent, runnable_copy, trials
+from rewound.method.structure.trials import trials
 
-_MULTIPLE = 8  # of units that are left: some code needs it
-_TRIES = 32
+_MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
 _TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
 
 Family = Sequence[UnitGroup]
@@ -98,7 +100,7 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     units = [unit for family in gone for group in family for unit in group.units[_half(len(group)) :]]
     kept = kept_without(units, shapes_of(model))
     try:
-        masked = runnable_copy(model).eval()
+        masked = evaluating(runnable_copy(model))
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))
         small = copied(masked)
@@ -106,15 +108,18 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
         rewrite_counts(masked, small)
         flatten_recurrent(small)
         with _no_shortcut():
-            tried = trials(masked, small, kept, example, _TOLERANCE)
-            return fit(own_numbers(masked, [trial.small for trial in tried], kept), tried, _TRIES)[1]
+            tried = trials(masked, small, kept, [example, *telling(masked, example)], [], _TOLERANCE)
+            return fit(own_numbers(masked, [trial.small for trial in tried], kept), tried)[1]
+    except InputError:  # about what it puts out, or its copies: it says nothing of units
+        return ""
     except Exception as error:  # whatever the model's own code raises
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _half(size: int) -> int:
-    half = size // 2
-    return half - half % _MULTIPLE if half > _MULTIPLE else max(1, half)
+    """About half, a multiple of what code may need; one only of two, as `squeeze` makes something else of one."""
+    half = (size + 1) // 2
+    return half if half < 8 else half - half % min(_MULTIPLE, 1 << (half.bit_length() - 1))
 
 
 @contextmanager

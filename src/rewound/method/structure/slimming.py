@@ -26,6 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
+from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy
+from rewound.method.structure.examples import Call
 from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.groups import Units
 from rewound.method.structure.kept import (
@@ -41,7 +43,7 @@ from rewound.method.structure.kept import (
     zero_gone,
 )
 from rewound.method.structure.tracing import as_arguments, as_keywords, check_runs, units
-from rewound.method.structure.trials import Call, cuts_off, flatten_recurrent, runnable_copy
+from rewound.method.structure.trials import cuts_off
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Slim:
         Where a branch of a residual network is gone, its convolutions and linear layers give zeros (and their biases)
         without a look at their inputs. The names and shapes of its tensors are those of `model`.
         """
-        model = runnable_copy(self.model).eval()
+        model = evaluating(runnable_copy(self.model))
         for name, module in model.named_modules():
             kept = self.mask.get(f"{name}.weight")
             if kept is None or kept.any():
@@ -275,7 +277,7 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
 @torch.no_grad()
 def _check_copy(model: nn.Module, example: Call) -> None:
     """Refuse a network whose copy computes with weights of the original: those of the copy would not count."""
-    made = runnable_copy(model).eval()
+    made = evaluating(runnable_copy(model))
 
     def run() -> None:
         with suppress(Exception):  # whether it runs, and in which type, is seen in the trials

@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from rewound.foundations.copying import copied, weights_used
+from rewound.foundations.copying import weights_used
 from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.randomness import all_draws
 from rewound.method.pruning.mask import bare_model, check_apart, plain_name
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
+from rewound.method.structure.copies import evaluating, sharing_copy, to_run
+from rewound.method.structure.examples import Call
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 from rewound.method.structure.rehearsal import without_needed
 from rewound.method.structure.rules import applied
-from rewound.method.structure.trials import Call, runnable_copy
 
 _NOT_KNOWN = "so that its units are not known; unstructured pruning works all the same"
 
@@ -94,9 +96,10 @@ def exported(
     model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
 ) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
-    args, keywords = as_arguments(example_inputs), as_keywords(example_keywords)
+    args, keywords = call = Call(as_arguments(example_inputs), as_keywords(example_keywords))
     try:
-        with _quiet(), torch.no_grad(), _in_evaluation(_apart(model, Call(args, keywords))) as traced:
+        traced = _apart(model, call)
+        with all_draws(torch.device("cpu"), 0), _quiet(), torch.no_grad(), _in_evaluation(traced):
             return torch.export.export(traced, args, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
         check_runs(model, example_inputs, example_keywords)
@@ -111,23 +114,32 @@ def _apart(model: nn.Module, example: Call) -> nn.Module:
 
     Another copy runs before: tables that functions keep shall hold numbers, which they would not after a trace.
     """
-    with suppress(Exception):  # what cannot be copied, or whatever the model's own code raises
-        other = runnable_copy(model).eval()
-        if not weights_used(model, lambda: example.run(other)):
-            return runnable_copy(model)
+    with suppress(Exception), _quiet(), torch.no_grad():  # whatever the model's own code raises
+        made = evaluating(sharing_copy(model))
+        if not weights_used(model, lambda: example.run(to_run(made))):
+            return made
     return model
 
 
 @contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
-    """Inside, the model is in evaluation mode; afterwards its modules have the attributes that they had."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; afterwards its modules have the attributes that they had.
+
+    Without the tensors without numbers, that is, which a trace leaves in them.
+    """
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    contents = [each for _, before in attributes for each in before.values() if isinstance(each, dict | list)]
+    before = [*attributes, *((each, each.copy()) for each in contents)]
     try:
-        yield model.eval()
+        model.eval()
+        yield
     finally:
-        for module, attributes in before:
-            vars(module).clear()  # also of tensors without numbers, which a trace leaves there
-            vars(module).update(attributes)
+        for there, those in before:
+            there.clear()
+            if isinstance(there, dict):
+                there.update(those)
+            else:
+                there.extend(those)
 
 
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
@@ -150,12 +162,16 @@ def _quiet() -> Iterator[None]:
 
 def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
     """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
-    copy = copied(model).eval()
+    example = Call(as_arguments(inputs), as_keywords(keywords))
+    try:
+        copy = evaluating(sharing_copy(model))
+    except InputError:
+        return
     try:
         with torch.no_grad():
-            copy(*as_arguments(inputs), **as_keywords(keywords))
+            example.run(copy)
     except Exception as error:  # whatever the model's own code raises
-        given = [*as_arguments(inputs), *as_keywords(keywords).values()]
+        given = [*example.args, *example.keywords.values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
         raise InputError(
             f"the network does not run on the example inputs (of {sizes or 'nothing'}): {type(error).__name__}: "

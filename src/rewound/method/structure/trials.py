@@ -7,44 +7,27 @@ that they have, and on an example in which elements differ.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.foundations.copying import copied
-from rewound.foundations.errors import InputError, shown
-from rewound.foundations.randomness import own_draws
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.copies import copy_in_float64, evaluating, runnable_copy, to_run
+from rewound.method.structure.examples import Call, changed, numbers, telling, tensors_in, varying
 from rewound.method.structure.kept import KeptIndices, zero_gone
 
-_LONGER = 3  # steps of a sequence, or rows, in place of one
 _TIMES = 10  # the rounding that was seen
 _ROUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """How far apart the outputs of a network may be that computes in these types."""
+_LEAST = 1e-6  # numbers below it are compared as if they were as large
+_VARIES = 1e-4  # what is more is not the order in which a GPU adds up
 _DRAWS = 4  # of weights, to see what an output depends on
-
-
-class Call(NamedTuple):
-    """What a network is called with."""
-
-    args: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def run(self, model: nn.Module, seed: int = 0) -> Any:
-        """Call a network; one that draws, draws the same each time."""
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        with own_draws(device, seed):
-            return model(*self.args, **self.keywords)
-
-    def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
-        """The tensors that a network puts out; what its code keeps of the run goes with a copy."""
-        return tensors_in(self.run(to_run(model), seed))
 
 
 @dataclass(frozen=True)
@@ -72,6 +55,12 @@ class Trial:
                 return "its outputs differ"
         return ""
 
+    @property
+    def varies(self) -> bool:
+        """Whether the masked network does not put out the same twice, however it draws."""
+        again = (example.outputs(self.masked) for example in self.examples)
+        return any(distance(*pair) > _VARIES for pair in zip(again, self.expected, strict=True))
+
     def _rounding(self, place: int) -> float:
         """How much outputs on an example may differ by rounding, where the network's code makes much of it."""
         if place not in self._known:
@@ -91,28 +80,38 @@ def _place(error: Exception, model: nn.Module) -> str:
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference, beside the size of the numbers where that is above 1; infinite between other shapes."""
+    """The largest difference, beside the size of the numbers of a tensor; infinite between other shapes.
+
+    Small numbers beside large ones (gradients that are zero but for rounding) count as a thousandth of these.
+    """
     if [each.shape for each in given] != [each.shape for each in expected]:
         return torch.inf
-    return max((_distance(*pair) for pair in zip(given, expected, strict=True)), default=0.0)
+    sizes = [_size(each) for each in expected]
+    least = max(_LEAST, min(1.0, max(sizes, default=0.0)) / 1000)
+    pairs = zip(given, expected, sizes, strict=True)
+    return max((_difference(one, other) / max(least, size) for one, other, size in pairs), default=0.0)
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    if not other.numel():
-        return 0.0
+def _size(tensor: Tensor) -> float:
+    """The largest absolute value that is finite."""
+    largest = largest_of(tensor)
+    return largest if math.isfinite(largest) else largest_of(tensor.nan_to_num(0, 0, 0))
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
     one, other = (each if each.is_complex() else each.double() for each in (one, other))
-    off, largest = largest_of(one - other), largest_of(other)
-    if math.isfinite(off) and math.isfinite(largest):
-        return off / max(1.0, largest)
+    off = largest_of(one - other)
+    if math.isfinite(off):
+        return off
     same = (one == other) | (one.isnan() & other.isnan())  # infinite ones included
-    largest = largest_of(other.nan_to_num(0, 0, 0))
-    off = largest_of((one - other).abs().masked_fill(same, 0).nan_to_num(sys.float_info.max, sys.float_info.max))
-    return off / max(1.0, largest)
+    return largest_of((one - other).abs().masked_fill(same, 0).nan_to_num(sys.float_info.max, sys.float_info.max))
 
 
 def largest_of(tensor: Tensor) -> float:
-    """The largest absolute value of what has elements; not finite if one of them is not. It needs no memory."""
-    return float(torch.linalg.vector_norm(tensor, torch.inf))
+    """The largest absolute value; not finite if one of them is not. It needs no memory."""
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        tensor = tensor.double()
+    return float(torch.linalg.vector_norm(tensor, torch.inf)) if tensor.numel() else 0.0
 
 
 def rounding(model: nn.Module, again: Callable[[], list[Tensor]], expected: Sequence[Tensor]) -> float:
@@ -120,10 +119,12 @@ def rounding(model: nn.Module, again: Callable[[], list[Tensor]], expected: Sequ
 
     More than the last digits where its code computes in a shorter type than its weights have, or makes much of those
     digits, as BatchNorm does with two like examples: then, several times what other last digits of the weights make.
+    Nothing where it does not give the same twice.
     """
     types = _Types()
     with types:
-        again()
+        if distance(again(), expected) > _VARIES:
+            return 0.0
     given, found = [parameter.detach().clone() for parameter in model.parameters()], 0.0
     try:
         for seed in range(5):
@@ -155,25 +156,43 @@ class _Types(TorchFunctionMode):
 
 
 def exact_trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
-    """Trials in float64 or, where the network's own code makes tensors of another type, in the type that it has."""
+    """Trials in float64 or, where the network's own code makes tensors of another type, in the type that it has.
+
+    All examples run first in the network's own type: a table that its code keeps for later calls is made then.
+    """
+    own = evaluating(runnable_copy(masked))
+    examples, more = [given, *telling(own, given)], [*varying(own, given)]
     try:
-        doubled = tree_map_only(Tensor, _doubled, given)
-        return trials(copy_in_float64(masked).eval(), copy_in_float64(small).eval(), kept, doubled, 1e-9)
+        large, less = evaluating(copy_in_float64(masked)), evaluating(copy_in_float64(small))
+        of_given, of_more = (tree_map_only(Tensor, _doubled, each) for each in (examples, more))
+        return trials(large, less, kept, of_given, of_more, 1e-9)
     except Exception:  # whatever its code raises for another type than its own
-        tolerance = _ROUNDS[torch.float32]
-        return trials(runnable_copy(masked).eval(), runnable_copy(small).eval(), kept, given, tolerance)
+        return trials(own, evaluating(runnable_copy(small)), kept, examples, more, _ROUNDS[torch.float32])
 
 
-def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call, tolerance: float) -> list[Trial]:
-    """With the weights that the networks have and, if the masked one runs with them, with others."""
-    examples = [given, *_telling(masked, given)]
-    first = Trial(masked, small, examples, [each.outputs(masked) for each in examples], tolerance)
+def trials(
+    masked: nn.Module,
+    small: nn.Module,
+    kept: KeptIndices,
+    examples: Sequence[Call],
+    more: Sequence[Call],
+    tolerance: float,
+) -> list[Trial]:
+    """With the weights that the networks have and, if the masked one runs with them, with others, on more examples."""
+    given = _trial(masked, small, examples, tolerance)
     masked, small = runnable_copy(masked), runnable_copy(small)
     _draw_weights(masked, small, kept)
-    expected = {place: found for place, each in enumerate(examples) if (found := _numbers(masked, each)) is not None}
-    if not expected:
-        return [first]
-    return [first, Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)]
+    drawn = _trial(masked, small, [*examples, *more], tolerance, only_numbers=True)
+    return [given, drawn] if drawn.examples else [_trial(given.masked, given.small, [*examples, *more], tolerance)]
+
+
+def _trial(
+    masked: nn.Module, small: nn.Module, examples: Sequence[Call], tolerance: float, *, only_numbers: bool = False
+) -> Trial:
+    """On those of some examples on which the masked network puts out numbers, or on all."""
+    outputs = [numbers(masked, each) if only_numbers else each.outputs(masked) for each in examples]
+    expected = {place: found for place, found in enumerate(outputs) if found is not None}
+    return Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)
 
 
 def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: int = 0) -> None:
@@ -194,72 +213,6 @@ def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: 
         smaller[name].copy_(cut)
 
 
-def _numbers(model: nn.Module, example: Call) -> list[Tensor] | None:
-    """What a network puts out on an example; None where it does not run, or what comes out are not numbers."""
-    try:
-        found = example.outputs(model)
-    except Exception:  # whatever its own code raises for inputs that it does not take
-        return None
-    return None if any(bool(each.isnan().any()) for each in found) else found
-
-
-# Examples that show more
-
-
-def _telling(model: nn.Module, given: Call) -> Iterator[Call]:
-    """The example with other elements where all of a tensor are the same, and with several steps where it has one."""
-    leaves, spec = tree_flatten(given)
-    most = safe_ids(model)
-    changed = False
-    for place, leaf in enumerate(leaves):
-        if _says_nothing(leaf) and (other := _varied(leaf, most)) is not None:
-            tried = [*leaves[:place], other, *leaves[place + 1 :]]
-            if _numbers(model, tree_unflatten(tried, spec)) is not None:
-                leaves, changed = tried, True
-    if changed:
-        yield tree_unflatten(leaves, spec)
-    longer = tree_unflatten([lengthened(leaf, most) if _is_one_step(leaf) else leaf for leaf in leaves], spec)
-    if any(map(_is_one_step, leaves)) and most >= _LONGER and _numbers(model, longer) is not None:
-        yield longer
-
-
-def safe_ids(model: nn.Module) -> int:
-    """Below which number any table may be asked: on a GPU an index beyond its end ends the process."""
-    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
-        return _LONGER
-    return min((each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)), default=0)
-
-
-def _says_nothing(thing: Any) -> bool:
-    """Whether all elements of a tensor are the same: for zeros, and for equal tokens, many networks give the same."""
-    return isinstance(thing, Tensor) and bool(thing.numel()) and bool((thing == thing.flatten()[0]).all())
-
-
-def _varied(tensor: Tensor, most: int) -> Tensor | None:
-    """The tensor with draws added; whole numbers stay within the range that they have, or below `most`."""
-    generator = torch.Generator().manual_seed(0)
-    if tensor.is_floating_point():
-        return tensor + torch.randn(tensor.shape, generator=generator).to(tensor)
-    if tensor.dtype == torch.bool or tensor.is_complex() or tensor.numel() < 2 or bool((tensor < 0).any()):
-        return None
-    if most < 2 and not bool(tensor.all()):
-        return None
-    draws = torch.randint(2, tensor.shape, generator=generator)
-    draws.view(-1)[-1] = 1 - draws.view(-1)[0]
-    draws = draws.to(tensor)
-    return torch.where(tensor > 0, tensor - draws, tensor + draws)
-
-
-def _is_one_step(thing: Any) -> bool:
-    return isinstance(thing, Tensor) and thing.ndim > 1 and thing.shape[1] == 1
-
-
-def lengthened(tensor: Tensor, most: int, dim: int = 1) -> Tensor:
-    repeated = tensor.repeat_interleave(_LONGER, dim)
-    varied = _varied(repeated, most)
-    return repeated if varied is None else varied
-
-
 def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
@@ -276,90 +229,19 @@ def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
     """
     moved: tuple[set[tuple[int, int]], set[tuple[int, int]]] = set(), set()  # of the dense network, of the masked one
     for seed in range(_DRAWS):
-        dense = runnable_copy(model).eval()
+        dense = evaluating(runnable_copy(model))
         _draw_weights(dense, dense, {}, seed)
-        if not (runs := _numbers(dense, given) is not None):
-            dense = runnable_copy(model).eval()
+        if not (runs := numbers(dense, given) is not None):
+            dense = evaluating(runnable_copy(model))
         masked = runnable_copy(dense)
         mask.apply(masked)
         for network, found in zip((dense, masked), moved, strict=True):
             before = given.outputs(network)
-            for place, changed in enumerate(_changed(given)):
-                after = changed.outputs(network)
+            for place, other in enumerate(changed(given)):
+                after = other.outputs(network)
                 same = map(torch.equal, before, after)
                 found.update((place, number) for number, is_same in enumerate(same) if not is_same)
         if not runs:
             break
     dense_moved, masked_moved = moved
     return not dense_moved <= masked_moved
-
-
-def _changed(given: Call) -> Iterator[Call]:
-    """The example with one of its tensors changed at a time; whole numbers stay within their range."""
-    leaves, spec = tree_flatten(given)
-    for place, leaf in enumerate(leaves):
-        if (other := _other(leaf)) is not None:
-            yield tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], spec)
-
-
-def _other(thing: Any) -> Tensor | None:
-    if not isinstance(thing, Tensor) or thing.dtype == torch.bool or not thing.numel():
-        return None
-    if thing.is_floating_point():
-        return thing + torch.linspace(0.5, 1, thing.numel(), dtype=thing.dtype, device=thing.device).view(thing.shape)
-    return thing.max() + thing.min() - thing
-
-
-# Copies and outputs
-
-
-def copy_in_float64(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have double precision."""
-    weights = [each for each in model.parameters() if type(each) is nn.Parameter and each.is_floating_point()]
-    # Weights are converted as they are copied: one copy of a large network less.
-    converted = (nn.Parameter(each.detach().to(torch.float64, copy=True), each.requires_grad) for each in weights)
-    return copied(model, zip(weights, converted, strict=True)).double()
-
-
-def to_run(model: nn.Module) -> nn.Module:
-    """A copy with the same weights, for one run: what the code keeps of it is not there in the next."""
-    return copied(model, ((parameter, parameter) for parameter in model.parameters()))
-
-
-def runnable_copy(model: nn.Module) -> nn.Module:
-    """A copy of a network, to be run."""
-    made = copied(model)
-    flatten_recurrent(made)
-    return made
-
-
-def flatten_recurrent(model: nn.Module) -> None:
-    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call.
-
-    They are in several pieces after a change of their shapes, and in every copy.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-
-
-def tensors_in(thing: Any) -> list[Tensor]:
-    """The tensors of an output, however it nests them; an error if there is none."""
-    if found := list(_tensors(thing)):
-        return found
-    raise InputError(
-        f"the network puts out no tensor, but {shown(thing)}, so that nothing can be compared; let it give tensors, in "
-        "lists, dictionaries or dataclasses if there are several"
-    )
-
-
-def _tensors(thing: Any) -> Iterator[Tensor]:
-    for leaf in tree_leaves(thing):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif isinstance(leaf, Mapping):
-            yield from _tensors(list(leaf.values()))
-        elif isinstance(leaf, list | tuple):
-            yield from _tensors(list(leaf))
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors(list(vars(leaf).values()))

@@ -1,0 +1,65 @@
+"""Copies of a network that can be run: what its code does to them, it does not do to the network."""
+
+import torch
+from torch import nn
+
+from rewound.foundations.copying import copied
+from rewound.foundations.errors import InputError
+
+
+def runnable_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network, to be run."""
+    made = copied(model)
+    flatten_recurrent(made)
+    return made
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """The same, which shares with the network what cannot be copied, such as locks and open files."""
+    try:
+        return runnable_copy(model)
+    except InputError:
+        things = [thing for module in model.modules() for name, thing in vars(module).items() if name not in _OF_TORCH]
+        made = copied(model, [(thing, thing) for thing in things if not _can_be_copied(thing)])
+        flatten_recurrent(made)
+        return made
+
+
+_OF_TORCH = vars(nn.Module())
+
+
+def _can_be_copied(thing: object) -> bool:
+    try:
+        copied(thing)
+    except InputError:
+        return False
+    return True
+
+
+def to_run(model: nn.Module) -> nn.Module:
+    """A copy with the same weights, for one run: what the code keeps of it is not there in the next."""
+    return copied(model, ((parameter, parameter) for parameter in model.parameters()))
+
+
+def copy_in_float64(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have double precision."""
+    weights = [each for each in model.parameters() if type(each) is nn.Parameter and each.is_floating_point()]
+    # Weights are converted as they are copied: one copy of a large network less.
+    converted = (nn.Parameter(each.detach().to(torch.float64, copy=True), each.requires_grad) for each in weights)
+    return copied(model, zip(weights, converted, strict=True)).double()
+
+
+def flatten_recurrent(model: nn.Module) -> None:
+    """Put the weights of each recurrent layer into one piece of memory, which cuDNN would else do at every call.
+
+    They are in several pieces after a change of their shapes, and in every copy.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def evaluating(model: nn.Module) -> nn.Module:
+    """The model, in evaluation mode from now on; the `eval` of somebody's own class may return nothing."""
+    model.eval()
+    return model
