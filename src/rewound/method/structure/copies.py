@@ -16,13 +16,24 @@ def runnable_copy(model: nn.Module) -> nn.Module:
 
 def sharing_copy(model: nn.Module) -> nn.Module:
     """The same, which shares with the network what cannot be copied, such as locks and open files."""
+    made = _copied_but_for(model, [])
+    flatten_recurrent(made)
+    return made
+
+
+def to_run(model: nn.Module) -> nn.Module:
+    """A copy with the same weights, for one run: what the code keeps of it is not there in the next."""
+    return _copied_but_for(model, list(model.parameters()))
+
+
+def _copied_but_for(model: nn.Module, shared: list[nn.Parameter]) -> nn.Module:
+    """A copy that shares some parameters, and what cannot be copied."""
     try:
-        return runnable_copy(model)
+        return copied(model, zip(shared, shared, strict=True))
     except InputError:
         things = [thing for module in model.modules() for name, thing in vars(module).items() if name not in _OF_TORCH]
-        made = copied(model, [(thing, thing) for thing in things if not _can_be_copied(thing)])
-        flatten_recurrent(made)
-        return made
+        together = [*shared, *(thing for thing in things if not _can_be_copied(thing))]
+        return copied(model, zip(together, together, strict=True))
 
 
 _OF_TORCH = vars(nn.Module())
@@ -34,11 +45,6 @@ def _can_be_copied(thing: object) -> bool:
     except InputError:
         return False
     return True
-
-
-def to_run(model: nn.Module) -> nn.Module:
-    """A copy with the same weights, for one run: what the code keeps of it is not there in the next."""
-    return copied(model, ((parameter, parameter) for parameter in model.parameters()))
 
 
 def copy_in_float64(model: nn.Module) -> nn.Module:

@@ -79,9 +79,10 @@ class Units:
     def whole(self, mask: Mask) -> Mask:
         """The mask that also removes what is left of units whose producing weights are all gone.
 
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> import rewound
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
         >>> rows = Mask({"0.weight": torch.tensor([[True, True], [False, False], [True, True]])})
-        >>> units(model, (torch.zeros(1, 2),)).whole(rows)["2.weight"]
+        >>> rewound.units(model, (torch.zeros(1, 2),)).whole(rows)["2.weight"]
         tensor([[ True, False,  True]])
         """
         check_kind("mask", mask, Mask, "give a rewound.Mask")
