@@ -23,8 +23,8 @@ from training_loops import AT_ONCE, Loop, T, batch, network, redraw
 UNITS = Pruner(pattern="unit")
 OPTIMIZERS = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
-    # A bias before BatchNorm has a gradient of zero, but for rounding, which AdamW divides by its own size: on some CPUs
-    # more than 1e-10 comes of it, unless a larger eps keeps it small.
+    # A bias before BatchNorm has a gradient of zero, but for rounding, which AdamW divides by its own size: more than
+    # 1e-10 comes of it on some CPUs, unless a larger eps keeps it small.
     "adamw": lambda model: AdamW(model.parameters(), lr=0.01, eps=1e-3),
 }
 

@@ -399,3 +399,49 @@ def test_a_number_that_stays_is_not_tried_with_values_that_need_much_memory() ->
     found = units(model, (x,))
     small = slim(model, found.mask_without(found.groups[0].units[32:]), (x,)).model
     assert small.scale == max(seen) == 2
+
+
+class Keeper(nn.Module):
+    """A layer that its parent never calls, but reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.groups, self.scale = nn.Parameter(torch.randn(8, 6)), 8, 8
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeper, self.last = Keeper(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keeper.scale * self.last((x @ self.keeper.weight.T).view(-1, self.keeper.groups).relu())
+
+
+def without_half(model: nn.Module) -> Slim:
+    example = (torch.randn(2, 6),)
+    found = units(model, example)
+    return slim(model, found.mask_without(found.groups[0].units[::2]), example, groups=found)
+
+
+def test_a_count_is_found_in_a_layer_that_others_read_and_nobody_calls() -> None:
+    small = without_half(Reader()).model.keeper
+    assert (small.groups, small.scale) == (4, 8)
+    assert "__getattribute__" not in vars(Keeper)
+
+
+class Counting(Reader):
+    """Its class says itself how attributes are read, and notes it."""
+
+    seen = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Counting.seen += name == "keeper"
+        return super().__getattribute__(name)
+
+
+def test_how_a_class_reads_its_attributes_is_left_as_it_was() -> None:
+    before = vars(Counting)["__getattribute__"]
+    assert without_half(Counting()).model.keeper.groups == 4
+    assert Counting.seen > 0
+    assert vars(Counting)["__getattribute__"] is before

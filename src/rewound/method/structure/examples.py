@@ -98,9 +98,12 @@ def varying(model: nn.Module, given: Call) -> Iterator[Call]:
         others = [_SHORT, size // 2 + 1] if size > _SHORT else []
         short = next(filter(partial(_is_sure, model), (_resized(short, {size: each}) for each in others)), short)
     counting: Call = tree_map_only(Tensor, _counting, short)
+    if _is_another(counting, short) and _is_sure(model, counting):
+        yield counting
+    elif short is not given:
+        yield short
     shortest = {size: _SHORTEST for size in _sizes(short) if size > _SHORTEST}
     longer = {size: 2 * size + 1 for size in _sizes(given) if size <= _SHORT and safe_ids(model) == _LONGER}
-    yield from filter(partial(_is_sure, model), [counting if _is_sure(model, counting) else short])
     for sizes in (shortest, longer):
         together = [_resized(short, sizes)] if sizes else []
         apart = [_resized(short, {size: other}) for size, other in sizes.items()]
@@ -112,6 +115,11 @@ def _sizes(example: Call) -> list[int]:
     """The sizes that tensors of an example have, each once."""
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
     return list(dict.fromkeys(size for each in tensors for size in each.shape))
+
+
+def _is_another(one: Call, other: Call) -> bool:
+    """Whether one example was made with other tensors than the other."""
+    return any(first is not second for first, second in zip(tree_leaves(one), tree_leaves(other), strict=True))
 
 
 def _is_sure(model: nn.Module, example: Call) -> bool:

@@ -6,20 +6,19 @@ one (`trials`). If none does, it is refused. A number that may be any stays as i
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rewound.foundations.errors import InputError
 from rewound.method.structure.examples import Call
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.passes import check_training
-from rewound.method.structure.trials import Trial, exact_trials
+from rewound.method.structure.trials import Trial, trials
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
 _CHOICES = 1000  # that are looked at
@@ -36,21 +35,21 @@ def correct_counts(
 ) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
-    tried = exact_trials(masked, small, kept, Call(args, keywords))
+    tried = trials(masked, small, kept, Call(args, keywords))
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
-    choice, failure = fit(numbers, tried)
-    if choice is None and any(trial.varies for trial in tried):
+    found = fit(numbers, tried)
+    if found.choice is None and any(trial.varies for trial in tried):
         raise InputError(
             "this network does not put out the same twice, so that no smaller one can be compared with it; let it draw "
             "from the generators of torch, numpy or random, or from one that it holds"
         )
-    if choice is None:
+    if found.choice is None:
         raise InputError(
-            f"no smaller network was found that equals the masked one ({failure}): a count in its code could not be "
-            "written anew; let the code read sizes from its weights, keep its units with skip=, or remove equal parts "
-            'of its layers by scope="layer"'
+            f"no smaller network was found that equals the masked one ({found.failure}): a count in its code could not "
+            "be written anew; let the code read sizes from its weights, keep its units with skip=, or remove equal "
+            'parts of its layers by scope="layer"'
         )
-    _restore_others(tried, numbers, choice)
+    _restore_others(tried, numbers, found.choice, found.read)
     check_training(tried, kept)
 
 
@@ -173,6 +172,7 @@ class _Number:
 
 
 Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
+"""By the class of their modules, the name of the attribute, and the place in it."""
 
 
 def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndices) -> Numbers:
@@ -219,38 +219,65 @@ def counts_in(module: nn.Module) -> dict[str, int | Sequence[int]]:
     return {name: value for name, value in vars(module).items() if is_whole(value)}
 
 
-def fit(numbers: Numbers, tried: Sequence[Trial]) -> tuple[Sequence[int] | None, str]:
-    """Write numbers anew so that the small network equals the masked one; which options, or what the first try gave.
+class Fit(NamedTuple):
+    """What came of a search for counts that make the small network equal the masked one."""
 
-    A choice is not tried that differs from an earlier one in classes alone of which no module was called then, as the
-    network failed before.
+    choice: Sequence[int] | None
+    """Which option of each number; None if no choice was found."""
+    failure: str
+    """What the first choice gave, if none was found."""
+    read: Sequence[bool]
+    """Which of the numbers the code read with this choice."""
+
+
+def fit(numbers: Numbers, tried: Sequence[Trial]) -> Fit:
+    """Write numbers anew so that the small network equals the masked one.
+
+    A choice is not tried that differs from an earlier one in numbers alone that the code had not read when it failed.
     """
-    first, tries, kinds = "", 0, [kind for kind, _, _ in numbers]
+    first, tries = "", 0
     failed: list[dict[int, int]] = []
     for choice in itertools.islice(_choices(numbers), _CHOICES):
         if any(all(choice[place] == option for place, option in each.items()) for each in failed):
             continue
         _write(numbers, choice)
-        with _called() as called:
+        with _read({kind for kind, _, _ in numbers}) as attributes:
             difference = _difference(tried)
+        read = [(kind, name) in attributes for kind, name, _ in numbers]
         if not difference:
-            return choice, ""
+            return Fit(choice, "", read)
         first, tries = first or difference, tries + 1
         if tries == _TRIES:
             break
-        failed.append({place: choice[place] for place, kind in enumerate(kinds) if kind in called})
-    return None, first
+        failed.append({place: option for place, option in enumerate(choice) if read[place]})
+    return Fit(None, first, [])
 
 
 @contextmanager
-def _called() -> Iterator[set[type]]:
-    """Of which classes modules are called inside."""
-    found: set[type] = set()
-    handle = register_module_forward_pre_hook(lambda module, given: found.add(type(module)))
+def _read(kinds: Iterable[type]) -> Iterator[set[tuple[type, str]]]:
+    """Which attributes of objects of some classes are read inside, by class and name."""
+    found: set[tuple[type, str]] = set()
+
+    def noting(kind: Any) -> Callable[[object, str], object]:
+        before = kind.__getattribute__
+
+        def noted(thing: object, name: str) -> object:
+            found.add((type(thing), name))
+            return before(thing, name)
+
+        return noted
+
+    own = {kind: vars(kind).get("__getattribute__") for kind in kinds}
     try:
+        for kind in own:
+            type.__setattr__(kind, "__getattribute__", noting(kind))
         yield found
     finally:
-        handle.remove()
+        for kind, before in own.items():
+            if before is None:
+                type.__delattr__(kind, "__getattribute__")
+            else:
+                type.__setattr__(kind, "__getattribute__", before)
 
 
 def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
@@ -275,14 +302,15 @@ def _write(found: Numbers, choice: Sequence[int]) -> None:
             number.write(option)
 
 
-def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int]) -> None:
+def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int], read: Sequence[bool]) -> None:
     """Put back each number that counts nothing here, as any would do: a layer's index, or the longest input.
 
-    That it makes no difference what it was is not enough: on an example of one token, a wrong number of heads does not.
+    Of a number that is read, it is not enough that it makes no difference what it was: on an example of one token, a
+    wrong number of heads makes none.
     """
-    left = list(choice)
+    left = [option if is_read else 0 for option, is_read in zip(choice, read, strict=True)]
     for place, numbers in enumerate(found.values()):
-        if not choice[place]:
+        if not left[place]:
             continue
         without = [0 if other == place else option for other, option in enumerate(left)]
         _write(found, without)

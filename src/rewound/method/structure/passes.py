@@ -25,14 +25,15 @@ _KEEP = "keep those with skip=, or keep the network as it is"
 
 
 def check_training(tried: Sequence[Trial], kept: KeptIndices) -> None:
-    """An error if the networks differ in training mode; afterwards they stay in it."""
-    for trial in tried:
-        passes = _passes(trial)
-        if passes is None:
-            continue
-        passes.check_outputs()
-        if trial is tried[-1]:  # with drawn weights, if the network runs with them: no branch is silent
-            passes.check_gradients(kept)
+    """An error if the networks differ in training mode; afterwards they stay in it.
+
+    With drawn weights, if the network trains with them, as no branch is silent then.
+    """
+    for trial in reversed(tried):
+        if (passes := _passes(trial)) is not None:
+            passes.check(kept)
+            if passes.has_numbers:
+                return
 
 
 @dataclass(frozen=True)
@@ -43,32 +44,39 @@ class _Passes:
     example: Call
     expected: list[Tensor]
 
-    def check_outputs(self) -> None:
+    @property
+    def has_numbers(self) -> bool:
+        return not any(bool(each.isnan().any()) for each in self.expected)
+
+    def check(self, kept: KeptIndices) -> None:
+        """Both networks' outputs and, where code decides itself where gradients go, these."""
+        gradients = _Gradients()
         try:
-            given = _trained(self.trial.small, self.example)
+            with torch.enable_grad(), gradients:
+                outputs = _trained(self.trial.small, self.example)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise InputError(
                 f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
                 f"used only there reads units that are gone; {_KEEP}"
             ) from error
-        off = distance(given, self.expected)
-        if self._differ(off, lambda seed: _trained(self.trial.masked, self.example, seed), self.expected):
+        off = distance([each.detach() for each in outputs], self.expected)
+        if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
             how = "differ" if off < torch.inf else "have other shapes"
             raise InputError(
                 f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
                 f"units that are gone; {_KEEP}"
             )
+        if gradients.decided or _has_functions(outputs):
+            self._check_gradients(kept)
 
-    def check_gradients(self, kept: KeptIndices) -> None:
+    def _check_gradients(self, kept: KeptIndices) -> None:
         """Those of what is left; they do not count where the masked network's are no numbers, as of a root at zero."""
 
         def of_masked(seed: int = 0) -> list[Tensor]:
             return _gradients(self.trial.masked, self.example, kept, seed)
 
         try:
-            if not _decides_gradients(self.trial.small, self.example):
-                return
             expected = of_masked()
         except Exception:  # whatever its own code raises
             return
@@ -104,7 +112,7 @@ def _passes(trial: Trial) -> _Passes | None:
     """
     for example in (trial.examples[0], _more_rows(trial.masked, trial.examples[0])):
         with suppress(Exception):  # whatever its own code raises
-            return _Passes(trial, example, _trained(trial.masked, example))
+            return _Passes(trial, example, _values(trial.masked, example))
     return None
 
 
@@ -112,6 +120,12 @@ def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
     """What a network puts out in training mode."""
     model.train()
     return example.outputs(model, seed)
+
+
+def _values(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
+    """The same with gradients, as in training, but without its graph."""
+    with torch.enable_grad():
+        return [each.detach() for each in _trained(model, example, seed)]
 
 
 def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0) -> list[Tensor]:
@@ -147,22 +161,22 @@ class _Gradients(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _decides_gradients(model: nn.Module, example: Call) -> bool:
-    """Whether a network has hooks, autograd functions of its own, or parts without gradients.
+def _has_functions(outputs: Sequence[Tensor]) -> bool:
+    """Whether outputs come of autograd functions of somebody's own.
 
-    Otherwise networks that put out the same have the same gradients, and those of a large one need not be computed.
+    Without these, hooks and parts without gradients, networks that put out the same have the same gradients, and those
+    of a large one need not be computed.
     """
-    noted = _Gradients()
-    with torch.enable_grad(), noted:
-        outputs = _trained(model, example)
-    nodes, seen = [each.grad_fn for each in outputs], set[Any]()
-    while nodes and not noted.decided:
+    nodes: list[Any] = [each.grad_fn for each in outputs]
+    seen = set[Any]()
+    while nodes:
         if (node := nodes.pop()) is None or node in seen:
             continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
         seen.add(node)
         nodes += [following for following, _ in node.next_functions]
-        noted.decided = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return noted.decided
+    return False
 
 
 def _draws(model: nn.Module, example: Call) -> list[list[torch.Size]]:

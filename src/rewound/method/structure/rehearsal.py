@@ -25,8 +25,8 @@ from rewound.method.structure.copies import evaluating, flatten_recurrent, runna
 from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
-from rewound.method.structure.kept import cut, kept_without, shapes_of, zero_gone
-from rewound.method.structure.trials import trials
+from rewound.method.structure.kept import KeptIndices, cut, kept_without, shapes_of, zero_gone
+from rewound.method.structure.trials import Trial, trial_of, trial_of_others
 
 _MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
 _TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
@@ -100,20 +100,32 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     units = [unit for family in gone for group in family for unit in group.units[_half(len(group)) :]]
     kept = kept_without(units, shapes_of(model))
     try:
-        masked = evaluating(runnable_copy(model))
-        for name, parameter in masked.named_parameters():
-            zero_gone(parameter, kept.get(name, {}))
-        small = copied(masked)
-        cut(small, kept)
-        rewrite_counts(masked, small)
-        flatten_recurrent(small)
         with _no_shortcut():
-            tried = trials(masked, small, kept, [example, *telling(masked, example)], [], _TOLERANCE)
-            return fit(own_numbers(masked, [trial.small for trial in tried], kept), tried)[1]
+            trial = _trial(model, kept, example)
+            return fit(own_numbers(trial.masked, [trial.small], kept), [trial]).failure
     except InputError:  # about what it puts out, or its copies: it says nothing of units
         return ""
     except Exception as error:  # whatever the model's own code raises
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _trial(model: nn.Module, kept: KeptIndices, example: Call) -> Trial:
+    """With other weights than the network has, if it runs with them."""
+    masked, small = _masked_and_small(model, kept)
+    examples = [example, *telling(masked, example)]
+    trial = trial_of_others(masked, small, kept, examples, _TOLERANCE)
+    return trial if trial.examples else trial_of(*_masked_and_small(model, kept), examples, _TOLERANCE)
+
+
+def _masked_and_small(model: nn.Module, kept: KeptIndices) -> tuple[nn.Module, nn.Module]:
+    masked = evaluating(runnable_copy(model))
+    for name, parameter in masked.named_parameters():
+        zero_gone(parameter, kept.get(name, {}))
+    small = copied(masked)
+    cut(small, kept)
+    rewrite_counts(masked, small)
+    flatten_recurrent(small)
+    return masked, small
 
 
 def _half(size: int) -> int:

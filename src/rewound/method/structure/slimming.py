@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
-from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy
+from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.groups import Units
@@ -234,7 +234,7 @@ def slim(
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
-    masked = copied(model)
+    masked = runnable_copy(model)
     mask.apply(masked)
     try:
         check_path(model, groups, mask, example_inputs, example_keywords)
@@ -257,13 +257,13 @@ def slim_to(
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
-    return _slimmed(model, copied(model), kept, _call(example_inputs, example_keywords))
+    return _slimmed(model, runnable_copy(model), kept, _call(example_inputs, example_keywords))
 
 
 def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Call) -> Slim:
     """`slim_to` by a copy of the model, in which what is gone may be set to zero."""
     check_memory(model)
-    _check_copy(model, example)
+    _check_copy(model, masked, example)
     shapes, small = shapes_of(masked), copied(masked)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
@@ -275,13 +275,13 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
 
 
 @torch.no_grad()
-def _check_copy(model: nn.Module, example: Call) -> None:
+def _check_copy(model: nn.Module, made: nn.Module, example: Call) -> None:
     """Refuse a network whose copy computes with weights of the original: those of the copy would not count."""
-    made = evaluating(runnable_copy(model))
+    tried = evaluating(to_run(made))
 
     def run() -> None:
         with suppress(Exception):  # whether it runs, and in which type, is seen in the trials
-            example.outputs(made)
+            example.run(tried)
 
     if used := weights_used(model, run):
         raise InputError(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from rewound.foundations.collector import collector_paused
 from rewound.foundations.copying import weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.randomness import all_draws
@@ -87,7 +88,8 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     tied = {name: first for name, first in first_names.items() if name != first}
-    found = _gathered(atoms, roots, shapes, tied)
+    with collector_paused():
+        found = _gathered(atoms, roots, shapes, tied)
     with _quiet():
         return without_needed(model, found, Call(as_arguments(example_inputs), as_keywords(example_keywords)))
 
@@ -116,7 +118,8 @@ def _apart(model: nn.Module, example: Call) -> nn.Module:
     """
     with suppress(Exception), _quiet(), torch.no_grad():  # whatever the model's own code raises
         made = evaluating(sharing_copy(model))
-        if not weights_used(model, lambda: example.run(to_run(made))):
+        tried = to_run(made)
+        if not weights_used(model, lambda: example.run(tried)):
             return made
     return model
 
@@ -260,8 +263,6 @@ def _gathered(
                     pinned[place] = reasons.get(int(factor.atoms[index]), TIED)
     grouped: dict[tuple[Dimension, ...], list[Unit]] = {}
     for places in found.values():
-        if not any(name in shapes for name, _ in places):
-            continue
         unit = Unit({place: tuple(indices) for place, indices in places.items()})
         grouped.setdefault(tuple(places), []).append(unit)
     groups = tuple(
@@ -272,6 +273,7 @@ def _gathered(
             tuple(place for place in members if place in of_filters),
         )
         for members, them in grouped.items()
+        if any(name in shapes for name, _ in members)
     )
     return Units(groups, pinned, shapes, tied)
 

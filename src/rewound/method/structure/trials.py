@@ -5,6 +5,7 @@ zeros, attention gives the same with any number of heads. So both are also run w
 that they have, and on an example in which elements differ.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -155,38 +156,41 @@ class _Types(TorchFunctionMode):
         return result
 
 
-def exact_trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
-    """Trials in float64 or, where the network's own code makes tensors of another type, in the type that it has.
+def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
+    """With the weights and the type that the networks have, then a closer one, on more examples.
 
-    All examples run first in the network's own type: a table that its code keeps for later calls is made then.
+    This is in float64 and with other weights, as far as the masked network puts out numbers then: its code may make
+    tensors of another type. All examples run in its own type first: a table that the code keeps for later calls is made
+    then.
     """
-    own = evaluating(runnable_copy(masked))
-    examples, more = [given, *telling(own, given)], [*varying(own, given)]
-    try:
-        large, less = evaluating(copy_in_float64(masked)), evaluating(copy_in_float64(small))
-        of_given, of_more = (tree_map_only(Tensor, _doubled, each) for each in (examples, more))
-        return trials(large, less, kept, of_given, of_more, 1e-9)
-    except Exception:  # whatever its code raises for another type than its own
-        return trials(own, evaluating(runnable_copy(small)), kept, examples, more, _ROUNDS[torch.float32])
+    large, less = evaluating(to_run(masked)), evaluating(to_run(small))
+    examples = [given, *telling(large, given)]
+    own = trial_of(large, less, examples, _ROUNDS[torch.float32], only_numbers=True)
+    examples += varying(large, given)
+    for others, doubled in itertools.product((True, False), (True, False)):
+        copy = copy_in_float64 if doubled else runnable_copy
+        pair = evaluating(copy(masked)), evaluating(copy(small))
+        calls = [tree_map_only(Tensor, _doubled, each) for each in examples] if doubled else examples
+        tolerance = 1e-9 if doubled else _ROUNDS[torch.float32]
+        trial = (
+            trial_of_others(*pair, kept, calls, tolerance)
+            if others
+            else trial_of(*pair, calls, tolerance, only_numbers=True)
+        )
+        if trial.examples:
+            return [each for each in (own, trial) if each.examples]
+    return [trial_of(large, less, [given], _ROUNDS[torch.float32])]
 
 
-def trials(
-    masked: nn.Module,
-    small: nn.Module,
-    kept: KeptIndices,
-    examples: Sequence[Call],
-    more: Sequence[Call],
-    tolerance: float,
-) -> list[Trial]:
-    """With the weights that the networks have and, if the masked one runs with them, with others, on more examples."""
-    given = _trial(masked, small, examples, tolerance)
-    masked, small = runnable_copy(masked), runnable_copy(small)
+def trial_of_others(
+    masked: nn.Module, small: nn.Module, kept: KeptIndices, examples: Sequence[Call], tolerance: float
+) -> Trial:
+    """With other weights, which the networks have from now on; without examples if the masked one does not run then."""
     _draw_weights(masked, small, kept)
-    drawn = _trial(masked, small, [*examples, *more], tolerance, only_numbers=True)
-    return [given, drawn] if drawn.examples else [_trial(given.masked, given.small, [*examples, *more], tolerance)]
+    return trial_of(masked, small, examples, tolerance, only_numbers=True)
 
 
-def _trial(
+def trial_of(
     masked: nn.Module, small: nn.Module, examples: Sequence[Call], tolerance: float, *, only_numbers: bool = False
 ) -> Trial:
     """On those of some examples on which the masked network puts out numbers, or on all."""
@@ -204,8 +208,8 @@ def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: 
             continue
         inputs = parameter.numel() // parameter.shape[0] if parameter.ndim > 1 and parameter.numel() else 32
         spread = (3 / inputs) ** 0.5
-        draws = (torch.rand(parameter.shape, generator=generator) * 2 - 1) * spread
-        parameter.add_(draws.to(parameter))
+        draws = torch.empty(parameter.shape).uniform_(-spread, spread, generator=generator)
+        parameter.add_(draws.to(parameter.device))
         zero_gone(parameter, kept.get(name, {}))
         cut = parameter.detach()
         for dim, left in kept.get(name, {}).items():
