@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.method.pruning.mask import Mask, plain_name
 from rewound.method.structure.groups import Dimension, Unit, UnitGroup, Units
@@ -36,7 +37,7 @@ def kept_indices(groups: Units, mask: Mask, shapes: Mapping[str, Sequence[int]])
                 "complete the mask with rewound.units(...).whole(mask), or keep the network as it is"
             )
     lost = _lost(gone)
-    for group in dead_groups(groups, mask):
+    for group in dead_groups(groups, gone):
         if any(len(lost[name, dim]) == shapes[name][dim] for name, dim in group.members):
             for place, indices in group.units[0].indices.items():
                 lost[place].difference_update(indices)
@@ -76,11 +77,18 @@ def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Te
     return found
 
 
-def cut(model: nn.Module, kept: KeptIndices) -> None:
-    """Cut the tensors of a network, which stay the same objects, to what is left."""
-    tensors = tensors_of(model)
-    for name, smaller in contracted({name: tensors[name].detach() for name in kept}, kept).items():
-        replace_data(tensors[name], smaller)
+def cut_copy(model: nn.Module, kept: KeptIndices) -> nn.Module:
+    """A copy of a network with what is left of its tensors; what is gone of its weights is not copied first."""
+    tensors, instead = tensors_of(model), dict[str, nn.Parameter]()
+    for name in kept:
+        if type(weight := tensors[name]) is nn.Parameter:
+            smaller = contracted({name: weight.detach()}, kept)[name]
+            instead[name] = nn.Parameter(smaller, weight.requires_grad)
+    small = copied(model, [(tensors[name], smaller) for name, smaller in instead.items()])
+    others = tensors_of(small)
+    for name in kept.keys() - instead.keys():
+        replace_data(others[name], contracted({name: others[name].detach()}, kept)[name])
+    return small
 
 
 def _copied_in_order(thing: Any, given: Any) -> Any:
@@ -116,10 +124,10 @@ def mask_of_dead_layers(mask: Mask, kept: KeptIndices) -> Mask:
     return Mask({name: left for name, left in contracted(mask, kept).items() if not bool(left.all())})
 
 
-def dead_groups(groups: Units, mask: Mask) -> list[UnitGroup]:
-    """The groups of which a mask removes every unit."""
-    gone = {id(unit) for unit in groups.gone(mask)}
-    return [group for group in groups if all(id(unit) in gone for unit in group.units)]
+def dead_groups(groups: Units, gone: Iterable[Unit]) -> list[UnitGroup]:
+    """The groups of which every unit is gone."""
+    ids = {id(unit) for unit in gone}
+    return [group for group in groups if all(id(unit) in ids for unit in group.units)]
 
 
 def zero_gone(parameter: Tensor, kept: Mapping[int, Tensor]) -> None:

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
 from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy
 from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
-from rewound.method.structure.kept import KeptIndices, cut, kept_without, shapes_of, zero_gone
+from rewound.method.structure.kept import KeptIndices, cut_copy, kept_without, shapes_of, zero_gone
 from rewound.method.structure.trials import Trial, trial_of, trial_of_others
 
 _MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
@@ -121,8 +120,7 @@ def _masked_and_small(model: nn.Module, kept: KeptIndices) -> tuple[nn.Module, n
     masked = evaluating(runnable_copy(model))
     for name, parameter in masked.named_parameters():
         zero_gone(parameter, kept.get(name, {}))
-    small = copied(masked)
-    cut(small, kept)
+    small = cut_copy(masked, kept)
     rewrite_counts(masked, small)
     flatten_recurrent(small)
     return masked, small

@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rewound.foundations.copying import copied, weights_used
+from rewound.foundations.copying import weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
 from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy, to_run
@@ -33,7 +33,7 @@ from rewound.method.structure.groups import Units
 from rewound.method.structure.kept import (
     KeptIndices,
     contracted,
-    cut,
+    cut_copy,
     dead_groups,
     kept_indices,
     mask_of_dead_layers,
@@ -264,11 +264,10 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
     """`slim_to` by a copy of the model, in which what is gone may be set to zero."""
     check_memory(model)
     _check_copy(model, masked, example)
-    shapes, small = shapes_of(masked), copied(masked)
+    shapes, small = shapes_of(masked), cut_copy(masked, kept)
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))
-    cut(small, kept)
     correct_counts(masked, small, kept, *example)
     flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
@@ -312,7 +311,7 @@ def check_path(
     example_keywords: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
-    dead = dead_groups(groups, mask)
+    dead = dead_groups(groups, groups.gone(mask))
     example = _call(example_inputs, example_keywords)
     if not dead or not cuts_off(model, mask, example):
         return
