@@ -12,29 +12,33 @@ from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
 
 
-def halved(model: nn.Module, example: Tensor) -> Slim:
-    found = units(model, (example,))
-    return slim(model, found.mask_without([unit for group in found for unit in group.units[::2]]), (example,))
+def halved(model: nn.Module, example: Tensor, traced: nn.Module | None = None) -> Slim:
+    """Without half of the units of what was traced: a network that is the same in evaluation mode, if one is given."""
+    found = units(traced or model, (example,))
+    mask = found.mask_without([unit for group in found for unit in group.units[::2]])
+    return slim(model, mask, (example,), groups=found)
 
 
 class Auxiliary(nn.Module):
     """A second head, in training only."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: bool = True) -> None:
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.a, self.b, self.c, self.used = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4), used
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.a(x).relu()
-        return self.b(hidden) + self.c(hidden) if self.training else self.b(hidden)
+        return self.b(hidden) + self.c(hidden) if self.training and self.used else self.b(hidden)
 
 
 def test_a_part_that_only_training_uses_is_refused() -> None:
-    model, example = Auxiliary(), torch.randn(2, 6)
+    model, without, example = Auxiliary(), Auxiliary(used=False), torch.randn(2, 6)
     state = torch.get_rng_state()
-    with pytest.raises(InputError, match="does not run in training mode") as refused:
-        halved(model, example)
-    assert "reads units that are gone; keep those with skip=" in str(refused.value)
+    with pytest.raises(
+        InputError, match=r"it does not run in training mode .* in the network of the class Aux"
+    ) as told:
+        halved(model, example, without)
+    assert "reads units that are gone); keep those units with skip=" in str(told.value)
     assert torch.equal(torch.get_rng_state(), state), "nothing is drawn from the caller's generator"
 
 
@@ -66,8 +70,8 @@ class Sensitive(nn.Module):
 
 def test_what_rounding_changes_much_hides_no_larger_difference() -> None:
     torch.manual_seed(0)
-    with pytest.raises(InputError, match="in training mode the outputs of the smaller network differ"):
-        halved(Returned("mean", Sensitive()), torch.randn(2, 6))
+    with pytest.raises(InputError, match="its outputs differ in training mode"):
+        halved(Returned("mean", Sensitive()), torch.randn(2, 6), Returned("sum"))
     assert halved(Returned("sum", Sensitive()), torch.randn(2, 6)).model.a.out_features == 4
 
 
@@ -107,11 +111,12 @@ BETWEEN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", BETWEEN)
 def test_what_only_training_returns_is_compared(name: str, rows: int) -> None:
+    traced = Returned("sum", BETWEEN[name]())
     torch.manual_seed(0)  # else, now and then all units are silent on one row
     example = torch.randn(rows, 6)
     for how, says in (("units", "have other shapes"), ("mean", "differ")):
-        with pytest.raises(InputError, match=f"in training mode the outputs of the smaller network {says}: .* skip="):
-            halved(Returned(how, BETWEEN[name]()), example)
+        with pytest.raises(InputError, match=f"its outputs {says} in training mode: .* skip="):
+            halved(Returned(how, BETWEEN[name]()), example, traced)
     assert halved(Returned("sum", BETWEEN[name]()), example).model.a.out_features == 4
 
 
@@ -134,8 +139,8 @@ class Noisy(nn.Module):
 def test_draws_that_do_not_depend_on_units_hide_no_difference() -> None:
     example = torch.randn(4, 6)
     assert halved(Returned("sum", StochasticDepth()), example).model.a.out_features == 4
-    with pytest.raises(InputError, match="in training mode the outputs of the smaller network differ"):
-        halved(Returned("mean", StochasticDepth()), example)
+    with pytest.raises(InputError, match="its outputs differ in training mode"):
+        halved(Returned("mean", StochasticDepth()), example, Returned("sum", StochasticDepth()))
     assert halved(Returned("sum", Noisy()), example).model.a.out_features == 4  # fewer units, and other noise
 
 
@@ -208,7 +213,7 @@ def test_gradients_that_depend_on_the_number_of_units_are_refused() -> None:
     hooked = nn.Identity()
     hooked.register_full_backward_hook(lambda module, given, put_out: (given[0] * put_out[0].shape[-1],))
     for between in (Passed(Shared), hooked, Learned()):
-        with pytest.raises(InputError, match=r"the gradients of the smaller network differ: a hook or .* skip="):
-            halved(network(between), example)
+        with pytest.raises(InputError, match=r"its gradients differ in training mode: a hook or .* skip="):
+            halved(network(between), example, network(nn.Identity()))
     for between in (Passed(Straight), Rooted()):
         assert halved(network(between), example).model[0].out_features == 4

@@ -370,3 +370,30 @@ def test_code_that_needs_multiples_of_sixteen_may_lose_some_of_48() -> None:
             self.a, self.b, self.c = nn.Linear(8, 48), nn.Linear(8, 48), nn.Linear(96, 2)
 
     assert names(units(Sixteen(), (X,))) == ["a.weight", "b.weight"]
+
+
+class SecondHead(nn.Module):
+    """GoogLeNet's kind: in training mode, a second head reads the units of the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.head, self.other = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        first = self.first(x).relu()
+        found: Tensor = self.head(self.second(first).relu())
+        return (found, self.other(first)) if self.training else found
+
+
+def test_units_that_only_training_reads_stay() -> None:
+    model = SecondHead()
+    found = units(model, (X,))
+    assert names(found) == ["second.weight"]
+    assert found.pinned["first.weight", 0].startswith(
+        "a network with half of them was tried: it does not run in training mode (RuntimeError in the network of the "
+        "class SecondHead"
+    )
+    small = slim(model, Pruner(pattern="unit")(model, 0.8, example_inputs=(X,)), (X,)).model
+    assert small.second.out_features < 16
+    assert [tuple(each.shape) for each in small.train()(X)] == [(3, 7, 4), (3, 7, 4)]

@@ -17,7 +17,7 @@ from torch import nn
 from rewound.foundations.errors import InputError
 from rewound.method.structure.examples import Call
 from rewound.method.structure.kept import KeptIndices
-from rewound.method.structure.passes import check_training
+from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, trials
 
 _TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
@@ -50,7 +50,11 @@ def correct_counts(
             'parts of its layers by scope="layer"'
         )
     _restore_others(tried, numbers, found.choice, found.read)
-    check_training(tried, kept)
+    if difference := training_difference(tried, kept):
+        raise InputError(
+            f"no smaller network was found that trains as the masked one ({difference}); keep those units with skip=, "
+            "or keep the network as it is"
+        )
 
 
 def _difference(tried: Sequence[Trial]) -> str:

@@ -16,24 +16,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.foundations.errors import InputError
-from rewound.method.structure.examples import Call, lengthened, safe_ids
+from rewound.method.structure.copies import to_run
+from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
 from rewound.method.structure.kept import KeptIndices
-from rewound.method.structure.trials import Trial, distance, largest_of, rounding
-
-_KEEP = "keep those with skip=, or keep the network as it is"
+from rewound.method.structure.trials import Trial, distance, largest_of, place_of, rounding
 
 
-def check_training(tried: Sequence[Trial], kept: KeptIndices) -> None:
-    """An error if the networks differ in training mode; afterwards they stay in it.
+def training_difference(tried: Sequence[Trial], kept: KeptIndices) -> str:
+    """What is wrong with the small network in training mode, in words; nothing if it trains as the masked one.
 
-    With drawn weights, if the network trains with them, as no branch is silent then.
+    Seen with drawn weights, if the network trains with them, as no branch is silent then. Afterwards the networks are
+    in training mode.
     """
     for trial in reversed(tried):
         if (passes := _passes(trial)) is not None:
-            passes.check(kept)
-            if passes.has_numbers:
-                return
+            difference = passes.difference(kept)
+            if difference or passes.has_numbers:
+                return difference
+    return ""
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,31 @@ class _Passes:
     def has_numbers(self) -> bool:
         return not any(bool(each.isnan().any()) for each in self.expected)
 
-    def check(self, kept: KeptIndices) -> None:
-        """Both networks' outputs and, where code decides itself where gradients go, these."""
-        gradients = _Gradients()
+    def difference(self, kept: KeptIndices) -> str:
+        """Of both networks' outputs and, where code decides itself where gradients go, of these."""
+        self.trial.small.train()
+        small, gradients = to_run(self.trial.small), _Gradients()
         try:
             with torch.enable_grad(), gradients:
-                outputs = _trained(self.trial.small, self.example)
-        except Exception as error:
+                outputs = tensors_in(self.example.run(small))
+        except Exception as error:  # whatever a module's own code raises
             reason = str(error).strip().partition("\n")[0]
-            raise InputError(
-                f"the smaller network does not run in training mode ({type(error).__name__}: {reason}): a part that is "
-                f"used only there reads units that are gone; {_KEEP}"
-            ) from error
+            return (
+                f"it does not run in training mode ({type(error).__name__}{place_of(error, small)}: {reason}): a part "
+                "that is used only there reads units that are gone"
+            )
         off = distance([each.detach() for each in outputs], self.expected)
         if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
             how = "differ" if off < torch.inf else "have other shapes"
-            raise InputError(
-                f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
-                f"units that are gone; {_KEEP}"
+            return f"its outputs {how} in training mode: what only training uses or returns has units that are gone"
+        if (gradients.decided or _has_functions(outputs)) and self._gradients_differ(kept):
+            return (
+                "its gradients differ in training mode: a hook or an autograd function computes them from units that "
+                "are gone, or from their number"
             )
-        if gradients.decided or _has_functions(outputs):
-            self._check_gradients(kept)
+        return ""
 
-    def _check_gradients(self, kept: KeptIndices) -> None:
+    def _gradients_differ(self, kept: KeptIndices) -> bool:
         """Those of what is left; they do not count where the masked network's are no numbers, as of a root at zero."""
 
         def of_masked(seed: int = 0) -> list[Tensor]:
@@ -79,15 +81,11 @@ class _Passes:
         try:
             expected = of_masked()
         except Exception:  # whatever its own code raises
-            return
+            return False
         if not all(math.isfinite(largest_of(each)) for each in expected if each.numel()):
-            return
+            return False
         given = _gradients(self.trial.small, self.example, {})
-        if self._differ(distance(given, expected), of_masked, expected):
-            raise InputError(
-                "in training mode the gradients of the smaller network differ: a hook or an autograd function computes "
-                f"them from units that are gone, or from their number; {_KEEP}"
-            )
+        return self._differ(distance(given, expected), of_masked, expected)
 
     def _differ(self, off: float, again: Callable[[int], list[Tensor]], expected: Sequence[Tensor]) -> bool:
         """Whether so large a distance is a difference, and not one of rounding, or of draws.

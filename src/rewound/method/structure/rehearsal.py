@@ -25,6 +25,7 @@ from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.kept import KeptIndices, cut_copy, kept_without, shapes_of, zero_gone
+from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, trial_of, trial_of_others
 
 _MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
@@ -101,7 +102,8 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     try:
         with _no_shortcut():
             trial = _trial(model, kept, example)
-            return fit(own_numbers(trial.masked, [trial.small], kept), [trial]).failure
+            failure = fit(own_numbers(trial.masked, [trial.small], kept), [trial]).failure
+            return failure or training_difference([trial], kept)
     except InputError:  # about what it puts out, or its copies: it says nothing of units
         return ""
     except Exception as error:  # whatever the model's own code raises

@@ -51,7 +51,7 @@ class Trial:
                 given = tensors_in(example.run(small))
             except Exception as error:  # whatever a module's own code raises where a count is wrong
                 reason = str(error).strip().partition("\n")[0]
-                return f"{type(error).__name__}{_place(error, small)}: {reason}"
+                return f"{type(error).__name__}{place_of(error, small)}: {reason}"
             if (off := distance(given, expected)) > self.tolerance and off > self._rounding(place):
                 return "its outputs differ"
         return ""
@@ -70,7 +70,7 @@ class Trial:
         return self._known[place]
 
 
-def _place(error: Exception, model: nn.Module) -> str:
+def place_of(error: Exception, model: nn.Module) -> str:
     """The innermost module in whose code an error was raised, in words; torch's own are told by what calls them."""
     names, found = {id(module): name for name, module in model.named_modules()}, ""
     for frame, _ in walk_tb(error.__traceback__):
