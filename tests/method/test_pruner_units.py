@@ -340,6 +340,7 @@ def test_a_network_without_units_says_so() -> None:
     normalised = [nn.utils.parametrizations.weight_norm(nn.Linear(2, 4)), nn.Linear(4, 3)]
     for layers, why in (
         ([nn.Linear(2, 3)], "it is an output of the network"),
+        ([nn.Unflatten(1, (2, 1, 1)), nn.Conv2d(2, 3, 3, padding=1)], "it is an output of the network"),
         (normalised, "weight_norm divides by it"),
     ):
         with pytest.raises(InputError, match=rf"none of the network can shrink \(the most common reason: {why}"):

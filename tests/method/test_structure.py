@@ -24,6 +24,7 @@ QUICK = (
     "pixel-shuffle",
     "gated",
     "halved",
+    "frozen",
     "bilstm",
     "experts",
     "bert",
@@ -49,6 +50,7 @@ COUNTS = {
     "pixel-shuffle": [5, 3],
     "gated": [4, 5],  # groups; a value with its gate
     "halved": [5, 4],  # a value with its gate
+    "frozen": [4, 6],  # the residual stream; the inner one
     "lstm": [6, 5],  # words; hidden units, which both layers, directions and all gates have in common
     "bilstm": [6, 5],
     "projected-lstm": [6, 5, 3],  # and what is projected of them
@@ -113,6 +115,25 @@ def test_what_an_index_selects_of_stays() -> None:
     found = units(Selected(), (torch.rand(2, 3),))
     assert len(found) == 0
     assert found.pinned["first.weight", 0] == "it is looked up by an index"
+
+
+def test_what_a_layer_reads_with_a_buffer_stays_as_no_mask_makes_it_zero() -> None:
+    class Projected(nn.Module):
+        """Half of what is at a unit without weights reaches the outputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(3, 4)
+            self.register_buffer("projection", torch.ones(4, 1))
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.first(x).sigmoid(), self.scale * self.second(x).sigmoid()
+            return one @ self.projection + nn.functional.linear(other, self.scale[None])
+
+    found = units(Projected(), (torch.rand(2, 3),))
+    assert len(found) == 0
+    assert found.pinned["projection", 0] == found.pinned["scale", 0] == "it is a buffer that is read, or divided by"
 
 
 def test_weights_that_are_standardised_keep_what_they_read() -> None:

@@ -126,6 +126,38 @@ class Gated(nn.Module):
         return self.last(a * torch.sigmoid(b))
 
 
+class FrozenNorm(nn.Module):
+    """A BatchNorm that is not trained: its numbers are buffers, as in detectors."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + 0.1).rsqrt()
+        return x * scale.view(1, -1, 1, 1) + (self.bias - self.running_mean * scale).view(1, -1, 1, 1)
+
+
+class Frozen(nn.Module):
+    """A residual network whose normalisation is frozen, and a number for each channel beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), FrozenNorm(outputs))
+            for inputs, outputs in ((3, 4), (4, 6), (6, 4))
+        )
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 4).view(4, 1, 1), persistent=False)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = (self.scale * x + self.second(self.first(x).sigmoid())).relu()
+        found: Tensor = self.head(x.mean((2, 3)))
+        return found
+
+
 class Halved(nn.Module):
     """`glu` behind instance normalisation, and a selection of places."""
 
@@ -248,6 +280,7 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "pixel-shuffle": of(SuperResolution),
     "gated": of(Gated),
     "halved": of(Halved),
+    "frozen": of(Frozen),
     "lstm": tagger(nn.LSTM),
     "bilstm": tagger(nn.LSTM, bidirectional=True),
     "projected-lstm": tagger(nn.LSTM, bidirectional=True, proj_size=3),

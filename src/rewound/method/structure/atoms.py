@@ -40,6 +40,8 @@ class Labels:
     factors: tuple[Factor, ...] = ()
     is_weight: bool = False
     """Whether it is a parameter or a rearrangement of one."""
+    is_constant: bool = False
+    """Whether it is a buffer, or computed of buffers: it shrinks beside units, and no mask makes it zero."""
 
     @property
     def rank(self) -> int:
@@ -201,10 +203,10 @@ class Atoms:
         return {atom: of_root[root] for atom, root in enumerate(roots.tolist()) if root in of_root}
 
 
-def labelled(atoms: Atoms, shape: tuple[int, ...], *, is_weight: bool = False) -> Labels:
+def labelled(atoms: Atoms, shape: tuple[int, ...], *, is_weight: bool = False, is_constant: bool = False) -> Labels:
     """Labels of a tensor whose every index may go by itself."""
     factors = [Factor((dim,), atoms.fresh(size)) for dim, size in enumerate(shape) if size > 1]
-    return Labels(shape, tuple(factors), is_weight)
+    return Labels(shape, tuple(factors), is_weight, is_constant)
 
 
 def _joined(roots: Tensor, edges: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from rewound.foundations.errors import InputError
 from rewound.method.structure.examples import Call
-from rewound.method.structure.kept import KeptIndices
+from rewound.method.structure.kept import KeptIndices, tensors_of
 from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, trials
 
@@ -182,7 +182,7 @@ Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
 def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndices) -> Numbers:
     """By class and name: all modules of a class write the same number anew, or none does."""
     found: dict[tuple[type, str, int | None], list[_Number]] = {}
-    tensors = large.state_dict(keep_vars=True)
+    tensors = tensors_of(large)
     for (prefix, old), *new in zip(large.named_modules(), *(each.modules() for each in smaller), strict=True):
         if any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
             continue

@@ -16,6 +16,7 @@ from rewound.method.pruning.mask import Mask, plain_name
 
 TIED = "it is tied to what cannot shrink"
 """The reason given for a dimension that nothing pins by itself."""
+KERNEL = "it is a dimension of a kernel"
 Dimension = tuple[str, int]
 """A dimension of a parameter or buffer, by its name."""
 

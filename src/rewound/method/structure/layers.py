@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rewound.method.structure.atoms import Atoms, Factor, Labels
 from rewound.method.structure.combining import pointwise, shifted
+from rewound.method.structure.groups import KERNEL
 
 
 def convolution(
@@ -55,7 +56,7 @@ def _groups(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
 def _pin_kernel(atoms: Atoms, weight: Labels) -> None:
     for factor in weight.factors:
         if not {0, 1} & set(factor.dims):
-            atoms.pin(factor.atoms, "it is a dimension of a kernel")
+            atoms.pin(factor.atoms, KERNEL)
 
 
 def _put_out(atoms: Atoms, value: Any, outputs: Tensor, bias: Labels | None, dim: int) -> Labels:

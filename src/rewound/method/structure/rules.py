@@ -6,9 +6,11 @@ known by torch's own tag. What is in no table pins all that it touches: nothing 
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from rewound.method.structure.atoms import Atoms, Labels, labelled
 from rewound.method.structure.combining import (
@@ -74,6 +76,9 @@ SPATIAL = {name: int(re.findall(r"(\d)d", name)[0]) for name in _SPATIAL.split()
 FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full"})
 """Their sizes are counts in the network's code, which are written anew: they go with what they are combined with."""
 
+BESIDE = frozenset({"batch_norm", "instance_norm", "rsqrt"})
+"""Those of `RULES` by which a buffer goes with units; what others read or divide by, a mask would have to change."""
+
 
 def name_of(target: Any) -> str:
     """An operation's plain name: "conv2d" of aten.conv2d.default, "others.gate" of others.gate.default."""
@@ -88,6 +93,34 @@ def applied(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, An
         return labelled(atoms, tuple(value.shape))
     if value is None or not any(each.factors for each in given):
         return plain(value)  # an assertion, or nothing that could go
+    constants = [each for each in given if each.is_constant]
+    if constants and name in RULES and name not in BESIDE:
+        atoms.pin_all(constants, "it is a buffer that is read, or divided by")
+        args, kwargs = tree_map_only(Labels, _without_constant, (list(args), kwargs))
+        return applied(atoms, target, args, kwargs, value)
+    found = _applied(atoms, target, name, args, kwargs, value, given)
+    if all(each.is_constant for each in given if each.factors):
+        return tree_map_only(Labels, _as_constant, found)
+    return found
+
+
+def _as_constant(labels: Labels) -> Labels:
+    return replace(labels, is_constant=bool(labels.factors))
+
+
+def _without_constant(labels: Labels) -> Labels:
+    return Labels(labels.shape) if labels.is_constant else labels
+
+
+def _applied(
+    atoms: Atoms,
+    target: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    value: Any,
+    given: Sequence[Labels],
+) -> Any:
     if name in RULES:
         try:
             return RULES[name](atoms, value, *args, **kwargs)

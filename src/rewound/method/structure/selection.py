@@ -25,7 +25,7 @@ from torch import Tensor
 from rewound.foundations.errors import InputError, few
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
+from rewound.method.structure.groups import KERNEL, TIED, Dimension, Unit, UnitGroup, Units
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -388,6 +388,6 @@ def _why_none(groups: Units, frozen: Sequence[str]) -> str:
         return f"{few(frozen)} do not train, and what does not train is not pruned; unfreeze them"
     if groups.groups:
         return "only, skip and the pattern leave no group of them; select more layers, or use pattern 'unit'"
-    why = Counter(reason for reason in groups.pinned.values() if reason != TIED).most_common(1)
+    why = Counter(reason for reason in groups.pinned.values() if reason not in (TIED, KERNEL)).most_common(1)
     commonest = f" (the most common reason: {why[0][0]})" if why else ""
     return f"none of the network can shrink{commonest}; `pinned` of what rewound.units(...) gives says why"

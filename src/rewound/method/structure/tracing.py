@@ -53,7 +53,8 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
         )
     check_apart(model)
     program = exported(model, example_inputs, example_keywords)
-    atoms, tensors = Atoms(), _tensors(model)
+    constants = _constants(model)
+    atoms, tensors = Atoms(), {**_tensors(model), **constants}
     roots: dict[str, Labels] = {}
     values: dict[str, Any] = {}
     signature = program.graph_signature
@@ -68,7 +69,9 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
                 continue
             first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
             if first not in roots:
-                roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
+                roots[first] = labelled(
+                    atoms, tuple(tensors[first].shape), is_weight=name not in constants, is_constant=name in constants
+                )
             roots[name] = values[node.name] = roots[first]
             if node.users:
                 used.add(first)
@@ -211,7 +214,7 @@ def as_keywords(example_keywords: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What may shrink: parameters, and the statistics of normalisation; other buffers are constants."""
+    """What may shrink, and is zero without a unit: parameters; with them, the statistics of normalisation."""
     statistics = {
         f"{prefix}{'.' if prefix else ''}{name}": buffer
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -219,6 +222,17 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
     }
     return {**dict(model.named_parameters(remove_duplicate=False)), **statistics}
+
+
+def _constants(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that may have one value for each unit, such as those of a frozen BatchNorm."""
+    buffers = model.named_buffers(remove_duplicate=False)
+    statistics = _tensors(model)
+    return {
+        name: buffer
+        for name, buffer in buffers
+        if name not in statistics and buffer.is_floating_point() and sum(size > 1 for size in buffer.shape) == 1
+    }
 
 
 def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:
