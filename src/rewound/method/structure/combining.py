@@ -54,12 +54,19 @@ def pointwise(atoms: Atoms, value: Any, given: Sequence[Labels]) -> Labels:
 
 
 def _without_shared(atoms: Atoms, aligned: Sequence[Labels]) -> list[Labels]:
-    """Without what several units share, which stays: the weights of a norm over the size of heads, where heads go."""
+    """Without what several units share, which stays: the weights of a norm over the size of heads, where heads go.
+
+    Of a buffer this is taken to be so where it is open which dimension shrinks: rotary embeddings are of all heads.
+    """
     found = []
     for each in aligned:
         others = [factor for other in aligned if other is not each for factor in other.factors]
         wider = {f.dims: [other for other in others if set(other.dims) > set(f.dims)] for f in each.factors}
-        shared = [f for f in each.factors if any(atoms.goes_without(other, f.dims) for other in wider[f.dims])]
+        shared = [
+            f
+            for f in each.factors
+            if any(each.is_constant or atoms.goes_without(other, f.dims) for other in wider[f.dims])
+        ]
         atoms.pin_all([Labels(each.shape, tuple(shared))], "several units share it")
         found.append(replace(each, factors=tuple(f for f in each.factors if f not in shared)) if shared else each)
     return found
@@ -83,7 +90,7 @@ def _aligned(labels: Labels, rank: int) -> Labels:
     """With dimensions of size 1 before, as broadcasting adds them."""
     by = rank - labels.rank
     factors = tuple(Factor(shifted(factor.dims, by), factor.atoms) for factor in labels.factors)
-    return Labels((*[1] * by, *labels.shape), factors)
+    return Labels((*[1] * by, *labels.shape), factors, is_constant=labels.is_constant)
 
 
 def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Any:
