@@ -1,7 +1,8 @@
 """Whether a small network trains as the masked one does: what it puts out in training mode, and its gradients.
 
 Nothing of training mode is traced, and no graph says what a hook or an autograd function of somebody's own does with a
-gradient. So one pass of each is compared, without dropout, which would drop other units where there are fewer.
+gradient. So one pass of each is compared, without dropout, which would drop other units where there are fewer. Others
+follow, since what a pass changes for later ones (a running scale) shows in what these put out.
 """
 
 import math
@@ -17,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
-from rewound.method.structure.examples import Call, lengthened, safe_ids
+from rewound.method.structure.copies import evaluating, to_run
+from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.trials import Trial, distance, largest_of, rounding
 
@@ -64,8 +66,8 @@ class _Passes:
         if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
             how = "differ" if off < torch.inf else "have other shapes"
             raise InputError(
-                f"in training mode the outputs of the smaller network {how}: what only training uses or returns has "
-                f"units that are gone; {_KEEP}"
+                f"in training mode the outputs of the smaller network {how}: what only training uses, returns, or keeps "
+                f"as a loss or for later passes has units that are gone; {_KEEP}"
             )
         if gradients.decided or _has_functions(outputs):
             self._check_gradients(kept)
@@ -117,9 +119,23 @@ def _passes(trial: Trial) -> _Passes | None:
 
 
 def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
-    """What a network puts out in training mode."""
+    """What a network puts out in training mode and holds as a loss, and what it puts out in later passes."""
     model.train()
-    return example.outputs(model, seed)
+    made = to_run(model)
+    found = _with_losses(made, example, seed)
+    with suppress(Exception):  # whatever its own code raises where it runs but once
+        found += tensors_in(example.run(made, seed))
+        with torch.no_grad():
+            for _ in range(2):
+                found += tensors_in(example.run(evaluating(made), seed))
+    return found
+
+
+def _with_losses(model: nn.Module, example: Call, seed: int) -> list[Tensor]:
+    """What a network puts out, and the numbers with gradients that its modules keep: auxiliary losses."""
+    outputs = tensors_in(example.run(model, seed))
+    held = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor)]
+    return outputs + [each for each in held if each.ndim == 0 and each.grad_fn is not None]
 
 
 def _values(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
@@ -131,13 +147,15 @@ def _values(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
 def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0) -> list[Tensor]:
     """The gradients of the sum of its squared outputs, of what is kept of each parameter."""
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    model.train()
     with torch.enable_grad():
-        outputs = [each.abs().square().sum() for each in _trained(model, example, seed) if each.requires_grad]
+        found = _with_losses(to_run(model), example, seed)
+        outputs = [each.abs().square().sum() for each in found if each.requires_grad]
         if not outputs or not parameters:
             return []
-        found = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
+        given = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
     gradients = []
-    for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
+    for (name, parameter), gradient in zip(parameters.items(), given, strict=True):
         left = torch.zeros_like(parameter) if gradient is None else gradient
         for dim, indices in kept.get(name, {}).items():
             left = left.index_select(dim, indices.to(left.device))
