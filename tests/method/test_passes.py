@@ -239,6 +239,12 @@ class Held(nn.Module):
 
 @pytest.mark.parametrize("how", ["loss", "buffer", "number"])
 def test_what_training_keeps_is_compared(how: str) -> None:
-    with pytest.raises(InputError, match="keeps as a loss or for later passes"):
+    with pytest.raises(InputError, match="or keeps as a loss or for later passes"):
         halved(Held(how, "units"), torch.randn(2, 6))
     assert halved(Held(how, "rows"), torch.randn(2, 6)).model.a.out_features == 4
+
+
+def test_gradients_of_sparse_embeddings_are_compared() -> None:
+    rows = nn.Embedding(11, 6, sparse=True)
+    model = nn.Sequential(rows, Passed(Straight), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert halved(model, torch.arange(5)).model[2].out_features == 4

@@ -19,6 +19,7 @@ from rewound.method.structure.kept import contracted, expanded, kept_indices, ma
 from rewound.method.structure.slimming import Slim, slim, slim_to
 from rewound.method.structure.tracing import units
 from rewound.tasks.recipes.resnet import ResNet
+from small_networks import Merging
 
 EXAMPLE = (IMAGES.double(),)
 
@@ -523,3 +524,12 @@ def test_an_error_of_somebodys_own_copying_is_a_sentence() -> None:
         InputError, match=r"^a copy of the Unwilling is needed and cannot be made \(use clone\(\)\); keep"
     ):
         halved(model, x)
+
+
+def test_weights_that_are_merged_for_evaluation_are_refused() -> None:
+    model, example = nn.Sequential(Merging(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found, before = units(model, example), model[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"a smaller copy of this network cannot be run .* skip="):
+        slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    assert torch.equal(model[0].weight, before)
+    assert not model[0].merged

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
-from rewound.method.structure.copies import evaluating, to_run
+from rewound.method.copies import evaluating, to_run
 from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.trials import Trial, distance, largest_of, rounding
@@ -66,8 +66,8 @@ class _Passes:
         if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
             how = "differ" if off < torch.inf else "have other shapes"
             raise InputError(
-                f"in training mode the outputs of the smaller network {how}: what only training uses, returns, or keeps "
-                f"as a loss or for later passes has units that are gone; {_KEEP}"
+                f"in training mode the outputs of the smaller network {how}: what only training uses or returns, or "
+                f"keeps as a loss or for later passes, has units that are gone; {_KEEP}"
             )
         if gradients.decided or _has_functions(outputs):
             self._check_gradients(kept)
@@ -125,9 +125,8 @@ def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
     found = _with_losses(made, example, seed)
     with suppress(Exception):  # whatever its own code raises where it runs but once
         found += tensors_in(example.run(made, seed))
-        with torch.no_grad():
-            for _ in range(2):
-                found += tensors_in(example.run(evaluating(made), seed))
+        for _ in range(2):
+            found += tensors_in(example.run(evaluating(made), seed))
     return found
 
 
@@ -156,7 +155,7 @@ def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0
         given = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
     gradients = []
     for (name, parameter), gradient in zip(parameters.items(), given, strict=True):
-        left = torch.zeros_like(parameter) if gradient is None else gradient
+        left = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
         for dim, indices in kept.get(name, {}).items():
             left = left.index_select(dim, indices.to(left.device))
         gradients.append(left)

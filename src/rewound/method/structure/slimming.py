@@ -25,8 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError, check_kind, few
+from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
-from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.groups import Units
@@ -241,9 +241,13 @@ def slim(
         made = _slimmed(model, masked, kept, _call(example_inputs, example_keywords))
     except InputError:
         raise
-    except Exception:  # whatever the model's own code raises for an example that does not fit
+    except Exception as error:  # whatever the model's own code raises
         check_runs(model, example_inputs, example_keywords)
-        raise
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise InputError(
+            f"a smaller copy of this network cannot be run ({reason}): its code needs units that are gone; keep those "
+            "with skip=, or keep the network as it is"
+        ) from error
     return replace(made, mask=mask_of_dead_layers(mask, kept), names=WeakIdKeyDictionary(_parameters_of(model)))
 
 

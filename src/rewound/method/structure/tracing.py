@@ -8,7 +8,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.collector import collector_paused
-from rewound.foundations.copying import weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.randomness import all_draws
-from rewound.method.pruning.mask import bare_model, check_apart, plain_name
+from rewound.method.copies import apart, evaluating, sharing_copy
+from rewound.method.pruning.mask import bare_model, check_apart, plain_name, plain_parameters
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
-from rewound.method.structure.copies import evaluating, sharing_copy, to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 from rewound.method.structure.rehearsal import without_needed
@@ -51,6 +50,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
             f"a part of this model is compiled ({hidden[0]}), and its units are found in what it was made of; prune it "
             "before torch.compile, or compile that part in place, by its own method compile"
         )
+    plain_parameters(model, tied=False)  # an error for lazy ones
     check_apart(model)
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
@@ -100,7 +100,8 @@ def exported(
     """The graph of a network in evaluation mode; the model is left as it was."""
     args, keywords = call = Call(as_arguments(example_inputs), as_keywords(example_keywords))
     try:
-        traced = _apart(model, call)
+        with _quiet():
+            traced = apart(model, call.run)
         with all_draws(torch.device("cpu"), 0), _quiet(), torch.no_grad(), _in_evaluation(traced):
             return torch.export.export(traced, args, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
@@ -109,19 +110,6 @@ def exported(
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
-
-
-def _apart(model: nn.Module, example: Call) -> nn.Module:
-    """A copy of a network, which a trace may change; the network itself if its copy does not run by itself.
-
-    Another copy runs before: tables that functions keep shall hold numbers, which they would not after a trace.
-    """
-    with suppress(Exception), _quiet(), torch.no_grad():  # whatever the model's own code raises
-        made = evaluating(sharing_copy(model))
-        tried = to_run(made)
-        if not weights_used(model, lambda: example.run(tried)):
-            return made
-    return model
 
 
 @contextmanager

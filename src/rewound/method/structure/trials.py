@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from rewound.method.copies import copy_in_float64, evaluating, runnable_copy, to_run
 from rewound.method.pruning.mask import Mask
-from rewound.method.structure.copies import copy_in_float64, evaluating, runnable_copy, to_run
 from rewound.method.structure.examples import Call, changed, numbers, telling, tensors_in, varying
 from rewound.method.structure.kept import KeptIndices, zero_gone
 
