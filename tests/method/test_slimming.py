@@ -533,3 +533,47 @@ def test_weights_that_are_merged_for_evaluation_are_refused() -> None:
         slim(model, found.mask_without(found.groups[0].units[:2]), example)
     assert torch.equal(model[0].weight, before)
     assert not model[0].merged
+
+
+class Renamed(torch.optim.SGD):
+    """An optimizer whose arguments have other names than its defaults."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        super().__init__(parameters, lr=rate)
+
+
+def test_optimizers_that_cannot_be_cut_or_made_again_say_so() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    with pytest.raises(InputError, match=r"Renamed cannot be made from its defaults .* by into and into_optimizer"):
+        small.optimizer(Renamed(model.parameters(), 0.1))
+    optimizer = torch.optim.LBFGS([model[2].bias, model[0].weight, model[0].bias, model[2].weight])
+    assert len(small.optimizer(optimizer).param_groups[0]["params"]) == 4, "it has no history yet"
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(*example).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match="LBFGS keeps its last steps as vectors of all parameters together"):
+        small.optimizer(optimizer)
+    small.into(model)
+    with pytest.raises(InputError, match="LBFGS keeps"):
+        small.into_optimizer(optimizer, model)
+
+
+def test_hooks_on_gradients_that_a_copy_does_not_have_are_warned_of() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    model[2].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    with pytest.warns(UserWarning, match=r"^2\.weight of this model has hooks on gradients, .* small by into"):
+        small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    small.into(model)
+    model(*example).square().sum().backward()
+    gradient = model[2].weight.grad
+    assert gradient is not None
+    assert gradient.shape == (2, 2)
+    assert gradient.abs().max() <= 1e-3

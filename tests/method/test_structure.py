@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from architectures import ARCHITECTURES, IDS, IMAGES
 from rewound import InputError, Mask
@@ -424,3 +425,27 @@ def test_experts_that_are_stacked_lose_hidden_units_by_a_product_of_groups() -> 
     assert group.members == (("up", 2), ("down", 2))
     made = slim(model, units(model, (x,)).mask_without(group.units[::2]), (x,))
     assert made.model.up.shape == made.model.down.shape == (2, 8, 16)
+
+
+class Stacked(nn.Module):
+    """Experts whose weights are in one parameter each, taken one by one."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.up, self.down, self.how = nn.Parameter(torch.randn(3, 8, 6)), nn.Parameter(torch.randn(3, 4, 8)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "index":
+            pairs = [(self.up[place], self.down[place]) for place in range(3)]
+        else:
+            pairs = list(zip(self.up.unbind(), self.down, strict=True))
+        return torch.stack([F.linear(F.linear(x, up).relu(), down) for up, down in pairs]).sum(0)
+
+
+@pytest.mark.parametrize("how", ["index", "unbind"])
+def test_hidden_units_of_weights_that_are_taken_from_a_stack_go_one_by_one(how: str) -> None:
+    found = units(Stacked(how), (torch.randn(2, 6),))
+    (group,) = found
+    assert (group.name, len(group), group.members) == ("up", 8, (("up", 1), ("down", 2)))
+    assert found.pinned["up", 0] == found.pinned["down", 0] == "it is taken by its index"
+    assert compared((Stacked(how), (torch.randn(2, 6),), {})).difference < BOUND

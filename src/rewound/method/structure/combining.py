@@ -99,7 +99,10 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
         found = target(*map(put, args), **{key: put(each) for key, each in kwargs.items()})
         for place, each in enumerate(found if isinstance(found, list | tuple) else [found]):
-            factors[place].append(Factor(tuple(range(each.ndim)), each))
+            if each.numel() and bool((each == each.flatten()[0]).all()):  # one of a stack of weights
+                atoms.pin(each.flatten()[:1], "it is taken by its index")
+            else:
+                factors[place].append(Factor(tuple(range(each.ndim)), each))
     out = [
         atoms.labels(tuple(each.shape), found, is_weight=source.is_weight)
         for each, found in zip(values, factors, strict=True)

@@ -119,15 +119,30 @@ def _passes(trial: Trial) -> _Passes | None:
 
 
 def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
-    """What a network puts out in training mode and holds as a loss, and what it puts out in later passes."""
+    """What a network puts out in training mode and holds as a loss; in later passes, too, if the first changed it."""
     model.train()
     made = to_run(model)
+    before = _held(made)
     found = _with_losses(made, example, seed)
-    with suppress(Exception):  # whatever its own code raises where it runs but once
-        found += tensors_in(example.run(made, seed))
-        for _ in range(2):
+    if not _same(before, _held(made)):
+        with suppress(Exception):  # whatever its own code raises where it runs but once
+            found += tensors_in(example.run(made, seed))
             found += tensors_in(example.run(evaluating(made), seed))
     return found
+
+
+def _held(model: nn.Module) -> list[tuple[Any, int]]:
+    """What the modules of a network hold, but for torch's own normalisation, which is known; tensors with a version."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.modules.batchnorm._NormBase)]
+    leaves = [leaf for module in modules for leaf in tree_leaves(vars(module))]
+    return [(leaf, leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0) for leaf in leaves]
+
+
+def _same(one: Sequence[tuple[Any, int]], other: Sequence[tuple[Any, int]]) -> bool:
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(v == w and (a is b or (type(a) in (int, float, str) and a == b)) for (a, v), (b, w) in pairs)
 
 
 def _with_losses(model: nn.Module, example: Call, seed: int) -> list[Tensor]:
