@@ -187,6 +187,24 @@ def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tup
         slim(model, mask, example)
 
 
+class Bags(nn.Module):
+    """Takes offsets, of which the first must be 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.last = nn.EmbeddingBag(7, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        return self.last(self.first(self.words(ids, offsets)).relu())
+
+
+def test_a_dead_layer_is_refused_where_the_network_does_not_take_other_inputs() -> None:
+    model, example = Bags(), (torch.tensor([0, 6, 2, 1]), torch.tensor([0, 2]))
+    found = units(model, example)
+    with pytest.raises(InputError, match="which are on the only way"):
+        slim(model, found.mask_without(found.groups[0].units), example)
+
+
 @pytest.mark.parametrize("seed", [255, 441])
 def test_a_dead_layer_is_refused_where_its_units_are_silent_on_the_example(seed: int) -> None:
     torch.manual_seed(seed)
