@@ -19,6 +19,7 @@ from rewound.method.structure.kept import contracted, expanded, kept_indices, ma
 from rewound.method.structure.slimming import Slim, slim, slim_to
 from rewound.method.structure.tracing import units
 from rewound.tasks.recipes.resnet import ResNet
+from slim_and_masked import BOUND, compared
 from small_networks import Merging
 
 EXAMPLE = (IMAGES.double(),)
@@ -433,12 +434,35 @@ def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None
     assert not found.groups
     assert "does not know how many of its channels are left" in found.pinned["0.weight", 0]
 
-    class Autocast(nn.Sequential):
+    class Chosen(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False):
-                return super().forward(x)
+            return torch.cond(x.sum() > 0, super().forward, torch.clone, (x,))
 
-    assert not units(Autocast(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.randn(2, 6),)).groups
+    found = units(Chosen(nn.Linear(6, 8), nn.Linear(8, 6)), (torch.randn(2, 6),))
+    assert not found.groups
+    assert "the operation cond is not known" in found.pinned.values()
+
+
+class Autocast(nn.Module):
+    """Computes in another type, and a part of it not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.first(x).relu()
+            with torch.autocast("cpu", enabled=False):
+                hidden = hidden * self.first(x).sigmoid().to(hidden)
+            hidden = self.second(hidden)
+        return self.last(hidden.to(x))
+
+
+def test_what_computes_in_another_type_is_followed() -> None:
+    model, example = Autocast(), (torch.randn(2, 6),)
+    assert [len(group) for group in units(model, example)] == [8, 5]
+    assert compared((model, example, {})).difference < BOUND
 
 
 class Kept(nn.Module):

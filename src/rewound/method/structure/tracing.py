@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.collector import collector_paused
@@ -55,34 +56,23 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     program = exported(model, example_inputs, example_keywords)
     atoms, tensors = Atoms(), _tensors(model)
     roots: dict[str, Labels] = {}
-    values: dict[str, Any] = {}
+    given: list[Any] = []
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     shared: dict[int, str] = {}
     used: set[str] = set()
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            name = names.get(node.name)
-            values[node.name] = plain(node.meta.get("val"))
-            if name is None or name not in tensors:
-                continue
-            first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
-            if first not in roots:
-                roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
-            roots[name] = values[node.name] = roots[first]
-            if node.users:
-                used.add(first)
-        elif node.op == "call_function":
-            _check_shape(node)
-            args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
-            if "getitem" in str(node.target):
-                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
-            else:
-                values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
-        elif node.op == "get_attr":  # a graph inside the graph (autocast, cond), whose operation is not known
-            values[node.name] = plain(attrgetter(str(node.target))(program.graph_module))
-        elif node.op == "output":
-            atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name)
+        given.append(plain(node.meta.get("val")))
+        if name is None or name not in tensors:
+            continue
+        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
+        if first not in roots:
+            roots[first] = labelled(atoms, tuple(tensors[first].shape), is_weight=True)
+        roots[name] = given[-1] = roots[first]
+        if node.users:
+            used.add(first)
+    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
     roots |= {name: roots[first] for name, first in first_names.items()}
     atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
@@ -207,6 +197,28 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
     }
     return {**dict(model.named_parameters(remove_duplicate=False)), **statistics}
+
+
+def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
+    """The labels of what a graph gives for those of what it is given; a part that computes in another type is one."""
+    values: dict[str, Any] = {}
+    places = iter(given)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            values[node.name] = next(places)
+        elif node.op == "get_attr":  # a graph inside the graph (autocast, cond)
+            values[node.name] = plain(attrgetter(str(node.target))(module))
+        elif node.op == "call_function":
+            _check_shape(node)
+            args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
+            if "getitem" in str(node.target):
+                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
+            elif str(node.target) == "wrap_with_autocast":
+                inner = next(place for place, each in enumerate(args) if isinstance(each, GraphModule))
+                values[node.name] = _followed(atoms, args[inner], args[inner + 1 :])
+            else:
+                values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
+    return _resolved(module.graph.output_node().args[0], values)
 
 
 def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:
