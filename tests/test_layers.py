@@ -163,7 +163,10 @@ def test_public_names_are_imported_when_they_are_asked_for() -> None:
         "from rewound.conclusions import tables\n"
         "assert not hasattr(rewound, '__wrapped__')\n"  # as tools that look into modules ask
         "assert 'torch' not in sys.modules\n"
+        "import random\n"
+        "before = random.getstate()\n"
         "from rewound import *\n"
+        "assert random.getstate() == before\n"  # what a script draws does not depend on when it asks
         "assert (Mask, rewound.epochs) == (rewound.method.pruning.mask.Mask, epochs)\n"
     )
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(SOURCE.parent)}, check=True)

@@ -7,6 +7,7 @@ one function, `Train^t(W, m, g)` (`train`), a table of techniques (`TECHNIQUES`)
 
 from importlib import import_module
 from importlib.util import find_spec
+from random import getstate, setstate
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -19,7 +20,9 @@ else:
         """A public name, which is imported when it is first asked for: a report on tables needs no torch (PEP 562)."""
         # Python asks here for what `from rewound import store` names, too, before it looks for such a module.
         if name == "__all__" or not (name.startswith("_") or find_spec(f"rewound.{name}")):
+            before = getstate()
             public = import_module("rewound.public")
+            setstate(before)  # a library draws from Python's generator as it is imported
             if hasattr(public, name):
                 return globals().setdefault(name, getattr(public, name))
         raise AttributeError(f"module 'rewound' has no attribute {name!r}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from rewound import InputError, Mask
+from rewound.method.flops import profile
 from rewound.method.structure.examples import tensors_in
 from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import units
@@ -445,3 +446,29 @@ def test_how_a_class_reads_its_attributes_is_left_as_it_was() -> None:
     assert without_half(Counting()).model.keeper.groups == 4
     assert Counting.seen > 0
     assert vars(Counting)["__getattribute__"] is before
+
+
+class Attending(nn.Module):
+    """Attention of torch whose input is not normalised, so that it may become narrower together with the heads."""
+
+    def __init__(self, others: int | None) -> None:
+        super().__init__()
+        self.a, self.keys, self.last = nn.Linear(12, 16), nn.Linear(12, others or 16), nn.Linear(16, 5)
+        self.heads = nn.MultiheadAttention(16, 4, kdim=others, vdim=others, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, keys = self.a(x), self.keys(x)
+        found: Tensor = self.last(hidden + self.heads(hidden, keys, keys, need_weights=False)[0])
+        return found
+
+
+@pytest.mark.parametrize("others", [None, 10])
+def test_counts_of_attention_follow_from_its_weights(others: int | None) -> None:
+    model, example = Attending(others), torch.randn(2, 7, 12)
+    found = units(model, (example,))
+    mask = found.mask_without([unit for group in found for unit in group.units[: len(group) // 2]])
+    small = slim(model, mask, (example,)).model
+    heads = small.heads
+    other = (others or 16) // 2
+    assert (heads.num_heads, heads.embed_dim, heads.kdim, heads.vdim) == (2, 8, other, other)
+    assert profile(small, example[:1]).total() < profile(model, example[:1]).total(mask)

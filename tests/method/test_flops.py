@@ -15,7 +15,7 @@ from rewound.method.costs import MULTIPLY_ADDS, PAPER, Add, Cost
 from rewound.method.flops import profile
 from rewound.tasks.recipes.resnet import ResNet
 from sameness import assert_same
-from small_networks import Compiled, Wrapped
+from small_networks import Compiled, Merging, Wrapped
 
 IMAGE = torch.zeros(1, 3, 32, 32)
 
@@ -360,6 +360,24 @@ def test_model_is_left_untouched(breaks: bool) -> None:
     x = torch.rand(1, 1, 4, 4, requires_grad=True)
     model.breaks = False
     assert model(x).requires_grad
+
+
+def test_what_a_pass_changes_is_changed_in_a_copy() -> None:
+    class Counting(nn.Linear):
+        """Counts its passes, and adds noise."""
+
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) + torch.randn(())
+
+    model, random = nn.Sequential(nn.BatchNorm1d(2), Counting(2, 3), Merging(3, 4)), torch.random.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    assert profile(model, torch.zeros(1, 2)).total() == 6 + 12
+    assert_same(before, model.state_dict())
+    assert (model[1].calls, model[2].merged) == (0, False)
+    assert torch.equal(random, torch.random.get_rng_state())
 
 
 def test_normalisation_over_a_single_value_is_no_obstacle() -> None:

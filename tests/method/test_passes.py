@@ -217,3 +217,39 @@ def test_gradients_that_depend_on_the_number_of_units_are_refused() -> None:
             halved(network(between), example, network(nn.Identity()))
     for between in (Passed(Straight), Rooted()):
         assert halved(network(between), example).model[0].out_features == 4
+
+
+class Held(nn.Module):
+    """Keeps a mean over units, or over what they give: as a loss, in a buffer, or as a number for later passes."""
+
+    def __init__(self, how: str, over: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how, self.over, self.scale = nn.Linear(6, 8), nn.Linear(8, 4), how, over, 1.0
+        self.register_buffer("running", torch.ones(()))
+        self.losses: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        given: Tensor = self.b(hidden) / self.scale / self.running
+        if self.training:
+            mean = hidden.abs().mean() if self.over == "units" else hidden.abs().sum() / len(x)
+            if self.how == "loss":
+                self.losses["sparsity"] = mean
+            elif self.how == "buffer":
+                self.running = 0.9 * self.running + 0.1 * mean.detach()
+            else:
+                self.scale = 0.9 * self.scale + 0.1 * mean.item()
+        return given
+
+
+@pytest.mark.parametrize("how", ["loss", "buffer", "number"])
+def test_what_training_keeps_is_compared(how: str) -> None:
+    with pytest.raises(InputError, match="or keeps as a loss or for later passes"):
+        halved(Held(how, "units"), torch.randn(2, 6), Held(how, "rows"))
+    assert halved(Held(how, "rows"), torch.randn(2, 6)).model.a.out_features == 4
+
+
+def test_gradients_of_sparse_embeddings_are_compared() -> None:
+    rows = nn.Embedding(11, 6, sparse=True)
+    model = nn.Sequential(rows, Passed(Straight), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert halved(model, torch.arange(5)).model[2].out_features == 4

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from rewound import InputError, Mask, Pruner, epochs
+from rewound import InputError, Mask, Pruner, epochs, units
 from rewound.method.pruning.cutting import kept_count
 from weights_to_prune import three_layers
 
@@ -127,6 +127,8 @@ def test_a_lazy_layer_is_an_error_until_it_has_a_shape() -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     with pytest.raises(InputError, match=r"^0\.weight, 0\.bias have no shape yet \(lazy layers\); run a batch through"):
         Pruner()(model, 0.5)
+    with pytest.raises(InputError, match="have no shape yet"):
+        units(model, (torch.ones(1, 6),))
     model(torch.ones(1, 6))
     assert Pruner()(model, 0.5).total == 24
 

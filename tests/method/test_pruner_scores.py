@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rewound import InputError, Mask, Pruner
 from rewound.method.pruning.scores import observations
 from rewound.method.structure.tracing import units
+from small_networks import Merging
 
 IMAGES = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -281,3 +282,11 @@ def test_a_rate_for_one_of_several_layers_that_produce_the_same_units_is_refused
         Pruner(pattern="unit", rates={"one.*": 0.5})(Sum(), example_inputs=torch.ones(1, 6))
     mask = Pruner(pattern="unit", rates={"o*": 0.5})(Sum(), example_inputs=torch.ones(1, 6))
     assert mask["last.weight"].sum() == 4 * 4
+
+
+def test_weights_that_are_merged_for_evaluation_are_parted_again() -> None:
+    model = nn.Sequential(Merging(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    before, given = model[0].weight.detach().clone(), [torch.randn(5, 3)]
+    Pruner("taylor", only=("2.*",))(model, 0.5, batches=given, loss=lambda model, x: model(x).square().mean())
+    assert not model[0].merged
+    torch.testing.assert_close(model[0].weight.detach(), before)

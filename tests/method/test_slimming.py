@@ -19,6 +19,8 @@ from rewound.method.structure.kept import contracted, expanded, kept_indices, ma
 from rewound.method.structure.slimming import Slim, slim, slim_to
 from rewound.method.structure.tracing import units
 from rewound.tasks.recipes.resnet import ResNet
+from slim_and_masked import BOUND, compared
+from small_networks import Merging
 
 EXAMPLE = (IMAGES.double(),)
 
@@ -184,6 +186,24 @@ def test_a_dead_layer_on_the_only_path_is_refused(model: nn.Module, example: tup
     mask.apply(model)  # then the given weights no longer show that the outputs depend on the inputs
     with pytest.raises(InputError, match=expected):
         slim(model, mask, example)
+
+
+class Bags(nn.Module):
+    """Takes offsets, of which the first must be 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.last = nn.EmbeddingBag(7, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        return self.last(self.first(self.words(ids, offsets)).relu())
+
+
+def test_a_dead_layer_is_refused_where_the_network_does_not_take_other_inputs() -> None:
+    model, example = Bags(), (torch.tensor([0, 6, 2, 1]), torch.tensor([0, 2]))
+    found = units(model, example)
+    with pytest.raises(InputError, match="which are on the only way"):
+        slim(model, found.mask_without(found.groups[0].units), example)
 
 
 @pytest.mark.parametrize("seed", [255, 441])
@@ -414,12 +434,35 @@ def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None
     assert not found.groups
     assert "does not know how many of its channels are left" in found.pinned["0.weight", 0]
 
-    class Autocast(nn.Sequential):
+    class Chosen(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False):
-                return super().forward(x)
+            return torch.cond(x.sum() > 0, super().forward, torch.clone, (x,))
 
-    assert not units(Autocast(nn.Linear(6, 8), nn.Linear(8, 4)), (torch.randn(2, 6),)).groups
+    found = units(Chosen(nn.Linear(6, 8), nn.Linear(8, 6)), (torch.randn(2, 6),))
+    assert not found.groups
+    assert "the operation cond is not known" in found.pinned.values()
+
+
+class Autocast(nn.Module):
+    """Computes in another type, and a part of it not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.first(x).relu()
+            with torch.autocast("cpu", enabled=False):
+                hidden = hidden * self.first(x).sigmoid().to(hidden)
+            hidden = self.second(hidden)
+        return self.last(hidden.to(x))
+
+
+def test_what_computes_in_another_type_is_followed() -> None:
+    model, example = Autocast(), (torch.randn(2, 6),)
+    assert [len(group) for group in units(model, example)] == [8, 5]
+    assert compared((model, example, {})).difference < BOUND
 
 
 class Kept(nn.Module):
@@ -523,3 +566,58 @@ def test_an_error_of_somebodys_own_copying_is_a_sentence() -> None:
         InputError, match=r"^a copy of the Unwilling is needed and cannot be made \(use clone\(\)\); keep"
     ):
         halved(model, x)
+
+
+def test_weights_that_are_merged_for_evaluation_are_refused() -> None:
+    model, example = nn.Sequential(Merging(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    assert not units(model, example).groups
+    alike = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2))
+    found, before = units(alike, example), model[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"a smaller copy of this network cannot be run .* skip="):
+        slim(model, found.mask_without(found.groups[0].units[:2]), example, groups=found)
+    assert torch.equal(model[0].weight, before)
+    assert not model[0].merged
+
+
+class Renamed(torch.optim.SGD):
+    """An optimizer whose arguments have other names than its defaults."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        super().__init__(parameters, lr=rate)
+
+
+def test_optimizers_that_cannot_be_cut_or_made_again_say_so() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    with pytest.raises(InputError, match=r"Renamed cannot be made from its defaults .* by into and into_optimizer"):
+        small.optimizer(Renamed(model.parameters(), 0.1))
+    optimizer = torch.optim.LBFGS([model[2].bias, model[0].weight, model[0].bias, model[2].weight])
+    assert len(small.optimizer(optimizer).param_groups[0]["params"]) == 4, "it has no history yet"
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(*example).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match="LBFGS keeps its last steps as vectors of all parameters together"):
+        small.optimizer(optimizer)
+    small.into(model)
+    with pytest.raises(InputError, match="LBFGS keeps"):
+        small.into_optimizer(optimizer, model)
+
+
+def test_hooks_on_gradients_that_a_copy_does_not_have_are_warned_of() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    model[2].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    with pytest.warns(UserWarning, match=r"^2\.weight of this model has hooks on gradients, .* small by into"):
+        small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    small.into(model)
+    model(*example).square().sum().backward()
+    gradient = model[2].weight.grad
+    assert gradient is not None
+    assert gradient.shape == (2, 2)
+    assert gradient.abs().max() <= 1e-3

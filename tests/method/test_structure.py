@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from architectures import ARCHITECTURES, IDS, IMAGES
 from rewound import InputError, Mask
@@ -27,6 +28,9 @@ QUICK = (
     "frozen",
     "bilstm",
     "experts",
+    "graph of indices",
+    "graph of maxima",
+    "scanned",
     "bert",
     "llama",
 )
@@ -58,6 +62,9 @@ COUNTS = {
     "rnn": [6, 5],
     "translator": [6, 5],
     "experts": [2, 5, 12],  # as in a llama; hidden units that all experts have in common; what goes through them
+    "graph of indices": [8, 10],  # of nodes; of messages
+    "graph of means": [8, 10],
+    "scanned": [8, 7],
     "bert": [4, 20, 4, 20],
     "gpt2": [3, 48],
     "llama": [2, 20],  # two query heads with the key and value head they share
@@ -79,11 +86,11 @@ def test_what_is_not_known_pins_what_it_touches() -> None:
             self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.cumsum(self.first(x), 1))
+            return self.last(torch.sort(self.first(x), 1).values)
 
     found = units(Sorted(), (IMAGES,))
     assert len(found) == 0
-    assert found.pinned["first.weight", 0] == "the operation cumsum is not known"
+    assert found.pinned["first.weight", 0] == "the operation sort is not known"
     assert found.pinned["last.weight", 0] == "it is an output of the network"
 
 
@@ -445,3 +452,27 @@ def test_experts_that_are_stacked_lose_hidden_units_by_a_product_of_groups() -> 
     assert group.members == (("up", 2), ("down", 2))
     made = slim(model, units(model, (x,)).mask_without(group.units[::2]), (x,))
     assert made.model.up.shape == made.model.down.shape == (2, 8, 16)
+
+
+class Stacked(nn.Module):
+    """Experts whose weights are in one parameter each, taken one by one."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.up, self.down, self.how = nn.Parameter(torch.randn(3, 8, 6)), nn.Parameter(torch.randn(3, 4, 8)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "index":
+            pairs = [(self.up[place], self.down[place]) for place in range(3)]
+        else:
+            pairs = list(zip(self.up.unbind(), self.down, strict=True))
+        return torch.stack([F.linear(F.linear(x, up).relu(), down) for up, down in pairs]).sum(0)
+
+
+@pytest.mark.parametrize("how", ["index", "unbind"])
+def test_hidden_units_of_weights_that_are_taken_from_a_stack_go_one_by_one(how: str) -> None:
+    found = units(Stacked(how), (torch.randn(2, 6),))
+    (group,) = found
+    assert (group.name, len(group), group.members) == ("up", 8, (("up", 1), ("down", 2)))
+    assert found.pinned["up", 0] == found.pinned["down", 0] == "it is taken by its index"
+    assert compared((Stacked(how), (torch.randn(2, 6),), {})).difference < BOUND

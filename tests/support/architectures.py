@@ -230,6 +230,48 @@ class Translator(nn.Module):
         return self.label(state)
 
 
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]])
+
+
+class Graph(nn.Module):
+    """A network of messages between the nodes of a graph, which are added up where they arrive."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.message, self.next = nn.Linear(6, 8), nn.Linear(16, 10), nn.Linear(18, 8)
+        self.last, self.how = nn.Linear(8, 3), how
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        hidden, (source, target) = self.first(nodes).relu(), edges
+        messages = self.message(torch.cat([hidden[source], hidden[target]], -1)).relu()
+        arrived, places = messages.new_zeros(len(nodes), messages.shape[1]), target[:, None].expand_as(messages)
+        if self.how == "index":
+            arrived.index_add_(0, target, messages)
+        elif self.how == "sum":
+            arrived = arrived.scatter_add(0, places, messages)
+        else:
+            arrived = arrived.scatter_reduce(0, places, messages, self.how, include_self=False)
+        return self.last(hidden + self.next(torch.cat([hidden, arrived], -1)).relu())
+
+
+class Scanned(nn.Module):
+    """Sums over the steps of a sequence, and products with an ellipsis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.decay = nn.Parameter(torch.randn(8, 6)), nn.Linear(6, 8)
+        self.second, self.last = nn.Parameter(torch.randn(7, 8)), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = self.decay(x).sigmoid().cumsum(1)
+        hidden = torch.einsum("...i,hi->...h", x, self.first).cumsum(1) * (-steps).exp()
+        return self.last(torch.einsum("oh,...h->...o", self.second, hidden).relu())
+
+
+def graph(how: str) -> Callable[[], Case]:
+    return lambda: (Graph(how), (torch.linspace(-1, 1, 30).reshape(5, 6).sin(), EDGES), {})
+
+
 def tagger(kind: type[nn.RNNBase], **options: Any) -> Callable[[], Case]:
     return lambda: (Tagger(kind, **options), (IDS,), {})
 
@@ -287,6 +329,11 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "gru": tagger(nn.GRU, bidirectional=True),
     "rnn": tagger(nn.RNN, bias=False, nonlinearity="relu"),
     "translator": lambda: (Translator(), (IDS,), {}),
+    "graph of sums": graph("sum"),
+    "graph of indices": graph("index"),
+    "graph of means": graph("mean"),
+    "graph of maxima": graph("amax"),
+    "scanned": lambda: (Scanned(), (torch.linspace(-1, 1, 60).reshape(2, 5, 6).sin(),), {}),
     "experts": lambda: (Experts(), (IDS,), {}),
     "bert": bert,
     "gpt2": gpt2,

@@ -1,4 +1,4 @@
-"""A network of two layers with its batches, one of tied weights, and what wrappers do to the names of either."""
+"""A network of two layers with its batches, those of tied and merged weights, and what wrappers do to names."""
 
 import torch
 from torch import Tensor, nn
@@ -51,3 +51,22 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.output(self.embedding(tokens))
+
+
+class Merging(nn.Linear):
+    """A linear layer and an adapter of low rank, which is added to its weights for evaluation, as loralib does."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.randn(outputs, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        if self.merged == mode:
+            self.weight.data += (1 - 2 * mode) * self.up @ self.down
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found if self.merged else found + x @ self.down.T @ self.up.T

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import Failed, InputError, as_whole, shown
-from rewound.method.structure.copies import copy_in_float64
+from rewound.method.copies import copy_in_float64
 from rewound.method.structure.examples import tensors_in
 from rewound.tasks.devices import device_named
 

@@ -16,8 +16,8 @@ from rewound.foundations.errors import InputError
 from rewound.loops.averages import averages, copies
 from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
+from rewound.method.copies import flatten_recurrent
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.copies import flatten_recurrent
 from rewound.method.structure.kept import contracted, expanded, replace_data, shapes_of, tensors_of
 from rewound.method.structure.slimming import Slim, has_several, slot_dimensions
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, check_kind, shown
+from rewound.foundations.randomness import all_draws
+from rewound.method.copies import apart, in_evaluation
 from rewound.method.costs import MULTIPLY_ADDS, CostFunction, Costs
 from rewound.method.products import Products
 from rewound.method.pruning.mask import by_plain_name
@@ -79,7 +81,8 @@ def profile(
 ) -> Profile:
     """Count the operations of one evaluation pass of `model` on `example`, a batch of one; the model stays untouched.
 
-    Parameters shared by several modules are counted under their first name, and modules called twice cost twice.
+    A copy runs, which its code may change. Parameters shared by several modules are counted under their first name, and
+    modules called twice cost twice.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU())
     >>> profile(net, torch.zeros(1, 1, 4, 4)).layers()
@@ -91,14 +94,19 @@ def profile(
     check_kind("model", model, nn.Module, "give the model itself")
     if not _tensors([example, keywords]):
         raise InputError(f"example must be what the model takes, a tensor or a tuple of them, not {shown(example)}")
-    training = {module: module.training for module in model.modules()}
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+    def run(network: nn.Module) -> object:
+        with all_draws(device, 0):
+            return network(*example if isinstance(example, tuple) else (example,), **(keywords or {}))
+
+    model = apart(model, run)
     counted = _Counted(model, costs)
     with ExitStack() as stack:
-        stack.callback(_restore, training)
-        model.eval()  # a single example must neither meet nor move batch statistics
+        stack.enter_context(in_evaluation(model))  # a single example must neither meet nor move batch statistics
         counted.look(stack)
         with torch.no_grad():
-            model(*example if isinstance(example, tuple) else (example,), **(keywords or {}))
+            run(model)
     return counted.profile()
 
 
@@ -215,11 +223,6 @@ def _rule(module: nn.Module, costs: Costs) -> CostFunction | None:
     if not kinds and hasattr(module, "nf") and getattr(getattr(module, "weight", None), "ndim", 0) == 2:
         kinds = [nn.Linear] if nn.Linear in costs else []
     return costs[kinds[0]] if kinds else None
-
-
-def _restore(training: Mapping[nn.Module, bool]) -> None:
-    for module, mode in training.items():
-        module.training = mode
 
 
 def _of_rows(parts: tuple[int, ...], shape: torch.Size) -> tuple[float, ...]:

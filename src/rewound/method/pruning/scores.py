@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import bits, fold
+from rewound.method.copies import in_evaluation
 from rewound.method.pruning.mask import plain_parameters
 
 Score = Callable[[Tensor, str, int], Tensor]  # (weight, its name, seed) -> one non-negative number per weight
@@ -95,11 +96,9 @@ def observations(
     effects = {
         name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in parameters.items()
     }
-    training = [module for module in model.modules() if module.training]
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     reads, taken = _Reads(plain_parameters(model, tied=True)), 0
-    model.eval()
-    try:
+    with in_evaluation(model):
         for _, batch in zip(range(count), batches, strict=False):
             # cuDNN has no gradients of recurrent layers in evaluation mode.
             with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
@@ -110,9 +109,6 @@ def observations(
             for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if gradient is not None:
                     effects[name] += (parameter.detach().to(effects[name]) * gradient).abs()
-    finally:
-        for module in training:
-            module.training = True
     if not taken:
         raise InputError("there are no batches to measure scores on; give at least one")
     return Observations({name: effect / taken for name, effect in effects.items()}, reads.means())

@@ -106,7 +106,10 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
         found = target(*map(put, args), **{key: put(each) for key, each in kwargs.items()})
         for place, each in enumerate(found if isinstance(found, list | tuple) else [found]):
-            factors[place].append(Factor(tuple(range(each.ndim)), each))
+            if each.numel() and bool((each == each.flatten()[0]).all()):  # one of a stack of weights
+                atoms.pin(each.flatten()[:1], "it is taken by its index")
+            else:
+                factors[place].append(Factor(tuple(range(each.ndim)), each))
     out = [
         atoms.labels(tuple(each.shape), found, is_weight=source.is_weight)
         for each, found in zip(values, factors, strict=True)
@@ -123,10 +126,9 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 def shaped_like(atoms: Atoms, value: Any, x: Labels, other: Labels) -> Labels:
     """A view in the shape of another tensor, which goes with it."""
-    same_size = value.numel() == torch.Size(x.shape).numel()
-    target = torch.ops.aten.reshape.default if same_size else torch.ops.aten.expand.default
-    found = moved(atoms, target, [x, list(value.shape)], {}, value)
-    tied = pointwise(atoms, value, [found, other])
+    if value.numel() == torch.Size(x.shape).numel():
+        x = moved(atoms, torch.ops.aten.reshape.default, [x, list(value.shape)], {}, value)
+    tied = pointwise(atoms, value, [x, other])
     return Labels(tied.shape, tied.factors, x.is_weight)
 
 
@@ -148,6 +150,24 @@ def extreme(atoms: Atoms, value: Any, x: Labels, other: Any = None, *args: Any, 
 
 def softmax(atoms: Atoms, value: Any, x: Labels, dim: int, *args: Any, **kwargs: Any) -> Labels:
     return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "a softmax is taken over it"))
+
+
+def scanned(atoms: Atoms, value: Any, x: Labels, dim: int, *args: Any, **kwargs: Any) -> Labels:
+    return atoms.labels(tuple(value.shape), atoms.without(x, [dim], "it is summed over step by step"))
+
+
+def added_at(atoms: Atoms, value: Any, x: Labels, dim: int, index: Labels, source: Labels, *args: Any, **_: Any) -> Any:
+    """Parts of one tensor are added to another at the places that an index says, as messages to the nodes of a graph.
+
+    An index that was made in the shape of what is added goes with it. One of another origin has no atoms; if its size
+    is in the code, a trial finds that.
+    """
+    reason, sides = "an index says where it is added", [x, source]
+    if index.rank == x.rank:
+        sides += [index] if index.factors else []
+    else:
+        atoms.pin_all([index], reason)
+    return pointwise(atoms, value, [Labels(each.shape, tuple(atoms.without(each, [dim], reason))) for each in sides])
 
 
 def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: Any = False, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from rewound.foundations.errors import InputError, shown
 from rewound.foundations.randomness import all_draws
-from rewound.method.structure.copies import to_run
+from rewound.method.copies import to_run
 
 _SHORT = 9  # that no power of two divides: steps, or rows and columns of an image
 _SHORTEST = 3

@@ -107,6 +107,15 @@ def _recurrent_cell(old: Any, new: Any) -> None:
     new.input_size, new.hidden_size = new.weight_ih.shape[1], new.weight_hh.shape[1]
 
 
+def _attention(old: Any, new: Any) -> None:
+    together = new.in_proj_weight is not None
+    query, keys, values = (
+        new.in_proj_weight.chunk(3) if together else (new.q_proj_weight, new.k_proj_weight, new.v_proj_weight)
+    )
+    new.embed_dim, new.kdim, new.vdim = query.shape[0], keys.shape[1], values.shape[1]
+    new.num_heads = new.embed_dim // old.head_dim
+
+
 COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
     nn.modules.conv._ConvNd: _convolution,
     nn.Linear: _linear,
@@ -116,6 +125,7 @@ COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
     nn.PReLU: _prelu,
     nn.RNNBase: _recurrent,
     nn.RNNCellBase: _recurrent_cell,
+    nn.MultiheadAttention: _attention,
 }
 """How the counts that a module of torch keeps follow from its weights."""
 

@@ -1,6 +1,7 @@
 """Operations with weights: what each ties of its inputs, its weights and what it puts out."""
 
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -152,11 +153,10 @@ def added_product(atoms: Atoms, value: Any, bias: Labels, x: Labels, y: Labels, 
 
 def einsum(atoms: Atoms, value: Any, equation: str, operands: Sequence[Labels], **kwargs: Any) -> Labels:
     """Letters are dimensions; what is summed over is tied, or stays where no side is a weight."""
-    if "." in equation or "->" not in equation:
-        atoms.pin_all(operands, "an einsum with an ellipsis reads it")
+    terms, output = _letters(equation, operands)
+    if "->" not in equation or any(len(set(term)) < len(term) for term in terms):
+        atoms.pin_all(operands, "an einsum reads it that does not say what it gives, or takes a diagonal")
         return Labels(tuple(value.shape))
-    inputs, output = equation.replace(" ", "").split("->")
-    terms = inputs.split(",")
     known: dict[str, Tensor] = {}
     weights = any(each.is_weight for each in operands)
     for letter in dict.fromkeys("".join(terms)):
@@ -178,6 +178,16 @@ def einsum(atoms: Atoms, value: Any, equation: str, operands: Sequence[Labels], 
                 atoms.put_out(x, term.index(letter))
     found_out = [Factor((output.index(letter),), each) for letter, each in known.items() if letter in output]
     return atoms.labels(tuple(value.shape), found_out)
+
+
+def _letters(equation: str, operands: Sequence[Labels]) -> tuple[list[str], str]:
+    """The letters of each side of an einsum, and of what it gives, with others in place of an ellipsis."""
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    terms, spare = inputs.split(","), "".join(letter for letter in ascii_letters if letter not in equation)
+    hidden = [x.rank - len(term.replace("...", "")) for x, term in zip(operands, terms, strict=True)]
+    most = max(hidden)
+    terms = [term.replace("...", spare[most - count : most]) for term, count in zip(terms, hidden, strict=True)]
+    return terms, output.replace("...", spare[:most])
 
 
 def embedding(atoms: Atoms, value: Any, weight: Labels, indices: Labels, *args: Any, **kwargs: Any) -> Labels:

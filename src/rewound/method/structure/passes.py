@@ -1,7 +1,8 @@
 """Whether a small network trains as the masked one does: what it puts out in training mode, and its gradients.
 
 Nothing of training mode is traced, and no graph says what a hook or an autograd function of somebody's own does with a
-gradient. So one pass of each is compared, without dropout, which would drop other units where there are fewer.
+gradient. So one pass of each is compared, without dropout, which would drop other units where there are fewer. Others
+follow, since what a pass changes for later ones (a running scale) shows in what these put out.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.method.structure.copies import to_run
+from rewound.method.copies import evaluating, to_run
 from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
 from rewound.method.structure.kept import KeptIndices
 from rewound.method.structure.trials import Trial, distance, largest_of, place_of, rounding
@@ -25,8 +26,7 @@ from rewound.method.structure.trials import Trial, distance, largest_of, place_o
 def training_difference(tried: Sequence[Trial], kept: KeptIndices) -> str:
     """What is wrong with the small network in training mode, in words; nothing if it trains as the masked one.
 
-    Seen with drawn weights, if the network trains with them, as no branch is silent then. Afterwards the networks are
-    in training mode.
+    Seen with drawn weights, if the network trains with them, as no branch is silent then.
     """
     for trial in reversed(tried):
         if (passes := _passes(trial)) is not None:
@@ -50,11 +50,10 @@ class _Passes:
 
     def difference(self, kept: KeptIndices) -> str:
         """Of both networks' outputs and, where code decides itself where gradients go, of these."""
-        self.trial.small.train()
-        small, gradients = to_run(self.trial.small), _Gradients()
+        small, gradients = _training(self.trial.small), _Gradients()
         try:
             with torch.enable_grad(), gradients:
-                outputs = tensors_in(self.example.run(small))
+                outputs = _trained(small, self.example)
         except Exception as error:  # whatever a module's own code raises
             reason = str(error).strip().partition("\n")[0]
             return (
@@ -64,7 +63,10 @@ class _Passes:
         off = distance([each.detach() for each in outputs], self.expected)
         if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
             how = "differ" if off < torch.inf else "have other shapes"
-            return f"its outputs {how} in training mode: what only training uses or returns has units that are gone"
+            return (
+                f"its outputs {how} in training mode: what only training uses or returns, or keeps as a loss or for "
+                "later passes, has units that are gone"
+            )
         if (gradients.decided or _has_functions(outputs)) and self._gradients_differ(kept):
             return (
                 "its gradients differ in training mode: a hook or an autograd function computes them from units that "
@@ -114,29 +116,63 @@ def _passes(trial: Trial) -> _Passes | None:
     return None
 
 
+def _training(model: nn.Module) -> nn.Module:
+    """A copy with the same weights, in training mode."""
+    made = to_run(model)
+    made.train()
+    return made
+
+
 def _trained(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
-    """What a network puts out in training mode."""
-    model.train()
-    return example.outputs(model, seed)
+    """What a network puts out in training mode and holds as a loss; in later passes, too, if the first changed it."""
+    before = _held(model)
+    found = _with_losses(model, example, seed)
+    if not _same(before, _held(model)):
+        with suppress(Exception):  # whatever its own code raises where it runs but once
+            found += tensors_in(example.run(model, seed))
+            found += tensors_in(example.run(evaluating(model), seed))
+    return found
+
+
+def _held(model: nn.Module) -> list[tuple[Any, int]]:
+    """What the modules of a network hold, but for torch's own normalisation, which is known; tensors with a version."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.modules.batchnorm._NormBase)]
+    leaves = [leaf for module in modules for leaf in tree_leaves(vars(module))]
+    return [(leaf, leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0) for leaf in leaves]
+
+
+def _same(one: Sequence[tuple[Any, int]], other: Sequence[tuple[Any, int]]) -> bool:
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(v == w and (a is b or (type(a) in (int, float, str) and a == b)) for (a, v), (b, w) in pairs)
+
+
+def _with_losses(model: nn.Module, example: Call, seed: int) -> list[Tensor]:
+    """What a network puts out, and the numbers with gradients that its modules keep: auxiliary losses."""
+    outputs = tensors_in(example.run(model, seed))
+    held = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor)]
+    return outputs + [each for each in held if each.ndim == 0 and each.grad_fn is not None]
 
 
 def _values(model: nn.Module, example: Call, seed: int = 0) -> list[Tensor]:
     """The same with gradients, as in training, but without its graph."""
     with torch.enable_grad():
-        return [each.detach() for each in _trained(model, example, seed)]
+        return [each.detach() for each in _trained(_training(model), example, seed)]
 
 
 def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0) -> list[Tensor]:
     """The gradients of the sum of its squared outputs, of what is kept of each parameter."""
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     with torch.enable_grad():
-        outputs = [each.abs().square().sum() for each in _trained(model, example, seed) if each.requires_grad]
+        found = _with_losses(_training(model), example, seed)
+        outputs = [each.abs().square().sum() for each in found if each.requires_grad]
         if not outputs or not parameters:
             return []
-        found = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
+        given = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
     gradients = []
-    for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
-        left = torch.zeros_like(parameter) if gradient is None else gradient
+    for (name, parameter), gradient in zip(parameters.items(), given, strict=True):
+        left = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
         for dim, indices in kept.get(name, {}).items():
             left = left.index_select(dim, indices.to(left.device))
         gradients.append(left)
@@ -181,7 +217,7 @@ def _draws(model: nn.Module, example: Call) -> list[list[torch.Size]]:
     """The shapes of what a network draws in training mode, one after the other."""
     noted = _Draws()
     with noted:
-        _trained(model, example)
+        _trained(_training(model), example)
     return noted.shapes
 
 

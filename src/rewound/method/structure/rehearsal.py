@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rewound.foundations.errors import InputError
-from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy
+from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy
 from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from rewound.method.structure.atoms import Atoms, Labels, labelled
 from rewound.method.structure.combining import (
+    added_at,
     extreme,
     flat,
     gated,
@@ -25,6 +26,7 @@ from rewound.method.structure.combining import (
     plain,
     pointwise,
     reduction,
+    scanned,
     selected,
     shaped_like,
     softmax,
@@ -158,6 +160,9 @@ RULES: dict[str, Rule] = {
     "group_norm": group_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), softmax),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), scanned),
+    **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_"), added_at),
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), added_at),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), reduction),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),

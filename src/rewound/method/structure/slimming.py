@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rewound.foundations.copying import weights_used
-from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.errors import InputError, check_kind, few, warn
+from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
-from rewound.method.structure.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.groups import Units
@@ -84,13 +85,20 @@ class Slim:
         The given one trains the model that was given to `slim`.
         """
         names = _names_of(optimizer, self.names, "the model that was given to slim")
+        self._check_vectors(optimizer)
         here = dict(self.model.named_parameters())
         groups = [
             {**group, "params": [here[names[parameter]] for parameter in group["params"]]}
             for group in optimizer.param_groups
         ]
         known = inspect.signature(type(optimizer)).parameters
-        smaller = type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in known})
+        try:
+            smaller = type(optimizer)(groups, **{key: each for key, each in optimizer.defaults.items() if key in known})
+        except TypeError as error:
+            raise InputError(
+                f"a {type(optimizer).__name__} cannot be made from its defaults ({error}); make model and optimizer "
+                "small in place, by into and into_optimizer, or begin with a new optimizer over the slim network"
+            ) from error
         for parameter, name in names.items():
             if parameter in optimizer.state:
                 slots = optimizer.state[parameter].items()
@@ -152,6 +160,7 @@ class Slim:
             raise InputError(
                 f"{few(large)} of this model have not become small; call into(model) before into_optimizer"
             )
+        self._check_vectors(optimizer)
         cut = [
             (slots, {key: self.slot(name, key, value) for key, value in slots.items()})
             for parameter, name in names.items()
@@ -159,6 +168,13 @@ class Slim:
         ]
         for slots, smaller in cut:
             slots.update(smaller)
+
+    def _check_vectors(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, LBFGS) and optimizer.state and self.kept:
+            raise InputError(
+                "LBFGS keeps its last steps as vectors of all parameters together, which cannot be cut; begin with a "
+                "new optimizer over the slim network"
+            )
 
     def slot(self, name: str, key: str, value: Any) -> Any:
         """What is left of an optimizer's slot: of the parameter's shape, or of some of its dimensions (Adafactor)."""
@@ -241,9 +257,18 @@ def slim(
         made = _slimmed(model, masked, kept, _call(example_inputs, example_keywords))
     except InputError:
         raise
-    except Exception:  # whatever the model's own code raises for an example that does not fit
+    except Exception as error:  # whatever the model's own code raises
         check_runs(model, example_inputs, example_keywords)
-        raise
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise InputError(
+            f"a smaller copy of this network cannot be run ({reason}): its code needs units that are gone; keep those "
+            "with skip=, or keep the network as it is"
+        ) from error
+    if hooked := [name for name, parameter in model.named_parameters() if parameter._backward_hooks]:
+        warn(
+            f"{few(hooked)} of this model {'has hooks' if len(hooked) == 1 else 'have hooks'} on gradients, which the "
+            "smaller copy does not have; register them on its parameters, too, or make the model itself small by into"
+        )
     return replace(made, mask=mask_of_dead_layers(mask, kept), names=WeakIdKeyDictionary(_parameters_of(model)))
 
 

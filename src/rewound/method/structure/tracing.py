@@ -8,7 +8,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.collector import collector_paused
-from rewound.foundations.copying import weights_used
 from rewound.foundations.errors import InputError, check_kind, few
 from rewound.foundations.randomness import all_draws
-from rewound.method.pruning.mask import bare_model, check_apart, plain_name
+from rewound.method.copies import apart, evaluating, sharing_copy
+from rewound.method.pruning.mask import bare_model, check_apart, plain_name, plain_parameters
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
-from rewound.method.structure.copies import evaluating, sharing_copy, to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 from rewound.method.structure.rehearsal import without_needed
@@ -51,41 +51,31 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
             f"a part of this model is compiled ({hidden[0]}), and its units are found in what it was made of; prune it "
             "before torch.compile, or compile that part in place, by its own method compile"
         )
+    plain_parameters(model, tied=False)  # an error for lazy ones
     check_apart(model)
     program = exported(model, example_inputs, example_keywords)
     constants = _constants(model)
     atoms, tensors = Atoms(), {**_tensors(model), **constants}
     roots: dict[str, Labels] = {}
-    values: dict[str, Any] = {}
+    given: list[Any] = []
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     shared: dict[int, str] = {}
     used: set[str] = set()
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            name = names.get(node.name)
-            values[node.name] = plain(node.meta.get("val"))
-            if name is None or name not in tensors:
-                continue
-            first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
-            if first not in roots:
-                roots[first] = labelled(
-                    atoms, tuple(tensors[first].shape), is_weight=name not in constants, is_constant=name in constants
-                )
-            roots[name] = values[node.name] = roots[first]
-            if node.users:
-                used.add(first)
-        elif node.op == "call_function":
-            _check_shape(node)
-            args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
-            if "getitem" in str(node.target):
-                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
-            else:
-                values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
-        elif node.op == "get_attr":  # a graph inside the graph (autocast, cond), whose operation is not known
-            values[node.name] = plain(attrgetter(str(node.target))(program.graph_module))
-        elif node.op == "output":
-            atoms.pin_all(_leaves(_resolved(node.args, values)), "it is an output of the network")
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name)
+        given.append(plain(node.meta.get("val")))
+        if name is None or name not in tensors:
+            continue
+        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
+        if first not in roots:
+            roots[first] = labelled(
+                atoms, tuple(tensors[first].shape), is_weight=name not in constants, is_constant=name in constants
+            )
+        roots[name] = given[-1] = roots[first]
+        if node.users:
+            used.add(first)
+    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
     first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
     roots |= {name: roots[first] for name, first in first_names.items()}
     atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
@@ -103,7 +93,8 @@ def exported(
     """The graph of a network in evaluation mode; the model is left as it was."""
     args, keywords = call = Call(as_arguments(example_inputs), as_keywords(example_keywords))
     try:
-        traced = _apart(model, call)
+        with _quiet():
+            traced = apart(model, call.run)
         with all_draws(torch.device("cpu"), 0), _quiet(), torch.no_grad(), _in_evaluation(traced):
             return torch.export.export(traced, args, keywords, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
@@ -112,19 +103,6 @@ def exported(
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
-
-
-def _apart(model: nn.Module, example: Call) -> nn.Module:
-    """A copy of a network, which a trace may change; the network itself if its copy does not run by itself.
-
-    Another copy runs before: tables that functions keep shall hold numbers, which they would not after a trace.
-    """
-    with suppress(Exception), _quiet(), torch.no_grad():  # whatever the model's own code raises
-        made = evaluating(sharing_copy(model))
-        tried = to_run(made)
-        if not weights_used(model, lambda: example.run(tried)):
-            return made
-    return model
 
 
 @contextmanager
@@ -233,6 +211,28 @@ def _constants(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in buffers
         if name not in statistics and buffer.is_floating_point() and sum(size > 1 for size in buffer.shape) == 1
     }
+
+
+def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
+    """The labels of what a graph gives for those of what it is given; a part that computes in another type is one."""
+    values: dict[str, Any] = {}
+    places = iter(given)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            values[node.name] = next(places)
+        elif node.op == "get_attr":  # a graph inside the graph (autocast, cond)
+            values[node.name] = plain(attrgetter(str(node.target))(module))
+        elif node.op == "call_function":
+            _check_shape(node)
+            args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
+            if "getitem" in str(node.target):
+                values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
+            elif str(node.target) == "wrap_with_autocast":
+                inner = next(place for place, each in enumerate(args) if isinstance(each, GraphModule))
+                values[node.name] = _followed(atoms, args[inner], args[inner + 1 :])
+            else:
+                values[node.name] = applied(atoms, node.target, args, kwargs, node.meta.get("val"))
+    return _resolved(module.graph.output_node().args[0], values)
 
 
 def _resolved(thing: Any, values: Mapping[str, Any]) -> Any:

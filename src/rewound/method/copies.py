@@ -1,9 +1,13 @@
 """Copies of a network that can be run: what its code does to them, it does not do to the network."""
 
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
 import torch
 from torch import nn
 
-from rewound.foundations.copying import copied
+from rewound.foundations.copying import copied, weights_used
 from rewound.foundations.errors import InputError
 
 
@@ -47,6 +51,20 @@ def _can_be_copied(thing: object) -> bool:
     return True
 
 
+def apart(model: nn.Module, run: Callable[[nn.Module], object]) -> nn.Module:
+    """A copy in evaluation mode, which may change as it runs; the network itself if that does not run by itself.
+
+    Another copy runs before: tables that functions keep shall hold numbers, which they would not after a trace.
+    """
+    with suppress(Exception), torch.no_grad(), warnings.catch_warnings():  # whatever the model's own code raises
+        warnings.simplefilter("ignore")
+        made = evaluating(sharing_copy(model))
+        tried = to_run(made)
+        if not weights_used(model, lambda: run(tried)):
+            return made
+    return model
+
+
 def copy_in_float64(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers have double precision."""
     weights = [each for each in model.parameters() if type(each) is nn.Parameter and each.is_floating_point()]
@@ -69,3 +87,19 @@ def evaluating(model: nn.Module) -> nn.Module:
     """The model, in evaluation mode from now on; the `eval` of somebody's own class may return nothing."""
     model.eval()
     return model
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; afterwards each module is in the mode that it was in.
+
+    By its own `train`, as that may do more than say the mode: layers that merge weights for evaluation part them again.
+    """
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in before.items():  # parents first, which set the mode of their parts
+            if module.training != mode:
+                module.train(mode)
