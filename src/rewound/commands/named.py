@@ -187,7 +187,10 @@ def found_result(store: Store, prefix: str) -> tuple[str, Result]:
     keys = [key for key in store.finished() if key.startswith(prefix)]
     if len(keys) != 1:
         found = f"{len(keys)} keys begin" if keys else "no key begins"
-        raise InputError(f"{found} with {prefix!r} in {store.name}; rewound report writes the keys into results.csv")
+        more = "give more of its digits: " if keys else ""
+        raise InputError(
+            f"{found} with {prefix!r} in {store.name}; {more}rewound report writes the keys into results.csv"
+        )
     result = store.result(keys[0])
     if result is None:
         raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")
