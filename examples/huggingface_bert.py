@@ -64,6 +64,6 @@ run = rewind(trainer, compression=2)  # new
 trainer.train()
 
 for level in run.levels:
-    smaller = f"{1 / level.density:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
+    smaller = f"{level.compression:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
     print(f"{smaller}: {level.value:.1%} of the reviews understood")
 trainer.save_model("bert-pruned")

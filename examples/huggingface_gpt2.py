@@ -62,7 +62,7 @@ run = rewind(trainer, compression=2)  # new
 trainer.train()
 
 for level in run.levels:
-    smaller = f"{1 / level.density:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
+    smaller = f"{level.compression:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
     print(f"{smaller}: perplexity {math.exp(level.value or 0):.2f}")
 assert model.lm_head.weight is model.transformer.wte.weight
 start = torch.tensor([[WORDS.index(word) for word in ("the", "old", "foxes")]])

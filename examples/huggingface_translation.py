@@ -103,6 +103,6 @@ run = rewind(trainer, compression=4, rate=0.5)  # new
 trainer.train()
 
 for level in run.levels:
-    smaller = f"{1 / level.density:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
+    smaller = f"{level.compression:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
     print(f"{smaller}: BLEU {level.value:.1f}")
 trainer.save_model("marian-pruned")

@@ -29,11 +29,15 @@ class Digits(LightningModule):
             nn.Linear(32 * 16, 10),
         )
 
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.net(images)
+        return logits
+
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.log("val_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+        self.log("val_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self) -> object:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -61,5 +65,5 @@ trainer.fit(Digits(), DataLoader(train, batch_size=64, shuffle=True), DataLoader
 run = rewind.run
 assert run.mask is not None
 last = run.levels[-1]
-print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"{last.compression:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
 print(f"accuracy {run.levels[-1].value:.3f}, dense {run.levels[0].value:.3f}")

@@ -128,7 +128,7 @@ for _ in run:  # was: for _ in range(EPOCHS)
     run.report(accuracy())
 
 for level in run.levels:
-    smaller = f"{1 / level.density:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
+    smaller = f"{level.compression:.2f}x smaller ({level.network_compression:.2f}x of the whole network)"
     print(f"{smaller}: {level.value:.1%} of the sentences translated without a mistake")
 assert run.mask is not None
 rewound.save(model, run.mask, "lstm.safetensors")

@@ -38,6 +38,6 @@ for _ in run:  # was: for _ in range(EPOCHS)
 
 assert run.mask is not None
 last = run.levels[-1]
-print(f"{1 / last.density:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
+print(f"{last.compression:.2f}x smaller ({last.network_compression:.2f}x of the whole network)")
 print(f"accuracy {accuracy():.3f}, dense {run.levels[0].value:.3f}")
 rewound.save(model, run.mask, "digits.safetensors")

@@ -15,7 +15,16 @@ import rewound
 from command_line import Rewound
 from rewound.commands.named import batched, named_network, slim_network
 from rewound.commands.runtimes import Failed, Machine, expected, machine, own_forward, prepared
-from rewound.commands.timing import FEWEST, OTHER_OUTPUTS, Benchmark, Timing, measured, no_speedup
+from rewound.commands.timing import (
+    FEWEST,
+    OTHER_OUTPUTS,
+    Benchmark,
+    Timing,
+    measured,
+    no_speedup,
+    slow_slim,
+    variants_of,
+)
 from rewound.states.storage.store import Store
 from rewound.tasks.recipes.digits import Digits
 from sameness import assert_same
@@ -49,8 +58,22 @@ def test_single_weights_give_no_speedup_and_a_sentence_says_so() -> None:
     assert no_speedup([*quick, timing(speedup=1.3, low=1.2)], has_slim=False) == [], "it was faster somewhere"
 
 
-def timing(speedup: float, low: float) -> Timing:
-    return Timing("eager", "pruned", 1.0, (1.0, 1.0), speedup, (low, 2 * speedup))
+def timing(speedup: float, low: float, network: str = "pruned") -> Timing:
+    return Timing("eager", network, 1.0, (1.0, 1.0), speedup, (low, 2 * speedup))
+
+
+@pytest.mark.parametrize(("round_to", "uneven"), [(1, True), (8, False)])
+def test_where_the_slim_network_is_no_faster_uneven_sizes_may_be_why(round_to: int, uneven: bool) -> None:
+    model = perceptron(hidden=30)  # 30 is no multiple of 8, and neither are the 4 outputs, which stay
+    pruner = rewound.Pruner(pattern="unit", round_to=round_to)
+    variants, _ = variants_of(model, model, pruner(model, density=0.6, example_inputs=(IMAGES,)), (IMAGES,))
+    slow, fast = timing(0.9, 0.89, "slim"), timing(1.3, 1.2, "slim")
+    said = (
+        "The slim network is not faster here (0.90x eager): it has sizes that are no multiple of 8, for which kernels "
+        "may be slow; prune with round_to=8 (--round-to 8)."
+    )
+    assert slow_slim([timing(1.0, 0.9), fast, slow], variants) == ([said] if uneven else [])
+    assert slow_slim([fast], variants) == []
 
 
 def test_whole_units_give_a_slim_network() -> None:

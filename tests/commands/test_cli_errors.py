@@ -13,6 +13,7 @@ from command_line import COMMANDS, HEADER, SWEEP, Rewound, command, environment,
 from rewound.conclusions.tables import read_rows
 from rewound.states.storage.artifacts import digest
 from rewound.states.storage.store import Store
+from stored import RESULT
 
 
 def bad(words: list[str], says: str, **files: str) -> tuple[list[str], str, dict[str, str]]:
@@ -331,6 +332,14 @@ def test_words_that_are_neither_a_key_nor_a_sweep(done: Path, rewound_command: R
     assert re.match(f"error: {expected}", err)
     assert err.count("\n") == 1
     assert snapshot(done) == before
+
+
+def test_a_beginning_of_several_keys_asks_for_more_of_it(store: Store, rewound_command: Rewound) -> None:
+    for digit in "12":
+        store.publish("ab" + 30 * digit, RESULT)
+    said = rewound_command("show", "ab", "--store", store.root).err
+    assert "2 keys begin with 'ab'" in said
+    assert "give more of its digits: rewound report writes the keys into results.csv" in said
 
 
 def test_a_damaged_result_is_named_and_recomputed(rewound_command: Rewound) -> None:

@@ -168,6 +168,13 @@ class Wrong:
         return found
 
 
+def test_a_recipe_is_not_trained_and_a_line_says_so(rewound_command: Rewound) -> None:
+    code, out, err = rewound_command("export", "tiny:Tiny", "--out", "a.safetensors")
+    assert (code, err) == (0, "")
+    assert out.startswith("tiny:Tiny is a recipe, whose network is not trained: its initial weights are written\n")
+    assert_same(load_file("a.safetensors"), Tiny().model(0).state_dict())
+
+
 def test_a_ticket_by_the_command(rewound_command: Rewound) -> None:
     task = Tiny()
     model = task.model(0)

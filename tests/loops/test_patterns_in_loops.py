@@ -47,6 +47,8 @@ def test_blocks_go_together_level_by_level_and_gradually(technique: str) -> None
     [
         ({"pruner": Pruner(pattern="2:4"), "compression": 3}, "pattern '2:4' says itself how much goes; leave out"),
         ({"pruner": Pruner(rates={"*": 0.5})}, "a table of rates is for rewound.prune and sweeps"),
+        ({"pruner": Pruner(rates={"*": 0.5}), "compression": 4}, "a table of rates is for rewound.prune and sweeps"),
+        ({"pruner": Pruner(preset="structured-b", k=3), "compression": 4}, "preset structured-b is for the paper's"),
         ({"pruner": Pruner("taylor")}, "score 'taylor' is measured on batches, which a loop does not give"),
     ],
 )

@@ -169,6 +169,10 @@ def test_slim_is_an_axis_and_another_address() -> None:
             {"pruner": {"preset": "structured-b", "k": 1, "score": "random"}},
             "preset structured-b says all of a pruner but k; leave out score",
         ),
+        (
+            {"pruner": {"preset": "structured-b", "k": 1, "round-to": 8}},
+            "preset structured-b says all of a pruner but k; leave out round_to",
+        ),
         ({"technique": "gradual"}, "preset structured-b prunes at once; use another technique than gradual"),
     ],
 )

@@ -229,8 +229,13 @@ def test_wrapped_and_compiled_models_are_seen_through() -> None:
     ("options", "message"),
     [
         ({"density": 0.05}, "density 0.05 cannot be reached by removing units: 8.93% of the weights are left"),
-        ({"density": 0.05}, "; give a density of at least 0.0893, or prune single weights, too"),
+        (
+            {"density": 0.05},
+            "; give a density of at least 0.0893 (a compression of at most 11.19), or prune single weights",
+        ),
         ({"density": 0.9, "min_units": 40}, "cannot be reached by removing units: 100% of the weights are left where"),
+        ({"density": 0.9, "min_units": 40}, "as few units as it may; lower min_units=40, or prune single weights, too"),
+        ({"density": 0.1, "floor": 0.5, "round_to": 2}, "), or lower floor=0.5 and round_to=2, or prune single"),
         ({"density": 0.5, "round_to": 5}, "round_to must be from 1 to the 4 units of 2.weight, not 5; lower it, or"),
         ({"density": 1.5}, "density must be above 0 and at most 1, not 1.5"),
         ({"density": 0.5, "round_to": 0}, "round_to must be at least 1 unit, not 0"),
@@ -266,7 +271,7 @@ class ReadTwice(nn.Module):
 
 def test_a_target_is_met_or_refused_where_units_differ_in_size() -> None:
     model, example = ReadTwice(), torch.zeros(1, 4)
-    with pytest.raises(InputError, match=r"density 0\.1 cannot be reached .* a density of at least 0\.165,"):
+    with pytest.raises(InputError, match=r"density 0\.1 cannot be reached .* a density of at least 0\.165 "):
         Pruner(pattern="unit")(model, 0.1, example_inputs=example)
     mask = Pruner(pattern="unit")(model, 0.165, example_inputs=example)
     assert (mask.counts["a.weight"], mask.counts["b.weight"]) == (4, 128), "one of the large units is left"

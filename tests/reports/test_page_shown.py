@@ -66,7 +66,7 @@ def test_axes_say_what_they_show(browser: Browser, digits_page: Path) -> None:
         "differences": ("Difference in points", "Compression ratio"),
         "cost": ("Δ accuracy (points)", "Retraining epochs"),
         "speed": ("Times fewer FLOPs", "Compression ratio"),
-        "layers": ("Compression ratio",),
+        "layers": ("Compression ratio", "stage2.block1.conv2"),
         "curves": ("Steps",),
     }
     with opened(browser, digits_page) as page:

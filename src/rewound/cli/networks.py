@@ -61,7 +61,7 @@ def prune_command(
     preset: Annotated[
         str, typer.Option(help="the paper's filters in place of all of these: structured-a or structured-b")
     ] = "",
-    k: Annotated[int, typer.Option(help="how much the preset prunes, 1 to 5")] = 0,
+    k: Annotated[int, typer.Option(help="how much the preset prunes; the paper has 1 to 5")] = 0,
     round_to: Annotated[int, typer.Option(help="keep a multiple of so many units of each group")] = 1,
     min_units: Annotated[int, typer.Option(help="keep so many units of each group at least")] = 1,
     rates: Annotated[

@@ -107,6 +107,8 @@ def export(
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
         found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
         exported, mask, example = found.model, found.mask, found.inputs(1)
+        if not found.trained:
+            say(f"{network} is a recipe, whose network is not trained: its initial weights are written")
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
         exported, example = network, inputs_in(example_inputs)

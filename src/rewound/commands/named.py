@@ -45,6 +45,8 @@ class NamedNetwork:
     costs: Costs
     takes_batches: bool = True
     """Whether the first dimension of its inputs is a batch of any size, and not, for example, the nodes of a graph."""
+    trained: bool = True
+    """Whether its weights are of a ticket or a store, and not the initial ones of a recipe."""
 
     def inputs(self, batch: int) -> tuple[Tensor, ...]:
         """The inputs of a pass with a batch of that size, where it takes batches."""
@@ -83,7 +85,8 @@ def named_network(
 
 def _of_recipe(name: str, task: Recipe, model: nn.Module | None = None, mask: Mask | None = None) -> NamedNetwork:
     dense = task.model(0)
-    return NamedNetwork(name, dense if model is None else model, mask, dense, tuple(task.example()), task.costs)
+    own, trained = (dense, False) if model is None else (model, True)
+    return NamedNetwork(name, own, mask, dense, tuple(task.example()), task.costs, trained=trained)
 
 
 def ticket_file(path: Path) -> Path:
@@ -187,7 +190,10 @@ def found_result(store: Store, prefix: str) -> tuple[str, Result]:
     keys = [key for key in store.finished() if key.startswith(prefix)]
     if len(keys) != 1:
         found = f"{len(keys)} keys begin" if keys else "no key begins"
-        raise InputError(f"{found} with {prefix!r} in {store.name}; rewound report writes the keys into results.csv")
+        more = "give more of its digits: " if keys else ""
+        raise InputError(
+            f"{found} with {prefix!r} in {store.name}; {more}rewound report writes the keys into results.csv"
+        )
     result = store.result(keys[0])
     if result is None:
         raise InputError(f"the result of {keys[0]} was damaged; run the sweep again to recompute it")

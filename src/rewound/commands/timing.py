@@ -38,6 +38,7 @@ from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.flops import profile
 from rewound.method.pruning.counts import parameter_count
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.kept import shapes_of
 from rewound.states.storage.artifacts import DEFAULT_STORE
 from rewound.tasks.devices import cpu_kind
 
@@ -50,6 +51,8 @@ FEWEST, MOST = 10, 400
 RESAMPLED = 2000
 GAIN = 1.05
 """A smaller ratio is no speed-up that anybody would notice."""
+EVEN = 8
+"""Kernels like sizes that are multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,7 @@ def bench(
             except Failed as failure:
                 remarks.append(f"{failure}.")
     remarks += no_speedup(timings, has_slim="slim" in [each.name for each in here])
+    remarks += slow_slim(timings, here)
     return Benchmark(name, tuple(sizes), tuple(timings), tuple(remarks), _where(on, len(example[0])))
 
 
@@ -358,13 +362,34 @@ def _seconds(run: Callable[[], object], calls: int, on: Machine) -> float:
 def no_speedup(timings: Sequence[Timing], *, has_slim: bool) -> list[str]:
     """A sentence where a mask makes nothing faster by itself."""
     pruned = [each for each in timings if each.network == "pruned"]
-    if not pruned or any(each.speedup >= GAIN and each.speedup_interval[0] > 1 for each in pruned):
+    if not pruned or any(map(_is_faster, pruned)):
         return []
     found = ", ".join(f"{each.speedup:.2f}x {each.backend}" for each in pruned)
     remedy = (
         "the slim network does without them" if has_slim else "only whole units, pruned and slimmed, make it faster"
     )
     return [f"The mask alone gives no speed-up here ({found}): kernels multiply zeros like other numbers; {remedy}."]
+
+
+def slow_slim(timings: Sequence[Timing], variants: Sequence[Variant]) -> list[str]:
+    """A sentence where the slim network is no faster, and sizes that are no multiple of `EVEN` may be why."""
+    slow = [each for each in timings if each.network == "slim" and not _is_faster(each)]
+    if not slow:
+        return []
+    large, small = (next(each.model for each in variants if each.name == name) for name in ("dense", "slim"))
+    shapes, cut = shapes_of(large), shapes_of(small)
+    sizes = [pair for name in shapes.keys() & cut for pair in zip(cut[name], shapes[name], strict=True)]
+    if not any(size != before and size % EVEN for size, before in sizes):
+        return []
+    found = ", ".join(f"{each.speedup:.2f}x {each.backend}" for each in slow)
+    return [
+        f"The slim network is not faster here ({found}): it has sizes that are no multiple of {EVEN}, for which "
+        f"kernels may be slow; prune with round_to={EVEN} (--round-to {EVEN})."
+    ]
+
+
+def _is_faster(timing: Timing) -> bool:
+    return timing.speedup >= GAIN and timing.speedup_interval[0] > 1
 
 
 def _where(on: Machine, batch: int) -> str:

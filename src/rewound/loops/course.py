@@ -45,6 +45,7 @@ class Course(Choices):
             object.__setattr__(self, "retraining_time", max(1, int(longest)))
         for name, field in self._times.items():
             object.__setattr__(self, field, as_whole(name, getattr(self, field)))
+        self._check_pruner()  # first: without what no loop takes, a compression or a rate may be right
         super().__post_init__()
         check_kind("adopt", self.adopt, bool, "give True or False")
         if self.init is not None and not callable(self.init):
@@ -53,6 +54,18 @@ class Course(Choices):
             )
         if self.training_time < 1:
             raise InputError(f"training takes at least 1 {self.unit}, not {self.training_time}")
+        if self.unit == "step":
+            self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
+        source = self.levels[0].weights_from
+        if self.adopt and isinstance(source, int):
+            raise InputError(
+                f"cannot use {self.technique} on an adopted network: its weights at {self.unit} {source} were not "
+                "kept; use lr-rewinding or fine-tuning"
+            )
+        if source == "fresh" and self.init is None:
+            raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
+
+    def _check_pruner(self) -> None:
         if preset := self.the_pruner.preset:
             raise InputError(
                 f"preset {preset} is for the paper's networks, in rewound.prune and sweeps; give a pruner without it"
@@ -64,16 +77,6 @@ class Course(Choices):
                 f"score {self.the_pruner.score!r} is measured on batches, which a loop does not give; use another "
                 "score, or rewound.prune and sweeps"
             )
-        if self.unit == "step":
-            self.levels[0].updates(self.levels[0].length)  # an error if gradual pruning has too few steps
-        source = self.levels[0].weights_from
-        if self.adopt and isinstance(source, int):
-            raise InputError(
-                f"cannot use {self.technique} on an adopted network: its weights at {self.unit} {source} were not "
-                "kept; use lr-rewinding or fine-tuning"
-            )
-        if source == "fresh" and self.init is None:
-            raise InputError(f"{self.technique} needs init=, a function that draws fresh weights for a model in place")
 
     @property
     def order(self) -> str:

@@ -107,7 +107,8 @@ class Structure:
         if found is None:
             raise InputError(
                 f"pattern {self.pruner.pattern!r} needs to know what the model takes, and the loop has not called the "
-                "model itself; give example_inputs= (and example_keywords=), a batch of what it takes"
+                "model itself; call that (its forward) instead of its parts, or give example_inputs= (and "
+                "example_keywords=), a batch of what it takes"
             )
         call.close()
         self._call, self.example = None, found.short

@@ -249,9 +249,11 @@ def _layers() -> Json:
     label = "replace(datum.label, '.00×', '×')"  # columns are narrow
     apart = {"labelAngle": 0, "labelExpr": label, "labelOverlap": "greedy", "labelSeparation": 5}
     across: Json = {"title": "Compression ratio", **bare, **apart}
+    module = "replace(datum.label, /[.]weight$/, '')"  # nearly all names end so, and rows have little room for them
+    down: Json = {**bare, "labelLimit": 150, "labelExpr": module}
     encoding: Json = {
         "x": {"field": "ratio", "type": "ordinal", "sort": None, "axis": across},
-        "y": {"field": "layer", "type": "ordinal", "sort": None, "axis": {**bare, "labelLimit": 150}},
+        "y": {"field": "layer", "type": "ordinal", "sort": None, "axis": down},
         "fill": fraction,
         "description": SAYS,
     }

@@ -60,10 +60,10 @@ class PrunerFields:
         if not 0 <= self.floor < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
         object.__setattr__(self, "rates", _as_rates(self.rates))
+        self._check_preset()  # first: what others say about a field is no help beside a preset
         self._check_units()
         self._check_batches()
         self._check_amount()
-        self._check_preset()
 
     def _check_units(self) -> None:
         for field in ("round_to", "min_units"):

@@ -165,12 +165,21 @@ def target_of(pruner: PrunerFields, network: Candidates, density: float) -> int:
     target, smallest = kept_count(total, density), network.smallest
     if smallest > target:
         nearest = -(-10_000 * smallest // total) / 10_000  # rounded up, so that it can be reached
+        compression = 10_000 * 100 // round(10_000 * nearest) / 100  # rounded down, for the same reason
+        reached = f"give a density of at least {nearest:.4g} (a compression of at most {compression:.4g})"
+        remedies = [*([reached] if nearest < 1 else []), *_raised(pruner), "prune single weights, too"]
         raise InputError(
             f"density {density:g} cannot be reached by removing units: {100 * nearest:.4g}% of the {_counted(pruner)} "
-            f"are left where every group has as few units as it may; give a density of at least {nearest:.4g}, or "
-            "prune single weights, too"
+            f"are left where every group has as few units as it may; {', or '.join(remedies)}"
         )
     return target
+
+
+def _raised(pruner: PrunerFields) -> list[str]:
+    """What makes every group keep more, as a remedy."""
+    fields = {"min_units": (pruner.min_units, 1), "floor": (pruner.floor, 0), "round_to": (pruner.round_to, 1)}
+    given = [f"{name}={own:g}" for name, (own, default) in fields.items() if own > default]
+    return [f"lower {' and '.join(given)}"] if given else []
 
 
 def _counted(pruner: PrunerFields) -> str:
