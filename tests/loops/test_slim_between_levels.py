@@ -1,0 +1,63 @@
+"""What goes over from one level of a slim run to the next, where everything becomes large and small again."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import rewound
+from rewound import Pruner
+from rewound.loops.snapshot import Stateful
+from training_loops import batch, network
+
+UNITS = Pruner(pattern="unit")
+
+
+def trained(slim: bool, every: int, also: list[Stateful] | None = None, technique: str = "lr-rewinding") -> nn.Module:
+    """A network that is trained for three batches an epoch, with an optimizer step after `every` batches of the run."""
+    model = network().double()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    options = {"compression": 3, "rate": 0.3, "pruner": UNITS, "technique": technique, "say": lambda text: None}
+    batches = 0
+    for epoch in rewound.epochs(3, model, optimizer, slim=slim, also=also or [], **options):  # type: ignore[arg-type]
+        for step in range(3):
+            x, labels = batch(epoch, step)
+            nn.functional.cross_entropy(model(x.double()), labels).backward()
+            batches += 1
+            if batches % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model.eval()
+
+
+def points() -> Tensor:
+    return torch.randn(32, 6, generator=torch.Generator().manual_seed(3)).double()
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
+def test_gradients_that_wait_for_a_step_at_the_end_of_a_level_are_those_of_a_masked_network(technique: str) -> None:
+    masked, slim = (trained(slim, every=2, technique=technique) for slim in (False, True))
+    assert slim[0].out_features < masked[0].out_features
+    assert torch.allclose(masked(points()), slim(points()), rtol=1e-10, atol=1e-10)
+
+
+class Position:
+    """Where a data loader stands: nothing of the network, and it can be neither copied nor loaded in an epoch."""
+
+    def __init__(self) -> None:
+        self.lock, self.loaded = threading.Lock(), 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"batches": 0}
+
+    def load_state_dict(self, state: dict[str, object], /) -> None:
+        self.loaded += 1
+
+
+def test_what_has_nothing_that_shrinks_is_left_alone() -> None:
+    position = Position()
+    trained(True, every=1, also=[position])
+    assert position.loaded == 0
