@@ -1,6 +1,7 @@
 """What goes over from one level of a slim run to the next, where everything becomes large and small again."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import rewound
-from rewound import Pruner
+from rewound import InputError, Mask, Pruner
 from rewound.loops.snapshot import Stateful
 from training_loops import batch, network
 
@@ -61,3 +62,16 @@ def test_what_has_nothing_that_shrinks_is_left_alone() -> None:
     position = Position()
     trained(True, every=1, also=[position])
     assert position.loaded == 0
+
+
+def test_the_mask_of_a_run_is_not_for_its_small_network(tmp_path: Path) -> None:
+    small, mask = nn.Linear(6, 2), Mask({"weight": torch.ones(4, 6, dtype=torch.bool)})
+    message = (
+        "no parameter here has the name and shape of weight; if this is the slim network, its mask is of the large"
+    )
+    with pytest.raises(InputError, match=message):
+        mask.apply(small)
+    with pytest.raises(InputError, match=message):
+        rewound.save(small, mask, tmp_path / "ticket.safetensors")
+    with pytest.raises(InputError, match=r"name and shape of weight$"):
+        mask.apply(nn.Linear(7, 2))
