@@ -64,6 +64,39 @@ def test_what_has_nothing_that_shrinks_is_left_alone() -> None:
     assert position.loaded == 0
 
 
+class Numbered(SGD):
+    """Keeps a number for each row and each column of a matrix, as factored optimizers do: here, where it was."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for parameter in (each for group in self.param_groups for each in group["params"] if each.ndim == 2):
+            for dim, key in enumerate(("rows", "columns")):
+                self.state[parameter].setdefault(key, torch.arange(1.0, 1 + parameter.shape[dim]))
+
+
+def test_slots_of_rows_and_columns_follow_also_where_a_matrix_is_square() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = Numbered(model.parameters(), lr=0.05, momentum=0.9)
+    options = {"compression": 8, "rate": 0.1, "pruner": UNITS, "slim": True, "say": lambda text: None}
+    shapes = set()
+    run = rewound.epochs(1, model, optimizer, **options)  # type: ignore[arg-type]
+    for epoch in run:
+        shapes.add(tuple(model[2].weight.shape))
+        x, labels = batch(epoch, 0)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+    assert {(16, 16), tuple(model[2].weight.shape)} < shapes
+    for name, weight in ((name, p) for name, p in model.named_parameters() if p.ndim == 2):
+        left = run.mask[name]
+        for dim, key in enumerate(("rows", "columns")):
+            assert (optimizer.state[weight][key] - 1).tolist() == left.any(1 - dim).nonzero()[:, 0].tolist(), (
+                name,
+                key,
+            )
+
+
 def test_the_mask_of_a_run_is_not_for_its_small_network(tmp_path: Path) -> None:
     small, mask = nn.Linear(6, 2), Mask({"weight": torch.ones(4, 6, dtype=torch.bool)})
     message = (

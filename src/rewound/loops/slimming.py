@@ -40,19 +40,23 @@ class Shrunk:
             for module, part in self._copies
             for name, numbers in _within(part, slim.counts).items()
         ]
+        self._summed: dict[str, int] = {}
+        """By the key of slots, the dimension of weights that they were summed over, counted from the last."""
         self._large_counts: Counts = [(module, {key: vars(module)[key] for key in new}) for module, new in self._counts]
 
     def check(self) -> None:
         """An error for what cannot be made small; nothing changes."""
+        self._learn_summed()
         for _, key, name, value in self._slots():
-            self._large_slot(name, key, self.slim.slot(name, key, value))
+            self._large_slot(name, key, self._small_slot(name, key, value))
         for thing, state in self._cut_states():
             _load(copied(thing), state)
 
     def begin(self) -> None:
         """Make everything small."""
         slim = self.slim
-        slots = [(slots, key, slim.slot(name, key, value)) for slots, key, name, value in self._slots()]
+        self._learn_summed()
+        slots = [(slots, key, self._small_slot(name, key, value)) for slots, key, name, value in self._slots()]
         states = self._cut_states()
         for module, part in self._copies:
             kept = _within(part, slim.kept)
@@ -62,6 +66,7 @@ class Shrunk:
     def end(self) -> None:
         """Make everything large again."""
         slim = self.slim
+        self._learn_summed()
         slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
         states = self._large_states()
         for module, part in self._copies:
@@ -113,13 +118,37 @@ class Shrunk:
                 "out slim"
             )
 
+    def _learn_summed(self) -> None:
+        """Learn what slots with a dimension less were summed over, as Adafactor's are; a square weight does not show
+        it, and others do."""
+        shapes, found = shapes_of(self.subjects.model), dict[str, set[int]]()
+        for _, key, name, value in self._slots():
+            if isinstance(value, Tensor) and (ways := _summed_over(tuple(value.shape), shapes[name])):
+                found[key] = found.get(key, ways) & ways
+        self._summed |= {key: next(iter(ways)) for key, ways in found.items() if len(ways) == 1}
+
+    def _ways(self, name: str, key: str, value: Tensor, shape: tuple[int, ...]) -> list[Mapping[int, Tensor]]:
+        """What is kept of a slot's dimensions, by each way in which its shape may follow from the parameter's."""
+        kept, gone = self.slim.kept[name], self._summed.get(key)
+        if gone not in _summed_over(tuple(value.shape), shape):
+            return list(slot_dimensions(tuple(value.shape), shape, kept))
+        gone += len(shape)
+        return [{dim - (dim > gone): left for dim, left in kept.items() if dim != gone}]
+
+    def _small_slot(self, name: str, key: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and key in self._summed and self.slim.kept.get(name):
+            ways = self._ways(name, key, value, self.slim.shapes[name])
+            if len(ways) == 1:
+                return contracted({name: value}, {name: ways[0]})[name]
+        return self.slim.slot(name, key, value)
+
     def _large_slot(self, name: str, key: str, value: Any) -> Any:
         kept = self.slim.kept.get(name, {})
         if not isinstance(value, Tensor) or not kept:
             return value
         if value.numel() == 1 and tuple(value.shape) != self._small[name]:
             return value  # a count of steps; a slot of the one unit that is left has the parameter's shape
-        ways = list(slot_dimensions(tuple(value.shape), self._small[name], kept))
+        ways = self._ways(name, key, value, self._small[name])
         if len(ways) != 1:
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
@@ -149,6 +178,13 @@ class Shrunk:
         states = [(thing, thing.state_dict()) for thing in self._states]
         changed = [(thing, state, _mapped(state, resized, self.slim.kept, shapes)) for thing, state in states]
         return [(thing, new) for thing, old, new in changed if _shapes_in(old) != _shapes_in(new)]
+
+
+def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:
+    """Over which of the last two dimensions of a weight a slot may have been summed, counted from the last."""
+    if len(slot) != len(shape) - 1 or not slot:
+        return set()
+    return {gone for gone in (-2, -1) if slot == tuple(size for d, size in enumerate(shape, -len(shape)) if d != gone)}
 
 
 def _mapped(
