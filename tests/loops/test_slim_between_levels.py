@@ -64,6 +64,25 @@ def test_what_has_nothing_that_shrinks_is_left_alone() -> None:
     assert position.loaded == 0
 
 
+@pytest.mark.parametrize("slim", [False, True])
+def test_the_level_before_one_that_diverged_is_returned(slim: bool) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    options = {"compression": 3, "rate": 0.3, "pruner": UNITS, "max_drop": 0.1, "say": lambda text: None}
+    run = rewound.epochs(2, model, optimizer, slim=slim, **options)  # type: ignore[arg-type]
+    for epoch in run:
+        x, labels = batch(epoch, 0)
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x), labels) * (torch.nan if run.level == 2 else 1)).backward()
+        optimizer.step()
+        run.report(0.9)
+    assert [level.level for level in run.levels] == [0, 1]
+    assert (model[0].out_features == int(run.mask["0.weight"].any(1).sum())) == slim
+    momentum = [slots["momentum_buffer"] for slots in optimizer.state.values()]
+    assert all(tensor.isfinite().all() for tensor in (*model.parameters(), *momentum))
+    assert [tensor.shape for tensor in momentum] == [p.shape for p in model.parameters()]
+
+
 class Numbered(SGD):
     """Keeps a number for each row and each column of a matrix, as factored optimizers do: here, where it was."""
 

@@ -136,11 +136,11 @@ class Shrunk:
         return [{dim - (dim > gone): left for dim, left in kept.items() if dim != gone}]
 
     def _small_slot(self, name: str, key: str, value: Any) -> Any:
-        if isinstance(value, Tensor) and key in self._summed and self.slim.kept.get(name):
+        if isinstance(value, Tensor) and value.numel() > 1 and self.slim.kept.get(name):
             ways = self._ways(name, key, value, self.slim.shapes[name])
             if len(ways) == 1:
                 return contracted({name: value}, {name: ways[0]})[name]
-        return self.slim.slot(name, key, value)
+        return self.slim.slot(name, key, value)  # which compares the results of several ways
 
     def _large_slot(self, name: str, key: str, value: Any) -> Any:
         kept = self.slim.kept.get(name, {})
