@@ -112,6 +112,30 @@ def test_a_network_that_takes_one_batch_size(tmp_path: Path) -> None:
     assert made.batch == 3, "as docs/deploy.md says"
 
 
+class FourByFour(nn.Linear):
+    """Its code takes a batch apart, so that a graph has as many parts as the example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super(FourByFour, self).forward(part) for part in x.split(4)])
+
+
+class LargeOnesTwice(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if len(x) > 5 else 1)
+
+
+@pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [FourByFour, LargeOnesTwice])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_graph_that_holds_for_small_batches_alone_is_not_said_to_take_all(
+    tmp_path: Path, kind: type[nn.Linear], to: str, rows: int
+) -> None:
+    file = tmp_path / ("a.onnx" if to == "onnx" else "a.pt2")
+    made = rewound.export(kind(4, 4), file, example_inputs=torch.ones(rows, 4))
+    assert made.batch == rows
+    assert str(made).endswith(f"takes only batches of {rows}")
+
+
 class InSinglePrecision(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         assert x.dtype == torch.float32

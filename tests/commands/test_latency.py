@@ -57,6 +57,16 @@ def test_no_more_goes_than_is_needed_whatever_else_the_machine_does(times: list[
     assert found.mask["0.weight"].any(1).sum() == found.slim.model[0].out_features
 
 
+def test_training_goes_on_with_the_optimizer_that_there_is(times: list[int]) -> None:
+    model = network()
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(3, 16)).sum().backward()
+    adam.step()
+    small = prune_to_latency(model, weights(model) / 2e3, INPUTS, say=quiet).slim
+    after = small.optimizer(adam)
+    assert [p.shape for p in small.model.parameters()] == [slots["exp_avg"].shape for slots in after.state.values()]
+
+
 def test_what_is_fast_enough_already_stays(times: list[int]) -> None:
     found = prune_to_latency(network(), 1e3, INPUTS, say=quiet)
     assert found.density == 1

@@ -50,6 +50,18 @@ def test_hugging_faces_trainer_trains_small_models_and_resumes(technique: str, t
         assert_same(again.model.state_dict(), whole.model.state_dict())
 
 
+@pytest.mark.parametrize("slim", [False, True])
+def test_units_are_found_under_mixed_precision_as_without(slim: bool, tmp_path: Path) -> None:
+    runs = []
+    for bf16 in (False, True):
+        one = trainer(tmp_path / str(bf16), bert(), bf16=bf16)
+        runs.append(rewound_by(one, pruner=UNITS, slim=slim, retrain_epochs=1, one_shot=True))
+        one.train()
+        assert one.model(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.dtype == torch.float32
+        assert hasattr(one.model, "_original_forward") == bf16, "as Accelerate makes it, before and after"
+    assert runs[0].mask.keys() == runs[1].mask.keys()
+
+
 def test_a_language_model_loses_units_in_steps(tmp_path: Path) -> None:
     one = trainer(tmp_path, gpt2(), max_steps=6)
     run = rewound_by(one, pruner=UNITS, slim=True, retrain_steps=3, one_shot=True)

@@ -334,6 +334,17 @@ def test_a_resumed_run_of_steps_ends_as_if_it_had_never_stopped(tmp_path: Path) 
             assert torch.equal(mine.model.state_dict()[name], value), (step, name)  # type: ignore[union-attr]
 
 
+def test_a_checkpoint_of_the_last_step_is_said_to_be_that(tmp_path: Path) -> None:
+    for resumed in (False, True):  # in the middle of an epoch, where the trainer goes on, whatever its last step is
+        mine = trainer(tmp_path, max_steps=BATCHES + 1, save_strategy="steps", save_steps=1)
+        rewound_by(mine, one_shot=True, retrain_steps=BATCHES)
+        if resumed:
+            with pytest.raises(InputError, match="a run that had come to its end: there is nothing left to train"):
+                mine.train(resume_from_checkpoint=True)
+        else:
+            mine.train()
+
+
 def test_max_drop_ends_a_training_that_counts_steps(tmp_path: Path) -> None:
     mine = trainer(tmp_path, max_steps=4, eval_strategy="steps", eval_steps=2, metric_for_best_model="accuracy")
     run = rewound_by(mine, compression=10, max_drop=0.1)

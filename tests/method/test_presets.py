@@ -1,5 +1,7 @@
 """The paper's structured presets: filters removed and densities are the authors', to the last digit that is known."""
 
+import csv
+import math
 from pathlib import Path
 
 import pytest
@@ -215,9 +217,16 @@ def test_a_slim_preset_is_completed_to_whole_units_and_may_lose_a_residual_branc
     assert network.levels[1].density == reported_density(removed, recipe.shapes), "as the paper counts it"
     assert recipe.units.whole(network.mask) == network.mask
     small = dict(network.model.named_parameters())
+    weights = recipe.prunable(network.large)
     assert {name: 4 - len(small[name]) for name in removed} == {name: min(count, 3) for name, count in removed.items()}
     dead = next(name for name, count in removed.items() if count == 4)
     assert not small[dead].any(), "a layer that is gone keeps a unit of zeros"
+    with (network.save(tmp_path / "out") / "levels" / "levels.csv").open() as file:
+        counted = [tuple(int(row[name]) for name in ("weights_kept", "weights")) for row in csv.DictReader(file)]
+    whole = sum(math.prod(shape) for shape in recipe.shapes.values())
+    kept = sum(int(network.mask[name].sum()) if name in network.mask else w.numel() for name, w in weights.items())
+    assert counted == [(whole, whole), (kept, whole)], "weights of layers, without the normalisation that goes along"
+    assert network.levels[1].parameters == network.counts_of(network.large, network.mask).left
     images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)).double()
     gap = network.model.double().eval()(images) - network.large.double().eval()(images)
     assert gap.abs().max() < 1e-9  # float64: 60 layers of sums of at most 1e4 terms, of 1e-16 each

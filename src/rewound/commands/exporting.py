@@ -34,7 +34,7 @@ from rewound.commands.runtimes import (
     write_onnx,
 )
 from rewound.foundations.copying import copied
-from rewound.foundations.errors import InputError, as_path, check_kind, shown
+from rewound.foundations.errors import Failed, InputError, as_path, check_kind, shown
 from rewound.foundations.names import unknown
 from rewound.foundations.quantities import sized
 from rewound.foundations.wholefiles import replacing, writable_file
@@ -212,7 +212,10 @@ def _traced(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                write(torch.export.export(model, inputs, dynamic_shapes=free, strict=False))
+                program = torch.export.export(model, inputs, dynamic_shapes=free, strict=False)
+                if free:
+                    _check_any_size(program)
+                write(program)
                 runs = load()
                 found = [(expected(model, each), runs(each)) for each in others]
         except Exception as error:  # whatever exporters and runtimes raise for a network that they cannot take
@@ -224,3 +227,13 @@ def _traced(
     raise InputError(
         f"this network cannot be exported ({in_words(failure)}); safetensors takes any network"
     ) from failure
+
+
+def _check_any_size(program: ExportedProgram) -> None:
+    """An error for a graph that holds for some batch sizes alone, as where code takes batches apart four by four.
+
+    Torch notes what it has taken for granted of a size that is free. A graph of ONNX does not check it: it would put
+    out something else for other sizes, without a word.
+    """
+    if conditions := program._guards_code:
+        raise Failed(f"its graph is only for sizes with {conditions[0]}")

@@ -20,8 +20,7 @@ from rewound.method.flops import profile
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.groups import Units
-from rewound.method.structure.kept import kept_indices, shapes_of
-from rewound.method.structure.slimming import Slim, slim_to
+from rewound.method.structure.slimming import Slim, slim
 from rewound.method.structure.tracing import as_arguments, units
 from rewound.method.structure.unit_pruning import candidates_of
 
@@ -87,7 +86,7 @@ def prune_to_latency(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers of which little is left: most densities are only tried
             mask = pruner(model, density, groups=groups, example_inputs=inputs)
-        small = slim_to(model, kept_indices(groups, mask, shapes_of(model)), inputs)
+        small = slim(model, mask, inputs, groups=groups)
         found = bench(
             {"dense": model, "slim": small.model},
             inputs,

@@ -249,7 +249,8 @@ class _Rewinding(TrainerCallback):
     def advance(self, state: TrainerState) -> None:
         number, here = next(self.units, None), state.global_step // self.steps_per_unit
         if number is None:
-            raise InputError("this checkpoint is of a run that max_drop had ended: there is nothing left to train")
+            ended = "had come to its end" if here >= len(self.run) else "max_drop had ended"
+            raise InputError(f"this checkpoint is of a run that {ended}: there is nothing left to train")
         if number != here:
             self.units.close()  # which removes its hooks
             if isinstance(self.run, Steps):

@@ -5,7 +5,8 @@ objects stay the same: the modules, the parameters that optimizer, scheduler and
 What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -39,34 +40,38 @@ class Shrunk:
             for module, part in self._copies
             for name, numbers in _within(part, slim.counts).items()
         ]
+        self._summed: dict[str, int] = {}
+        """By the key of slots, the dimension of weights that they were summed over, counted from the last."""
         self._large_counts: Counts = [(module, {key: vars(module)[key] for key in new}) for module, new in self._counts]
 
     def check(self) -> None:
         """An error for what cannot be made small; nothing changes."""
+        self._learn_summed()
         for _, key, name, value in self._slots():
-            self._large_slot(name, key, self.slim.slot(name, key, value))
-        for thing in self._states:
-            _load(copied(thing), self._cut_state(thing.state_dict()))
+            self._large_slot(name, key, self._small_slot(name, key, value))
+        for thing, state in self._cut_states():
+            _load(copied(thing), state)
 
     def begin(self) -> None:
         """Make everything small."""
         slim = self.slim
-        slots = [(slots, key, slim.slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = [(thing, self._cut_state(thing.state_dict())) for thing in self._states]
+        self._learn_summed()
+        slots = [(slots, key, self._small_slot(name, key, value)) for slots, key, name, value in self._slots()]
+        states = self._cut_states()
         for module, part in self._copies:
-            kept, tensors = _within(part, slim.kept), tensors_of(module)
-            _replace_all(tensors, contracted({name: tensors[name] for name in kept}, kept))
+            kept = _within(part, slim.kept)
+            _replace_all(module, kept, partial(contracted, kept=kept))
         self._finish(slots, states, self._counts)
 
     def end(self) -> None:
         """Make everything large again."""
         slim = self.slim
+        self._learn_summed()
         slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = [(thing, self._large_state(thing.state_dict())) for thing in self._states]
+        states = self._large_states()
         for module, part in self._copies:
-            kept, tensors = _within(part, slim.kept), tensors_of(module)
-            small = {name: tensors[name] for name in kept}
-            _replace_all(tensors, expanded(small, kept, _within(part, slim.shapes)))
+            kept, shapes = _within(part, slim.kept), _within(part, slim.shapes)
+            _replace_all(module, kept, partial(expanded, kept=kept, shapes=shapes))
         self._finish(slots, states, self._large_counts)
 
     def _finish(
@@ -113,13 +118,37 @@ class Shrunk:
                 "out slim"
             )
 
+    def _learn_summed(self) -> None:
+        """Learn what slots with a dimension less were summed over, as Adafactor's are; a square weight does not show
+        it, and others do."""
+        shapes, found = shapes_of(self.subjects.model), dict[str, set[int]]()
+        for _, key, name, value in self._slots():
+            if isinstance(value, Tensor) and (ways := _summed_over(tuple(value.shape), shapes[name])):
+                found[key] = found.get(key, ways) & ways
+        self._summed |= {key: next(iter(ways)) for key, ways in found.items() if len(ways) == 1}
+
+    def _ways(self, name: str, key: str, value: Tensor, shape: tuple[int, ...]) -> list[Mapping[int, Tensor]]:
+        """What is kept of a slot's dimensions, by each way in which its shape may follow from the parameter's."""
+        kept, gone = self.slim.kept[name], self._summed.get(key)
+        if gone not in _summed_over(tuple(value.shape), shape):
+            return list(slot_dimensions(tuple(value.shape), shape, kept))
+        gone += len(shape)
+        return [{dim - (dim > gone): left for dim, left in kept.items() if dim != gone}]
+
+    def _small_slot(self, name: str, key: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.numel() > 1 and self.slim.kept.get(name):
+            ways = self._ways(name, key, value, self.slim.shapes[name])
+            if len(ways) == 1:
+                return contracted({name: value}, {name: ways[0]})[name]
+        return self.slim.slot(name, key, value)  # which compares the results of several ways
+
     def _large_slot(self, name: str, key: str, value: Any) -> Any:
         kept = self.slim.kept.get(name, {})
         if not isinstance(value, Tensor) or not kept:
             return value
         if value.numel() == 1 and tuple(value.shape) != self._small[name]:
             return value  # a count of steps; a slot of the one unit that is left has the parameter's shape
-        ways = list(slot_dimensions(tuple(value.shape), self._small[name], kept))
+        ways = self._ways(name, key, value, self._small[name])
         if len(ways) != 1:
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
@@ -136,13 +165,26 @@ class Shrunk:
 
     # Averages that are no modules
 
-    def _cut_state(self, state: Mapping[str, object]) -> dict[str, object]:
+    def _cut_states(self) -> list[tuple[Stateful, dict[str, object]]]:
         kept, shapes = self.slim.kept, self.slim.shapes
-        return _mapped(state, lambda name, tensor: contracted({name: tensor}, kept)[name], kept, shapes)
+        return self._resized(lambda name, tensor: contracted({name: tensor}, kept)[name], shapes)
 
-    def _large_state(self, state: Mapping[str, object]) -> dict[str, object]:
+    def _large_states(self) -> list[tuple[Stateful, dict[str, object]]]:
         kept, shapes = self.slim.kept, self.slim.shapes
-        return _mapped(state, lambda name, tensor: expanded({name: tensor}, kept, shapes)[name], kept, self._small)
+        return self._resized(lambda name, tensor: expanded({name: tensor}, kept, shapes)[name], self._small)
+
+    def _resized(self, resized: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Stateful, dict[str, object]]]:
+        """The averages with their new states; whatever else is in `also` is left alone."""
+        states = [(thing, thing.state_dict()) for thing in self._states]
+        changed = [(thing, state, _mapped(state, resized, self.slim.kept, shapes)) for thing, state in states]
+        return [(thing, new) for thing, old, new in changed if _shapes_in(old) != _shapes_in(new)]
+
+
+def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:
+    """Over which of the last two dimensions of a weight a slot may have been summed, counted from the last."""
+    if len(slot) != len(shape) - 1 or not slot:
+        return set()
+    return {gone for gone in (-2, -1) if slot == tuple(size for d, size in enumerate(shape, -len(shape)) if d != gone)}
 
 
 def _mapped(
@@ -183,12 +225,18 @@ def _shapes_in(state: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _replace_all(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    done: set[int] = set()
-    for name, other in others.items():
-        if id(tensors[name]) not in done:  # tied ones are one
-            done.add(id(tensors[name]))
-            replace_data(tensors[name], other)
+def _replace_all(
+    module: nn.Module, names: Collection[str], resized: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+) -> None:
+    """Give tensors of a module another size, and their gradients, which may still wait for a step."""
+    tensors = {id(tensor): (name, tensor) for name, tensor in tensors_of(module).items() if name in names}  # tied: once
+    held = dict(tensors.values())
+    gradients = {name: tensor.grad for name, tensor in held.items()}
+    found = {name: grad for name, grad in gradients.items() if grad is not None and grad.layout is torch.strided}
+    sizes, slopes = resized(held), resized(found)
+    for name, tensor in held.items():
+        replace_data(tensor, sizes[name])
+        tensor.grad = slopes.get(name)
 
 
 def _within(part: str, named: Mapping[str, T]) -> dict[str, T]:

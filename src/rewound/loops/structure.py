@@ -5,8 +5,8 @@ epoch where the script gives one, and after the first epoch (or step) otherwise,
 found, or a compression that they do not reach, is refused before the dense run is trained.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +72,8 @@ class Structure:
         return self._traced(self.example)
 
     def _traced(self, example: Example) -> Units:
-        return units(self.subjects.model, *self._here(example))
+        with _own_forward(self.subjects.model):
+            return units(self.subjects.model, *self._here(example))
 
     def _here(self, example: Example) -> Example:
         return example.on(next(self.subjects.model.parameters()).device)
@@ -154,7 +155,8 @@ class Structure:
     def _slim(self, mask: Mask) -> Slim:
         kept = kept_indices(self.units, mask, self.shapes)
         assert self.example is not None  # as its units are known
-        slim = slim_to(self.subjects.model, kept, *self._here(self.example))
+        with _own_forward(self.subjects.model):
+            slim = slim_to(self.subjects.model, kept, *self._here(self.example))
         return replace(slim, mask=mask_of_dead_layers(mask, kept))
 
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
@@ -198,7 +200,25 @@ class Structure:
         if self.pruner.of != "flops" or self.example is None:
             return None
         inputs, keywords = self._here(self.example)
-        return profile(self.subjects.model, inputs, keywords=keywords)
+        with _own_forward(self.subjects.model):
+            return profile(self.subjects.model, inputs, keywords=keywords)
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is called as it is: for mixed precision, Accelerate puts another `forward` around its own.
+
+    In a trace that is one operation, of which nobody knows what it ties.
+    """
+    wrapped, own = (vars(model).get(name) for name in ("forward", "_original_forward"))
+    if wrapped is None or own is None:
+        yield
+        return
+    vars(model)["forward"] = own
+    try:
+        yield
+    finally:
+        vars(model)["forward"] = wrapped
 
 
 def made_small(

@@ -213,15 +213,15 @@ class PrunerFields:
     def counted(self, names: Iterable[str], model: nn.Module) -> list[str]:
         """Those of these parameters that a density counts: all that are selected.
 
-        Where whole units go, biases and normalisation go along and are not counted, nor is a weight that its layer
-        computes from others.
+        Where whole units go, as slim networks of presets lose them, biases and normalisation go along and are not
+        counted, nor is a weight that its layer computes from others.
 
         >>> from rewound import Pruner
         >>> Pruner(pattern="unit").counted(["weight", "bias"], nn.Linear(2, 2))
         ['weight']
         """
         chosen = self.selected(names, model)
-        if not self.by_units:
+        if not self.by_units and not self.preset:
             return chosen
         weights = prunable_weights(model)
         computed = {*divided_by_norm(model, chosen), *dense_originals(model, chosen)}

@@ -227,9 +227,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _packed(state: Mapping[str, Tensor], mask: Mask, about: Mapping[str, object], parameters: int | None) -> Packed:
-    wrong = [name for name, kept in mask.items() if name not in state or state[name].shape != kept.shape]
-    if wrong:
-        raise InputError(f"this mask is for another model: no tensor here has the name and shape of {few(wrong)}")
+    mask.check_shapes({name: tensor.shape for name, tensor in state.items()})
     owners = first_names(state)
     kept: dict[str, Tensor] = {}
     for name in (name for name in state if name in mask):  # tied: pruned under any of its names
