@@ -325,6 +325,8 @@ def test_models_and_slots_that_do_not_fit_are_refused() -> None:
         made.into_optimizer(optimizer, model)
     made.into(model)
     name, slots = INNER, optimizer.state[model.get_parameter(INNER)]
+    diverged = torch.full(made.shapes[name], torch.nan)
+    assert made.slot(name, "momentum_buffer", diverged).shape == made.model.get_parameter(name).shape
     slots["preconditioner"] = torch.eye(7)
     with pytest.raises(InputError, match=rf"slot preconditioner of {name} has the shape \(7, 7\).*a new optimizer"):
         made.into_optimizer(optimizer, model)

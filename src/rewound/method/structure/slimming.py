@@ -189,7 +189,7 @@ class Slim:
         found = [
             contracted({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)
         ]
-        if not found or any(not torch.equal(each, found[0]) for each in found):
+        if not found or any(not torch.equal(each, found[0]) for each in found[1:]):  # NaN equals nothing
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
                 f"follows from the parameter's, {shape}; begin with a new optimizer over the slim network"
