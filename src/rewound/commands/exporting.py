@@ -232,8 +232,9 @@ def _traced(
 def _check_any_size(program: ExportedProgram) -> None:
     """An error for a graph that holds for some batch sizes alone, as where code takes batches apart four by four.
 
-    Torch notes what it has taken for granted of a size that is free. A graph of ONNX does not check it: it would put
-    out something else for other sizes, without a word.
+    Torch notes what it has taken for granted of a size that is free, in a field that is not public; a torch without it
+    exports for the example's size alone. A graph of ONNX does not check the notes: for other sizes, it would put out
+    something else without a word.
     """
     if conditions := program._guards_code:
         raise Failed(f"its graph is only for sizes with {conditions[0]}")
