@@ -397,3 +397,19 @@ def test_units_that_only_training_reads_stay() -> None:
     small = slim(model, Pruner(pattern="unit")(model, 0.8, example_inputs=(X,)), (X,)).model
     assert small.second.out_features < 16
     assert [tuple(each.shape) for each in small.train()(X)] == [(3, 7, 4), (3, 7, 4)]
+
+
+class Louder(nn.Module):
+    """What it gives in training mode is multiplied by a number that happens to be that of its units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.times = nn.Linear(8, 16), nn.Linear(16, 4), 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.first(x).relu())
+        return found * self.times if self.training else found
+
+
+def test_a_number_that_only_training_reads_keeps_no_units() -> None:
+    assert names(units(Louder(), (X,))) == ["first.weight"]

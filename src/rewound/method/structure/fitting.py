@@ -37,7 +37,7 @@ def correct_counts(
     rewrite_counts(masked, small)
     tried = trials(masked, small, kept, Call(args, keywords))
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
-    found = fit(numbers, tried)
+    found = fit(numbers, lambda: _difference(tried))
     if found.choice is None and any(trial.varies for trial in tried):
         raise InputError(
             "this network does not put out the same twice, so that no smaller one can be compared with it; let it draw "
@@ -244,8 +244,8 @@ class Fit(NamedTuple):
     """Which of the numbers the code read with this choice."""
 
 
-def fit(numbers: Numbers, tried: Sequence[Trial]) -> Fit:
-    """Write numbers anew so that the small network equals the masked one.
+def fit(numbers: Numbers, compare: Callable[[], str]) -> Fit:
+    """Write numbers anew so that the small network equals the masked one, of which `compare` says how they differ.
 
     A choice is not tried that differs from an earlier one in numbers alone that the code had not read when it failed.
     """
@@ -256,7 +256,7 @@ def fit(numbers: Numbers, tried: Sequence[Trial]) -> Fit:
             continue
         _write(numbers, choice)
         with _read({kind for kind, _, _ in numbers}) as attributes:
-            difference = _difference(tried)
+            difference = compare()
         read = [(kind, name) in attributes for kind, name, _ in numbers]
         if not difference:
             return Fit(choice, "", read)

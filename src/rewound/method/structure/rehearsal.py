@@ -102,8 +102,11 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     try:
         with _no_shortcut():
             trial = _trial(model, kept, example)
-            failure = fit(own_numbers(trial.masked, [trial.small], kept), [trial]).failure
-            return failure or training_difference([trial], kept)
+
+            def difference() -> str:
+                return trial.difference() or training_difference([trial], kept)
+
+            return fit(own_numbers(trial.masked, [trial.small], kept), difference).failure
     except InputError:  # about what it puts out, or its copies: it says nothing of units
         return ""
     except Exception as error:  # whatever the model's own code raises
