@@ -106,18 +106,18 @@ def export(
         if example_inputs is not None or mask is not None:
             raise InputError(f"{shown(network)} has inputs and a mask of its own; leave out example_inputs and mask")
         found = named_network(network, recipe=recipe, fields=fields, model=model, store=store, say=say)
-        exported, mask, example = found.model, found.mask, found.inputs(1)
-        if not found.trained:
-            say(f"{network} is a recipe, whose network is not trained: its initial weights are written")
+        exported, mask, example, trained = found.model, found.mask, found.inputs(1), found.trained
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
-        exported, example = network, inputs_in(example_inputs)
+        exported, example, trained = network, inputs_in(example_inputs), True
     exported = copied(exported).eval().cpu()
     if mask is not None:
         check_kind("mask", mask, Mask, "give the rewound.Mask that the network was trained under")
         mask.apply(exported)
     if slim:
         exported = _without_units(exported, mask, example)
+    if not trained:
+        say(f"{network} is a recipe, whose network is not trained: its initial weights are written")
     with TemporaryDirectory() as folder, torch.no_grad():
         file = Path(folder, f"network{path.suffix}")
         deviation, batch = FORMATS[kind][1](exported, example, file)
