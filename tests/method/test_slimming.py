@@ -467,6 +467,27 @@ def test_what_computes_in_another_type_is_followed() -> None:
     assert compared((model, example, {})).difference < BOUND
 
 
+class WithGradients(nn.Module):
+    """Computes a part with gradients, whoever calls it, and a part without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            hidden = self.first(x).relu()
+        with torch.no_grad():
+            hidden = self.second(hidden)
+        found: Tensor = self.last(hidden)
+        return found
+
+
+def test_what_computes_with_gradients_is_followed() -> None:
+    model, example = WithGradients(), (torch.randn(2, 6),)
+    assert [len(group) for group in units(model, example)] == [8, 5]
+
+
 class Kept(nn.Module):
     """Keeps what it computed, as for a plot, and in a list."""
 

@@ -170,10 +170,21 @@ def added_at(atoms: Atoms, value: Any, x: Labels, dim: int, index: Labels, sourc
     return pointwise(atoms, value, [Labels(each.shape, tuple(atoms.without(each, [dim], reason))) for each in sides])
 
 
-def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: Any = False, **kwargs: Any) -> Any:
-    if isinstance(value, list | tuple) or kwargs.get("correction") or not isinstance(keepdim, bool):
-        atoms.pin_all([x], "it is reduced over")
-        return plain(value)
+def spread(
+    atoms: Atoms,
+    value: Any,
+    x: Labels,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Labels:
+    """A variance or standard deviation; that of all elements has no dimension, and may say there if it is unbiased."""
+    return reduction(atoms, value, x, None if isinstance(dim, bool) else dim, keepdim)
+
+
+def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Labels:
     given = range(x.rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     dims = [d % x.rank for d in given]
     kept = atoms.without(x, dims, "it is reduced over")

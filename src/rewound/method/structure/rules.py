@@ -31,6 +31,7 @@ from rewound.method.structure.combining import (
     shaped_like,
     softmax,
     spatial,
+    spread,
     stacked,
     weight_normalised,
 )
@@ -163,7 +164,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), scanned),
     **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_"), added_at),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), added_at),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), reduction),
+    **dict.fromkeys(("mean", "sum", "amax", "amin"), reduction),
+    **dict.fromkeys(("var", "std"), spread),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), recurrent_cell),

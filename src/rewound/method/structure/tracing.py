@@ -214,7 +214,10 @@ def _constants(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
-    """The labels of what a graph gives for those of what it is given; a part that computes in another type is one."""
+    """The labels of what a graph gives for those of what it is given.
+
+    A part that computes in another type, or with gradients where the rest has none, is a graph in the graph.
+    """
     values: dict[str, Any] = {}
     places = iter(given)
     for node in module.graph.nodes:
@@ -227,7 +230,7 @@ def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
             if "getitem" in str(node.target):
                 values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
-            elif str(node.target) == "wrap_with_autocast":
+            elif str(node.target) in ("wrap_with_autocast", "wrap_with_set_grad_enabled"):
                 inner = next(place for place, each in enumerate(args) if isinstance(each, GraphModule))
                 values[node.name] = _followed(atoms, args[inner], args[inner + 1 :])
             else:
