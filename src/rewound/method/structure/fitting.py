@@ -26,16 +26,10 @@ _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other 
 
 
 @torch.no_grad()
-def correct_counts(
-    masked: nn.Module,
-    small: nn.Module,
-    kept: KeptIndices,
-    args: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> None:
+def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example: Call) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
-    tried = trials(masked, small, kept, Call(args, keywords))
+    tried = trials(masked, small, kept, example)
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
     found = fit(numbers, tried)
     if found.choice is None and any(trial.varies for trial in tried):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, in_a_line
 from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy
 from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
@@ -107,7 +107,7 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     except InputError:  # about what it puts out, or its copies: it says nothing of units
         return ""
     except Exception as error:  # whatever the model's own code raises
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return in_a_line(error)
 
 
 def _trial(model: nn.Module, kept: KeptIndices, example: Call) -> Trial:

@@ -20,13 +20,13 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.collector import collector_paused
-from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.errors import InputError, check_kind, few, in_a_line
 from rewound.foundations.randomness import all_draws
 from rewound.method.copies import apart, evaluating, sharing_copy
 from rewound.method.pruning.mask import bare_model, check_apart, plain_name, plain_parameters
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
-from rewound.method.structure.examples import Call
+from rewound.method.structure.examples import Call, call_of
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 from rewound.method.structure.rehearsal import without_needed
 from rewound.method.structure.rules import applied
@@ -53,7 +53,8 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
         )
     plain_parameters(model, tied=False)  # an error for lazy ones
     check_apart(model)
-    program = exported(model, example_inputs, example_keywords)
+    call = call_of(example_inputs, example_keywords)
+    program = exported(model, call)
     constants = _constants(model)
     atoms, tensors = Atoms(), {**_tensors(model), **constants}
     roots: dict[str, Labels] = {}
@@ -84,22 +85,19 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     with collector_paused():
         found = _gathered(atoms, roots, shapes, tied)
     with _quiet():
-        return without_needed(model, found, Call(as_arguments(example_inputs), as_keywords(example_keywords)))
+        return without_needed(model, found, call)
 
 
-def exported(
-    model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
-) -> ExportedProgram:
+def exported(model: nn.Module, example: Call) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
-    args, keywords = call = Call(as_arguments(example_inputs), as_keywords(example_keywords))
     try:
         with _quiet():
-            traced = apart(model, call.run)
+            traced = apart(model, example.run)
         with all_draws(torch.device("cpu"), 0), _quiet(), torch.no_grad(), _in_evaluation(traced):
-            return torch.export.export(traced, args, keywords, strict=False)
+            return torch.export.export(traced, *example, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
-        check_runs(model, example_inputs, example_keywords)
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        check_runs(model, example)
+        reason = in_a_line(error)
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
@@ -144,9 +142,8 @@ def _quiet() -> Iterator[None]:
             log.disabled = False
 
 
-def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
+def check_runs(model: nn.Module, example: Call) -> None:
     """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
-    example = Call(as_arguments(inputs), as_keywords(keywords))
     try:
         copy = evaluating(sharing_copy(model))
     except InputError:
@@ -158,8 +155,8 @@ def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, A
         given = [*example.args, *example.keywords.values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
         raise InputError(
-            f"the network does not run on the example inputs (of {sizes or 'nothing'}): {type(error).__name__}: "
-            f"{str(error).strip().partition(chr(10))[0]}; give one batch as its forward takes it"
+            f"the network does not run on the example inputs (of {sizes or 'nothing'}): {in_a_line(error)}; give one "
+            "batch as its forward takes it"
         ) from error
 
 
@@ -177,18 +174,6 @@ def _check_shape(node: torch.fx.Node) -> None:
             f"this network cannot be traced (the shape of what {node.target} gives depends on the values of a tensor), "
             f"{_NOT_KNOWN}"
         )
-
-
-def as_arguments(example_inputs: object) -> tuple[Any, ...]:
-    """The positional arguments of an example; one tensor is one argument."""
-    return tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
-
-
-def as_keywords(example_keywords: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword arguments of an example."""
-    given = {} if example_keywords is None else example_keywords
-    check_kind("example_keywords", given, Mapping, "give values by the names of arguments")
-    return dict(given)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
