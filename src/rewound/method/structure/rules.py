@@ -124,25 +124,20 @@ def _applied(
     value: Any,
     given: Sequence[Labels],
 ) -> Any:
-    if name in RULES:
-        try:
+    """The same of an operation that is known; of another, all that it touches is pinned."""
+    try:
+        if name in RULES:
             return RULES[name](atoms, value, *args, **kwargs)
-        except (
-            TypeError,
-            ValueError,
-            IndexError,
-            RuntimeError,
-            StopIteration,
-        ):  # arguments that the rule does not take
-            atoms.pin_all(given, f"the operation {name} is used in a form that is not known")
-            return plain(value)
-    if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
-        return pointwise(atoms, value, given)
-    if name in MOVES and len(given) == 1:
-        return moved(atoms, target, args, kwargs, value)
-    if name in SPATIAL:
-        return spatial(atoms, value, given[0], SPATIAL[name])
-    atoms.pin_all(given, f"the operation {name} is not known")
+        if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
+            return pointwise(atoms, value, given)
+        if name in MOVES and len(given) == 1:
+            return moved(atoms, target, args, kwargs, value)
+        if name in SPATIAL:
+            return spatial(atoms, value, given[0], SPATIAL[name])
+        reason = "is not known"
+    except (TypeError, ValueError, IndexError, RuntimeError, StopIteration):  # for arguments that a rule does not take
+        reason = "is used in a form that is not known"
+    atoms.pin_all(given, f"the operation {name} {reason}")
     return plain(value)
 
 
