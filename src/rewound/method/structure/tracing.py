@@ -54,36 +54,7 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     plain_parameters(model, tied=False)  # an error for lazy ones
     check_apart(model)
     call = call_of(example_inputs, example_keywords)
-    program = exported(model, call)
-    constants = _constants(model)
-    atoms, tensors = Atoms(), {**_tensors(model), **constants}
-    roots: dict[str, Labels] = {}
-    given: list[Any] = []
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    shared: dict[int, str] = {}
-    used: set[str] = set()
-    for node in program.graph.find_nodes(op="placeholder"):
-        name = names.get(node.name)
-        given.append(plain(node.meta.get("val")))
-        if name is None or name not in tensors:
-            continue
-        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
-        if first not in roots:
-            roots[first] = labelled(
-                atoms, tuple(tensors[first].shape), is_weight=name not in constants, is_constant=name in constants
-            )
-        roots[name] = given[-1] = roots[first]
-        if node.users:
-            used.add(first)
-    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
-    first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
-    roots |= {name: roots[first] for name, first in first_names.items()}
-    atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    tied = {name: first for name, first in first_names.items() if name != first}
-    with collector_paused():
-        found = _gathered(atoms, roots, shapes, tied)
+    found = _found(model, exported(model, call))
     with _quiet():
         return without_needed(model, found, call)
 
@@ -176,6 +147,35 @@ def _check_shape(node: torch.fx.Node) -> None:
         )
 
 
+def _found(model: nn.Module, program: ExportedProgram) -> Units:
+    """The units that the graph of a network ties."""
+    signature, constants = program.graph_signature, _constants(model)
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    atoms, tensors = Atoms(), {**_tensors(model), **constants}
+    roots, given = dict[str, Labels](), list[Any]()
+    shared, used = dict[int, str](), set[str]()
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name)
+        if name not in tensors:
+            given.append(plain(node.meta.get("val")))
+            continue
+        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
+        if first not in roots:
+            shape, is_constant = tuple(tensors[first].shape), name in constants
+            roots[first] = labelled(atoms, shape, is_weight=not is_constant, is_constant=is_constant)
+        given.append(roots[first])
+        if node.users:
+            used.add(first)
+    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
+    atoms.pin_all([labels for name, labels in roots.items() if name not in used], "it is not used")
+    first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
+    roots |= {name: roots[first] for name, first in first_names.items()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    tied = {name: first for name, first in first_names.items() if name != first}
+    with collector_paused():
+        return _gathered(atoms, roots, shapes, tied)
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """What may shrink, and is zero without a unit: parameters; with them, the statistics of normalisation."""
     statistics = {
@@ -246,6 +246,7 @@ def _leaves(thing: Any) -> Iterator[Labels]:
 def _gathered(
     atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> Units:
+    """The groups of what may go, and why the rest stays, once everything is tied."""
     components, reasons = atoms.settle()
     produced, filters = _flags(atoms.produced, atoms.count), _flags(atoms.filters, atoms.count)
     found: dict[int, dict[Dimension, list[int]]] = {}
@@ -270,11 +271,11 @@ def _gathered(
     groups = tuple(
         UnitGroup(
             members,
-            tuple(them),
+            tuple(alike),
             tuple(place for place in members if place in producers),
             tuple(place for place in members if place in of_filters),
         )
-        for members, them in grouped.items()
+        for members, alike in grouped.items()
         if any(name in shapes for name, _ in members)
     )
     return Units(groups, pinned, shapes, tied)
