@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from rewound.foundations.intercepting import Intercepting
 from rewound.method.copies import evaluating, to_run
 from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
-from rewound.method.structure.kept import KeptIndices
+from rewound.method.structure.kept import KeptIndices, cut
 from rewound.method.structure.trials import Trial, distance, largest_of, rounding, told
 
 
@@ -171,10 +171,8 @@ def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0
         given = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
     gradients = []
     for (name, parameter), gradient in zip(parameters.items(), given, strict=True):
-        left = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
-        for dim, indices in kept.get(name, {}).items():
-            left = left.index_select(dim, indices.to(left.device))
-        gradients.append(left)
+        whole = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
+        gradients.append(cut(whole, kept.get(name, {})))
     return gradients
 
 

@@ -34,6 +34,7 @@ from rewound.method.structure.groups import Units
 from rewound.method.structure.kept import (
     KeptIndices,
     contracted,
+    cut,
     cut_copy,
     kept_indices,
     mask_of_dead_layers,
@@ -185,9 +186,7 @@ class Slim:
             )
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
-        found = [
-            contracted({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)
-        ]
+        found = [cut(value, dims) for dims in slot_dimensions(tuple(value.shape), shape, kept)]
         if not found or any(not torch.equal(each, found[0]) for each in found[1:]):  # NaN equals nothing
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "

@@ -21,7 +21,7 @@ from rewound.foundations.errors import first_line
 from rewound.foundations.intercepting import Intercepting
 from rewound.method.copies import copy_in_float64, evaluating, runnable_copy, to_run
 from rewound.method.structure.examples import Call, numbers, telling, tensors_in, varying
-from rewound.method.structure.kept import KeptIndices, zero_gone
+from rewound.method.structure.kept import KeptIndices, cut, zero_gone
 
 _TIMES = 10  # the rounding that was seen
 _ROUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -156,27 +156,17 @@ def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) 
     examples = [given, *telling(large, given)]
     own = trial_of(large, less, examples, _ROUNDS[torch.float32], only_numbers=True)
     examples += varying(large, given)
-    for others, doubled in itertools.product((True, False), (True, False)):
+    for with_draws, doubled in itertools.product((True, False), (True, False)):
         copy = copy_in_float64 if doubled else runnable_copy
         pair = evaluating(copy(masked)), evaluating(copy(small))
+        if with_draws:
+            draw_weights(*pair, kept)
         calls = [tree_map_only(Tensor, _doubled, each) for each in examples] if doubled else examples
         tolerance = 1e-9 if doubled else _ROUNDS[torch.float32]
-        trial = (
-            trial_of_others(*pair, kept, calls, tolerance)
-            if others
-            else trial_of(*pair, calls, tolerance, only_numbers=True)
-        )
+        trial = trial_of(*pair, calls, tolerance, only_numbers=True)
         if trial.examples:
             return [each for each in (own, trial) if each.examples]
     return [trial_of(large, less, [given], _ROUNDS[torch.float32])]
-
-
-def trial_of_others(
-    masked: nn.Module, small: nn.Module, kept: KeptIndices, examples: Sequence[Call], tolerance: float
-) -> Trial:
-    """With other weights, which the networks have from now on; without examples if the masked one does not run then."""
-    draw_weights(masked, small, kept)
-    return trial_of(masked, small, examples, tolerance, only_numbers=True)
 
 
 def trial_of(
@@ -200,10 +190,7 @@ def draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: i
         draws = torch.empty(parameter.shape).uniform_(-spread, spread, generator=generator)
         parameter.add_(draws.to(parameter.device))
         zero_gone(parameter, kept.get(name, {}))
-        cut = parameter.detach()
-        for dim, left in kept.get(name, {}).items():
-            cut = cut.index_select(dim, left.to(cut.device))
-        smaller[name].copy_(cut)
+        smaller[name].copy_(cut(parameter.detach(), kept.get(name, {})))
 
 
 def _doubled(tensor: Tensor) -> Tensor:
