@@ -143,6 +143,45 @@ def test_channels_stay_whose_values_are_divided_by_the_spread_of_all(spread: Cal
     assert found.pinned["first.weight", 0] == "it is reduced over"
 
 
+class Through(nn.Module):
+    """Has something done to the hidden units on their way."""
+
+    def __init__(self, done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.other, self.done = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(5, 6), done
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.done(self, self.first(x)))
+        return found
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        lambda _, x: x.swapaxes(1, 2).swapdims(1, 2).moveaxis(0, 1).moveaxis(0, 1),
+        lambda _, x: x.mT.relu().mH.adjoint().mT,
+        lambda _, x: x.ravel().view(x.shape),
+        lambda _, x: torch.cat([*x.tensor_split(2, 1), *x.hsplit([1]), *x.fliplr().unsafe_chunk(2, 1)], 1),
+        lambda _, x: x[:, :1].broadcast_to(x.shape),
+        lambda _, x: x[:, : len(x)].diagonal(0, 0, 1).T,
+    ],
+)
+def test_units_go_whose_values_are_only_moved(done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model, example = Through(done), (torch.randn(2, 5, 4),)
+    assert [len(group) for group in units(model, example)] == [6]
+    assert compared((model, example, {})).difference < BOUND
+
+
+@pytest.mark.parametrize(
+    "done",
+    [lambda model, x: x.type_as(model.first.weight), lambda model, x: x.to(model.other.weight)],
+)
+def test_a_tensor_that_only_says_a_type_ties_nothing(done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model, example = Through(done), (torch.randn(2, 5, 4),)
+    assert [len(group) for group in units(model, example)] == [6]
+    assert compared((model, example, {})).difference < BOUND
+
+
 class OneImage(nn.Sequential):
     """Is given an image without a batch around it."""
 

@@ -57,18 +57,20 @@ from rewound.method.structure.layers import (
 Rule = Callable[..., Any]
 
 _MOVES = """
-    _unsafe_view channel_shuffle chunk expand flatten flip movedim narrow numpy_T permute pixel_shuffle
-    pixel_unshuffle repeat repeat_interleave reshape roll select slice split split_with_sizes squeeze t tile transpose
-    unbind unflatten unfold unsqueeze view
+    _unsafe_view adjoint broadcast_to channel_shuffle chunk diagonal dsplit expand flatten flip fliplr flipud hsplit
+    mH mT matrix_H moveaxis movedim narrow numpy_T permute pixel_shuffle pixel_unshuffle ravel repeat repeat_interleave
+    reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split tile transpose
+    unbind unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view vsplit
 """
 MOVES = frozenset(_MOVES.split())
 _KEEPS = """
     _to_copy alias alpha_dropout celu clone contiguous detach dropout dropout_ elu_ empty_like feature_dropout float
     full_like hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ leaky_relu_ lift_fresh_copy
-    masked_fill masked_fill_ mish ones_like rand_like relu6 relu_ silu_ softplus to type_as
-    where zeros_like
+    masked_fill masked_fill_ mish ones_like rand_like relu6 relu_ silu_ softplus where zeros_like
 """
 KEEPS = frozenset(_KEEPS.split())
+TYPED = frozenset({"to", "type_as"})
+"""Of their tensors, the second only says a type."""
 _SPATIAL = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
     max_pool1d max_pool2d max_pool2d_with_indices max_pool3d reflection_pad2d replication_pad2d upsample_bicubic2d
@@ -130,6 +132,8 @@ def _applied(
             return RULES[name](atoms, value, *args, **kwargs)
         if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
             return pointwise(atoms, value, given)
+        if name in TYPED:
+            return pointwise(atoms, value, given[:1])
         if name in MOVES and len(given) == 1:
             return moved(atoms, target, args, kwargs, value)
         if name in SPATIAL:
