@@ -293,6 +293,15 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
     assert all(torch.allclose(t, small[name], rtol=0, atol=1e-12) for name, t in model.state_dict().items())
 
 
+def test_gradients_are_dropped_of_what_keeps_its_shape_too() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    model(*example).sum().backward()
+    small.into(model)
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == []
+
+
 def test_the_large_model_is_not_kept_for_its_optimizer() -> None:
     model = network()
     made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)

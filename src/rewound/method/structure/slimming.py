@@ -139,6 +139,7 @@ class Slim:
             )
         for name, tensor in there.items():
             replace_data(tensor, here[name])
+            tensor.grad = None
         for name, numbers in self.counts.items():
             vars(model.get_submodule(name)).update(numbers)
         flatten_recurrent(model)
