@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from rewound import Pruner, slim, units
+from rewound.method.structure.examples import call_of
 from rewound.method.structure.tracing import exported
 from rewound.tasks.recipes.resnet import resnet50
 
@@ -43,7 +44,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def ours(model: nn.Module, example: tuple[Any, ...]) -> dict[str, float]:
-    export, _ = seconds(lambda: exported(model, example))
+    export, _ = seconds(lambda: exported(model, call_of(example)))
     tracing, groups = seconds(lambda: units(model, example))
     scoring, mask = seconds(lambda: Pruner(pattern="unit", scope="layer")(model, density=DENSITY, groups=groups))
     slimming, _ = seconds(lambda: slim(model, mask, example, groups=groups))

@@ -293,6 +293,15 @@ def test_a_users_own_model_and_optimizer_become_small_in_place(kind: Any) -> Non
     assert all(torch.allclose(t, small[name], rtol=0, atol=1e-12) for name, t in model.state_dict().items())
 
 
+def test_gradients_are_dropped_of_what_keeps_its_shape_too() -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
+    model(*example).sum().backward()
+    small.into(model)
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == []
+
+
 def test_the_large_model_is_not_kept_for_its_optimizer() -> None:
     model = network()
     made: Slim = slim(model, half_mask(units(model, EXAMPLE)), EXAMPLE)
@@ -465,6 +474,27 @@ def test_what_computes_in_another_type_is_followed() -> None:
     model, example = Autocast(), (torch.randn(2, 6),)
     assert [len(group) for group in units(model, example)] == [8, 5]
     assert compared((model, example, {})).difference < BOUND
+
+
+class WithGradients(nn.Module):
+    """Computes a part with gradients, whoever calls it, and a part without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            hidden = self.first(x).relu()
+        with torch.no_grad():
+            hidden = self.second(hidden)
+        found: Tensor = self.last(hidden)
+        return found
+
+
+def test_what_computes_with_gradients_is_followed() -> None:
+    model, example = WithGradients(), (torch.randn(2, 6),)
+    assert [len(group) for group in units(model, example)] == [8, 5]
 
 
 class Kept(nn.Module):

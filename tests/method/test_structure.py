@@ -98,15 +98,104 @@ def test_an_operation_in_a_form_that_is_not_known_pins_what_it_touches() -> None
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.first, self.scale, self.last = nn.Linear(3, 4), nn.Parameter(torch.ones(4)), nn.Linear(5, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x)
-            return self.last(x / torch.var(x, 1, False, True))  # biased, with dimensions kept, by place
+            return self.last(F.linear(self.first(x), self.scale))
 
-    found = units(Scaled(), (torch.rand(2, 3),))
+    found = units(Scaled(), (torch.rand(2, 5, 3),))
     assert len(found) == 0
-    assert found.pinned["first.weight", 0] == "the operation var is used in a form that is not known"
+    assert found.pinned["first.weight", 0] == "the operation linear is used in a form that is not known"
+
+
+class Spread(nn.Module):
+    """Divides channels by how far their values are apart."""
+
+    def __init__(self, spread: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.spread = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 1), spread
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        found: Tensor = self.last(x / (1 + self.spread(x)))
+        return found
+
+
+SPREADS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.var((2, 3), unbiased=False, keepdim=True),
+    lambda x: x.std((2, 3), keepdim=True),
+    lambda x: x.std((2, 3), correction=3, keepdim=True),
+    lambda x: x.var((2, 3), False)[..., None, None],
+]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_channels_go_whose_values_are_divided_by_their_own_spread(spread: Callable[[Tensor], Tensor]) -> None:
+    model = Spread(spread)
+    assert [len(group) for group in units(model, (IMAGES,))] == [6]
+    assert compared((model, (IMAGES,), {})).difference < BOUND
+
+
+@pytest.mark.parametrize("spread", [lambda x: x.var(unbiased=False), lambda x: x.std()])
+def test_channels_stay_whose_values_are_divided_by_the_spread_of_all(spread: Callable[[Tensor], Tensor]) -> None:
+    found = units(Spread(spread), (IMAGES,))
+    assert len(found) == 0
+    assert found.pinned["first.weight", 0] == "it is reduced over"
+
+
+class Through(nn.Module):
+    """Has something done to the hidden units on their way."""
+
+    def __init__(self, done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.other, self.done = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(5, 6), done
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.done(self, self.first(x)))
+        return found
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        lambda _, x: x.swapaxes(1, 2).swapdims(1, 2).moveaxis(0, 1).moveaxis(0, 1),
+        lambda _, x: x.mT.relu().mH.adjoint().mT,
+        lambda _, x: x.ravel().view(x.shape),
+        lambda _, x: torch.cat([*x.tensor_split(2, 1), *x.hsplit([1]), *x.fliplr().unsafe_chunk(2, 1)], 1),
+        lambda _, x: x[:, :1].broadcast_to(x.shape),
+        lambda _, x: x[:, : len(x)].diagonal(0, 0, 1).T,
+    ],
+)
+def test_units_go_whose_values_are_only_moved(done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model, example = Through(done), (torch.randn(2, 5, 4),)
+    assert [len(group) for group in units(model, example)] == [6]
+    assert compared((model, example, {})).difference < BOUND
+
+
+@pytest.mark.parametrize(
+    "done",
+    [lambda model, x: x.type_as(model.first.weight), lambda model, x: x.to(model.other.weight)],
+)
+def test_a_tensor_that_only_says_a_type_ties_nothing(done: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model, example = Through(done), (torch.randn(2, 5, 4),)
+    assert [len(group) for group in units(model, example)] == [6]
+    assert compared((model, example, {})).difference < BOUND
+
+
+class OneImage(nn.Sequential):
+    """Is given an image without a batch around it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x[0])
+        return found
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_channels_of_an_image_without_a_batch_go(size: int) -> None:
+    layers = nn.Conv2d(3, 5, 1), nn.ConvTranspose2d(5, 6, 2), nn.Conv2d(6, 2, 1)
+    model, example = OneImage(*layers), (torch.randn(1, 3, size, size),)
+    assert [len(group) for group in units(model, example)] == [5, 6]
+    assert compared((model, example, {})).difference < BOUND
 
 
 def test_what_an_index_selects_of_stays() -> None:

@@ -19,9 +19,10 @@ from rewound.foundations.names import unknown
 from rewound.method.flops import profile
 from rewound.method.pruner import Pruner, as_pruner
 from rewound.method.pruning.mask import Mask
+from rewound.method.structure.examples import as_arguments
 from rewound.method.structure.groups import Units
 from rewound.method.structure.slimming import Slim, slim
-from rewound.method.structure.tracing import as_arguments, units
+from rewound.method.structure.tracing import units
 from rewound.method.structure.unit_pruning import candidates_of
 
 _HALVINGS = 6  # of the range of densities

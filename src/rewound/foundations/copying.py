@@ -1,15 +1,15 @@
 """Copies of models that have run."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, first_line
+from rewound.foundations.intercepting import Intercepting
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
     """
     memo = {id(part): other for part, other in instead}
     try:
-        with _ValuesOnly():
+        with Intercepting(_values_only):
             made = copy.deepcopy(thing, memo)
             if isinstance(thing, nn.Module) and isinstance(made, nn.Module):
                 for old, new in zip(thing.parameters(), made.parameters(), strict=True):
@@ -37,11 +37,18 @@ def copied(thing: T, instead: Iterable[tuple[object, object]] = ()) -> T:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # for locks, open files, queues, ... or by somebody's own __deepcopy__
-        reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"a copy of the {type(thing).__name__} is needed and cannot be made ({reason}); keep such objects outside "
-            "of it, or leave them out of what its __getstate__ gives"
+            f"a copy of the {type(thing).__name__} is needed and cannot be made ({first_line(error)}); keep such "
+            "objects outside of it, or leave them out of what its __getstate__ gives"
         ) from error
+
+
+def _values_only(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copies a tensor that was computed as its values, without the graph."""
+    if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+        tensor, memo = args
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+    return func(*args, **kwargs)
 
 
 def weights_used(model: nn.Module, run: Callable[[], object]) -> list[str]:
@@ -55,43 +62,13 @@ def weights_used(model: nn.Module, run: Callable[[], object]) -> list[str]:
     >>> weights_used(model, lambda: other(torch.ones(1, 2)))
     ['0.weight']
     """
-    used = _Used({id(parameter): name for name, parameter in model.named_parameters()})
-    with used:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, None] = {}
+
+    def noting(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found.update((names[id(each)], None) for each in tree_leaves((args, kwargs)) if id(each) in names)
+        return func(*args, **kwargs)
+
+    with Intercepting(noting):
         run()
-    return used.found
-
-
-class _Used(TorchFunctionMode):
-    """Notes which of some tensors are computed with, by their names."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self.names = names
-        self.found: list[str] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        here = [self.names[id(each)] for each in tree_leaves((args, kwargs)) if id(each) in self.names]
-        self.found += [name for name in dict.fromkeys(here) if name not in self.found]
-        return func(*args, **(kwargs or {}))
-
-
-class _ValuesOnly(TorchFunctionMode):
-    """Copies a tensor that was computed as its values, without the graph."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
-            tensor, memo = args
-            return memo.setdefault(id(tensor), tensor.detach().clone())
-        return func(*args, **(kwargs or {}))
+    return list(found)

@@ -115,6 +115,20 @@ def _remedy(value: object, order: str = "") -> str:
     return f"; {order}" if order and not isinstance(value, Real) else ""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in a line; those of compilers have pages."""
+    return str(error).strip().partition("\n")[0]
+
+
+def in_a_line(error: Exception) -> str:
+    """The kind of an error, and what it says.
+
+    >>> in_a_line(TypeError("no number\\nbut a word"))
+    'TypeError: no number'
+    """
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def few(names: Sequence[str], most: int = 5) -> str:
     """The first of many names, and how many more there are.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError, check_kind, shown
-from rewound.method.structure.tracing import as_arguments
+from rewound.method.structure.examples import as_arguments
 
 _ROWS = 2
 
@@ -49,7 +49,7 @@ def given_example(inputs: object, keywords: object) -> Example | None:
     keywords = {} if keywords is None else keywords
     check_kind("example_keywords", keywords, Mapping, "give the keywords of the model's call as a dict")
     assert isinstance(keywords, Mapping)  # as checked just above
-    return _plain(() if inputs is None else as_arguments(inputs), keywords)
+    return _plain(as_arguments(inputs), keywords)
 
 
 def read_example(content: object) -> Example:

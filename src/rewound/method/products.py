@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from rewound.foundations.intercepting import Intercepting
 
 _MOST_PARTS = 10_000
 """Into how many parts a parameter is divided at most, where products use parts of it."""
@@ -47,7 +48,8 @@ class Products:
     def look(self, until: ExitStack, *, strict: bool = True) -> None:
         """Find products until then; an error is raised in the pass, or noted as failed."""
         self._strict = strict
-        until.enter_context(_Functions(self))
+        # An active mode also keeps nn.TransformerEncoder off its fused path, which would call no submodule.
+        until.enter_context(Intercepting(self.called))
         until.enter_context(_Operations(self))
 
     def hide(self) -> None:
@@ -137,22 +139,6 @@ class Products:
                 used = range(begin // each, (begin + size) // each)
                 return name, size, tuple(int(part in used) for part in range(count))
         return None
-
-
-class _Functions(TorchFunctionMode):
-    """Sees functions with the tensors that they are given.
-
-    An active mode also keeps nn.TransformerEncoder off its fused path, which would call no submodule.
-    """
-
-    def __init__(self, products: Products) -> None:
-        super().__init__()
-        self.products = products
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self.products.called(func, args, kwargs or {})
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -23,8 +23,9 @@ from rewound.method.pruning.presets import masks_density, removed_filters, repor
 from rewound.method.pruning.prunable import dense_originals, divided_by_norm, prunable_weights
 from rewound.method.pruning.scores import SCORES, Observations, observations
 from rewound.method.pruning.settings import SCOPES, PrunerFields, Shapes
+from rewound.method.structure.examples import as_arguments, call_of
 from rewound.method.structure.groups import Units
-from rewound.method.structure.tracing import as_arguments, check_runs, units
+from rewound.method.structure.tracing import check_runs, units
 from rewound.method.structure.unit_pruning import candidates_of, kept_of_units, mask_of_units
 
 
@@ -113,7 +114,7 @@ class Pruner(PrunerFields):
             raise InputError(
                 f"pattern {self.pattern!r} follows the network's graph; give example_inputs=, a batch of what it takes"
             )
-        return units(model, () if example_inputs is None else as_arguments(example_inputs), keywords)
+        return units(model, as_arguments(example_inputs), keywords)
 
     def _profile(
         self, model: nn.Module, example_inputs: object, keywords: Mapping[str, object] | None
@@ -122,13 +123,13 @@ class Pruner(PrunerFields):
             return None
         if example_inputs is None and keywords is None:
             raise InputError("of='flops' counts a forward pass; give example_inputs=, a batch of what the model takes")
-        example = () if example_inputs is None else as_arguments(example_inputs)
+        example = as_arguments(example_inputs)
         try:
             return profile(model, example, keywords=keywords)
         except InputError:
             raise
         except Exception:  # whatever the model's own code raises for an example that does not fit
-            check_runs(model, example, keywords)
+            check_runs(model, call_of(example, keywords))
             raise
 
     def _observations(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from rewound.foundations.errors import InputError, check_kind, shown
+from rewound.foundations.errors import InputError, check_kind, first_line, shown
 from rewound.foundations.metric import Metric
 from rewound.foundations.names import path_of, source_digest, unknown
 from rewound.foundations.quantities import sized
@@ -197,7 +197,7 @@ class Recipe(ABC):
         except InputError:
             raise
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = first_line(error)
             if isinstance(error, MemoryError) or "allocate memory" in reason:  # torch's type for it is a GPU's alone
                 asked = re.search(r"tried to allocate (\d+) bytes", reason)
                 more = f" (it asks for another {sized(int(asked[1]))})" if asked else ""

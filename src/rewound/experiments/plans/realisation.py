@@ -14,8 +14,9 @@ from rewound.method.pruning.counts import facts_of
 from rewound.method.pruning.mask import Mask, all_names
 from rewound.method.pruning.scores import Observations, observations
 from rewound.method.schedule import Segment, sliced
+from rewound.method.structure.examples import call_of
 from rewound.method.structure.kept import mask_of_dead_layers, shapes_of
-from rewound.method.structure.slimming import check_path
+from rewound.method.structure.paths import check_path
 from rewound.method.technique import Facts
 from rewound.states.history import Past, Pruned, Ruled, Start, Trained, is_slim, lineage, start_of
 from rewound.states.storage.statefile import Kept
@@ -189,7 +190,7 @@ def in_large_shapes(past: Past, found: Realised) -> State:
 def _of_whole_units(recipe: Recipe, mask: Mask) -> Mask:
     """The mask, completed to whole units, as a preset masks filters alone; an error if it cuts the network in two."""
     whole = recipe.units.whole(mask)
-    check_path(recipe.skeleton, recipe.units, whole, recipe.example())
+    check_path(recipe.skeleton, recipe.units, whole, call_of(recipe.example()))
     return whole
 
 

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from rewound.foundations.errors import InputError, shown
+from rewound.foundations.intercepting import Intercepting
 from rewound.foundations.randomness import bits, fold
 from rewound.method.copies import in_evaluation
 from rewound.method.pruning.mask import plain_parameters
@@ -102,7 +102,7 @@ def observations(
         for _, batch in zip(range(count), batches, strict=False):
             # cuDNN has no gradients of recurrent layers in evaluation mode.
             with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
-                with reads:
+                with Intercepting(reads.called):
                     value = loss(model, batch)
                 gradients = _gradients(value, list(parameters.values())) if with_effects else ()
             taken += 1
@@ -130,20 +130,16 @@ def _gradients(value: object, parameters: Sequence[Tensor]) -> tuple[Tensor | No
     )
 
 
-class _Reads(TorchFunctionMode):
+class _Reads:
     """Notes what linear layers, convolutions and the first of recurrent layers read, however modules call them."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        super().__init__()
         self.names: dict[int, list[str]] = {}
         for name, parameter in parameters.items():
             self.names.setdefault(id(parameter), []).append(name)
         self.sums: dict[tuple[str, int], tuple[Tensor, int]] = {}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _READERS:
             at, dim, channels = _READERS[func]
             x = args[at] if len(args) > at else kwargs.get("input")

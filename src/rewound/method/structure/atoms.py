@@ -157,9 +157,14 @@ class Atoms:
         return tied >= set(dims) and tied < set(factor.dims)
 
     def labels(self, shape: Sequence[int], factors: Iterable[Factor], *, is_weight: bool = False) -> Labels:
-        """Labels with factors as small as they can be; those of several dimensions are remembered."""
+        """Labels with factors as small as they can be; those of several dimensions are remembered.
+
+        An error for a factor of another shape: a rule has taken the operation for something else.
+        """
         found = []
         for factor in factors:
+            if tuple(factor.atoms.shape) != (sizes := tuple(shape[d] for d in factor.dims)):
+                raise ValueError(f"the dimensions {factor.dims} have {sizes} elements and {factor.atoms.shape} atoms")
             small = _reduced(factor)
             if small is not None:
                 found.append(small)

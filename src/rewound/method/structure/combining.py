@@ -61,14 +61,14 @@ def _without_shared(atoms: Atoms, aligned: Sequence[Labels]) -> list[Labels]:
     found = []
     for each in aligned:
         others = [factor for other in aligned if other is not each for factor in other.factors]
-        wider = {f.dims: [other for other in others if set(other.dims) > set(f.dims)] for f in each.factors}
-        shared = [
-            f
-            for f in each.factors
-            if any(each.is_constant or atoms.goes_without(other, f.dims) for other in wider[f.dims])
-        ]
-        atoms.pin_all([Labels(each.shape, tuple(shared))], "several units share it")
-        found.append(replace(each, factors=tuple(f for f in each.factors if f not in shared)) if shared else each)
+        own = list[Factor]()
+        for factor in each.factors:
+            wider = [other for other in others if set(other.dims) > set(factor.dims)]
+            if any(each.is_constant or atoms.goes_without(other, factor.dims) for other in wider):
+                atoms.pin(factor.atoms, "several units share it")
+            else:
+                own.append(factor)
+        found.append(replace(each, factors=tuple(own)))
     return found
 
 
@@ -114,9 +114,7 @@ def moved(atoms: Atoms, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
         atoms.labels(tuple(each.shape), found, is_weight=source.is_weight)
         for each, found in zip(values, factors, strict=True)
     ]
-    if (
-        len({each.shape for each in out}) == 1
-    ):  # equal parts, which the code cuts by their number or size: they stay equal
+    if len({each.shape for each in out}) == 1:  # parts that the code cuts by their number or size stay equal
         for other in out[1:]:
             for one, same in zip(out[0].factors, other.factors, strict=False):
                 if one.dims == same.dims:
@@ -170,10 +168,21 @@ def added_at(atoms: Atoms, value: Any, x: Labels, dim: int, index: Labels, sourc
     return pointwise(atoms, value, [Labels(each.shape, tuple(atoms.without(each, [dim], reason))) for each in sides])
 
 
-def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: Any = False, **kwargs: Any) -> Any:
-    if isinstance(value, list | tuple) or kwargs.get("correction") or not isinstance(keepdim, bool):
-        atoms.pin_all([x], "it is reduced over")
-        return plain(value)
+def spread(
+    atoms: Atoms,
+    value: Any,
+    x: Labels,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Labels:
+    """A variance or standard deviation; that of all elements has no dimension, and may say there if it is unbiased."""
+    return reduction(atoms, value, x, None if isinstance(dim, bool) else dim, keepdim)
+
+
+def reduction(atoms: Atoms, value: Any, x: Labels, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Labels:
     given = range(x.rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     dims = [d % x.rank for d in given]
     kept = atoms.without(x, dims, "it is reduced over")

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from rewound.foundations.errors import InputError, shown
+from rewound.foundations.errors import InputError, check_kind, shown
+from rewound.foundations.intercepting import Intercepting
 from rewound.foundations.randomness import all_draws
 from rewound.method.copies import to_run
 
@@ -32,12 +32,26 @@ class Call(NamedTuple):
     def run(self, model: nn.Module, seed: int = 0) -> Any:
         """Call a network, without dropout; one that draws, draws the same each time."""
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        with all_draws(device, seed), _NoDropout():
+        with all_draws(device, seed), Intercepting(_without_dropout):
             return model(*self.args, **self.keywords)
 
     def outputs(self, model: nn.Module, seed: int = 0) -> list[Tensor]:
         """The tensors that a network puts out; what its code keeps of the run goes with a copy."""
         return tensors_in(self.run(to_run(model), seed))
+
+
+def call_of(example_inputs: object, example_keywords: Mapping[str, Any] | None = None) -> Call:
+    """The call that an example is of."""
+    given = {} if example_keywords is None else example_keywords
+    check_kind("example_keywords", given, Mapping, "give values by the names of arguments")
+    return Call(as_arguments(example_inputs), dict(given))
+
+
+def as_arguments(example_inputs: object) -> tuple[Any, ...]:
+    """The positional arguments of an example; one tensor is one argument, and None is no argument."""
+    if example_inputs is None:
+        return ()
+    return tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
 
 
 def tensors_in(thing: Any) -> list[Tensor]:
@@ -209,18 +223,14 @@ _DROPOUTS = {"dropout1d", "dropout2d", "dropout3d"} | {
 }
 
 
-class _NoDropout(TorchFunctionMode):
+def _without_dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Leaves out dropout, that of attention and between the layers of a recurrent network included."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
-        if name in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
-            args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
-        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
-            args = tuple(0.0 if isinstance(each, float) else each for each in args)
-        return func(*args, **kwargs)
+    name = getattr(func, "__name__", "")
+    if name in _DROPOUTS:
+        return args[0] if args else kwargs["input"]
+    if name == "scaled_dot_product_attention":
+        given = dict(zip(("dropout_p", "is_causal"), args[4:], strict=False))
+        args, kwargs = args[:4], {**given, **kwargs, "dropout_p": 0.0}
+    elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):  # the probability is their only float
+        args = tuple(0.0 if isinstance(each, float) else each for each in args)
+    return func(*args, **kwargs)

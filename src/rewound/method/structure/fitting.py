@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rewound.foundations.errors import InputError
 from rewound.method.structure.examples import Call
@@ -26,16 +26,10 @@ _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other 
 
 
 @torch.no_grad()
-def correct_counts(
-    masked: nn.Module,
-    small: nn.Module,
-    kept: KeptIndices,
-    args: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> None:
+def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example: Call) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
-    tried = trials(masked, small, kept, Call(args, keywords))
+    tried = trials(masked, small, kept, example)
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
     found = fit(numbers, lambda: _difference(tried))
     if found.choice is None and any(trial.varies for trial in tried):
@@ -171,7 +165,7 @@ class _Number:
     options: tuple[int, ...]
     """What it was, then what it is as a size of a weight, then as a part of one (heads)."""
     beyond: int
-    """A little more than it was, and no divisor of what there is now of what it may count."""
+    """A value that it cannot need, as a trial of whether it counts anything."""
 
     def write(self, option: int) -> None:
         self.set(self.options[min(option, len(self.options) - 1)])
@@ -183,6 +177,13 @@ class _Number:
             else:
                 sizes = getattr(module, self.name)
                 setattr(module, self.name, type(sizes)([*sizes[: self.place], value, *sizes[self.place + 1 :]]))
+
+
+class _Size(NamedTuple):
+    """What a size of a tensor was, and is now."""
+
+    before: int
+    now: int
 
 
 Numbers = Mapping[tuple[type, str, int | None], Sequence[_Number]]
@@ -198,21 +199,39 @@ def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndice
             continue
         if isinstance(old, nn.Unflatten):  # it counts what the layers beside it have
             prefix = prefix.rpartition(".")[0]
-        start = f"{prefix}." if prefix else ""
-        inside = {name: dims for name, dims in kept.items() if name.startswith(start)}
-        near = {name: dims for name, dims in inside.items() if name.removeprefix(start).count(".") < 3}
-        places = [(tensors[name].shape[dim], len(left)) for name, dims in near.items() for dim, left in dims.items()]
-        sizes = dict.fromkeys(reversed(places))  # the later of equal sizes is the likelier
+        sizes = _sizes_near(prefix, tensors, kept)
         for name, place, value in _whole_numbers(old):
-            same = [left for size, left in sizes if size == value]
-            parts = [left * value // size for size, left in sizes if size % value == 0 and left * value % size == 0]
-            options = tuple(dict.fromkeys([value, *same, *parts]))
-            if len(options) > 1:
-                left_now = [left for size, left in sizes if size % value == 0]
-                beyond = next(more for more in itertools.count(value + 1) if all(left % more for left in left_now))
-                number = _Number(tuple(new), name, place, options, beyond)
+            if len(options := _options(value, sizes)) > 1:
+                number = _Number(tuple(new), name, place, options, _beyond(value, sizes))
                 found.setdefault((type(old), name, place), []).append(number)
     return found
+
+
+def _sizes_near(prefix: str, tensors: Mapping[str, Tensor], kept: KeptIndices) -> Sequence[_Size]:
+    """The sizes that have shrunk in a module and the two levels below it."""
+    start = f"{prefix}." if prefix else ""
+    sizes = []
+    for name, dims in kept.items():
+        if name.startswith(start) and name.removeprefix(start).count(".") < 3:
+            sizes += [_Size(tensors[name].shape[dim], len(left)) for dim, left in dims.items()]
+    return list(dict.fromkeys(reversed(sizes)))  # the later of equal sizes is the likelier
+
+
+def _options(value: int, sizes: Sequence[_Size]) -> tuple[int, ...]:
+    """What a number may be now: what it was, what it is as a size of a weight, or as a part of one (heads)."""
+    same = [size.now for size in sizes if size.before == value]
+    parts = [
+        size.now * value // size.before
+        for size in sizes
+        if size.before % value == 0 and size.now * value % size.before == 0
+    ]
+    return tuple(dict.fromkeys([value, *same, *parts]))
+
+
+def _beyond(value: int, sizes: Sequence[_Size]) -> int:
+    """A number a little larger, and no divisor of what is left of what the value may count the parts of."""
+    divided = [size.now for size in sizes if size.before % value == 0]
+    return next(more for more in itertools.count(value + 1) if all(now % more for now in divided))
 
 
 def _whole_numbers(module: nn.Module) -> Iterator[tuple[str, int | None, int]]:

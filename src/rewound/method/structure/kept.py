@@ -68,12 +68,15 @@ def _left(lost: Mapping[Dimension, set[int]], shapes: Mapping[str, Sequence[int]
 
 def contracted(tensors: Mapping[str, Tensor], kept: KeptIndices) -> dict[str, Tensor]:
     """What is left of tensors of the large network; those that lose nothing are copied."""
-    found = {}
-    for name, given in tensors.items():
-        tensor = given
-        for dim, left in kept.get(plain_name(name), {}).items():
-            tensor = tensor.index_select(dim, left.to(tensor.device))
-        found[name] = _copied_in_order(tensor, given)
+    return {name: cut(tensor, kept.get(plain_name(name), {})) for name, tensor in tensors.items()}
+
+
+def cut(given: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
+    """What is left of a tensor, as a copy."""
+    tensor = given
+    for dim, left in kept.items():
+        tensor = tensor.index_select(dim, left.to(tensor.device))
+    found: Tensor = _copied_in_order(tensor, given)
     return found
 
 
@@ -82,12 +85,11 @@ def cut_copy(model: nn.Module, kept: KeptIndices) -> nn.Module:
     tensors, instead = tensors_of(model), dict[str, nn.Parameter]()
     for name in kept:
         if type(weight := tensors[name]) is nn.Parameter:
-            smaller = contracted({name: weight.detach()}, kept)[name]
-            instead[name] = nn.Parameter(smaller, weight.requires_grad)
+            instead[name] = nn.Parameter(cut(weight.detach(), kept[name]), weight.requires_grad)
     small = copied(model, [(tensors[name], smaller) for name, smaller in instead.items()])
     others = tensors_of(small)
     for name in kept.keys() - instead.keys():
-        replace_data(others[name], contracted({name: others[name].detach()}, kept)[name])
+        replace_data(others[name], cut(others[name].detach(), kept[name]))
     return small
 
 

@@ -15,8 +15,8 @@ from rewound.method.structure.groups import KERNEL
 def convolution(
     atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None, *args: Any, **kwargs: Any
 ) -> Labels:
-    groups = _groups(args, kwargs)
-    inputs = atoms.alone(x, 1 if x.rank == weight.rank else 0, "it is a dimension that a convolution runs over")
+    groups, channels = _groups(args, kwargs), _channels(x, weight)
+    inputs = atoms.alone(x, channels, "it is a dimension that a convolution runs over")
     atoms.put_out(weight, 0, filters=True)
     outputs, reads = atoms.along(weight, 0), atoms.along(weight, 1)
     _pin_kernel(atoms, weight)
@@ -30,14 +30,14 @@ def convolution(
         else:  # every group loses the same places
             atoms.read(in_groups, reads[None])
             atoms.tie(out_groups, out_groups[:1])
-    return _put_out(atoms, value, outputs, bias, 1 if x.rank == weight.rank else 0)
+    return _put_out(atoms, value, outputs, bias, channels)
 
 
 def transposed_convolution(
     atoms: Atoms, value: Any, x: Labels, weight: Labels, bias: Labels | None = None, *args: Any, **kwargs: Any
 ) -> Labels:
-    groups = _groups(args, kwargs)
-    inputs = atoms.alone(x, 1, "it is a dimension that a convolution runs over")
+    groups, channels = _groups(args, kwargs), _channels(x, weight)
+    inputs = atoms.alone(x, channels, "it is a dimension that a convolution runs over")
     atoms.read(inputs, atoms.along(weight, 0))
     atoms.put_out(weight, 1, filters=True)
     outputs = atoms.along(weight, 1)
@@ -45,7 +45,12 @@ def transposed_convolution(
     if groups > 1:
         atoms.pin_all([x, weight], "a transposed convolution has groups")
         outputs = outputs.repeat(groups)
-    return _put_out(atoms, value, outputs, bias, 1)
+    return _put_out(atoms, value, outputs, bias, channels)
+
+
+def _channels(x: Labels, weight: Labels) -> int:
+    """The dimension of the channels: the first where there is no batch."""
+    return 1 if x.rank == weight.rank else 0
 
 
 def _groups(args: Sequence[Any], kwargs: dict[str, Any]) -> int:

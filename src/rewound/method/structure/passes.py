@@ -7,20 +7,20 @@ follow, since what a pass changes for later ones (a running scale) shows in what
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from rewound.foundations.intercepting import Intercepting
 from rewound.method.copies import evaluating, to_run
 from rewound.method.structure.examples import Call, lengthened, safe_ids, tensors_in
-from rewound.method.structure.kept import KeptIndices
-from rewound.method.structure.trials import Trial, distance, largest_of, place_of, rounding
+from rewound.method.structure.kept import KeptIndices, cut
+from rewound.method.structure.trials import Trial, distance, largest_of, rounding, told
 
 
 def training_difference(tried: Sequence[Trial], kept: KeptIndices) -> str:
@@ -50,15 +50,14 @@ class _Passes:
 
     def difference(self, kept: KeptIndices) -> str:
         """Of both networks' outputs and, where code decides itself where gradients go, of these."""
-        small, gradients = _training(self.trial.small), _Gradients()
+        small = _training(self.trial.small)
         try:
-            with torch.enable_grad(), gradients:
+            with torch.enable_grad(), _decisions() as decisions:
                 outputs = _trained(small, self.example)
         except Exception as error:  # whatever a module's own code raises
-            reason = str(error).strip().partition("\n")[0]
             return (
-                f"it does not run in training mode ({type(error).__name__}{place_of(error, small)}: {reason}): a part "
-                "that is used only there reads units that are gone"
+                f"it does not run in training mode ({told(error, small)}): a part that is used only there reads units "
+                "that are gone"
             )
         off = distance([each.detach() for each in outputs], self.expected)
         if self._differ(off, lambda seed: _values(self.trial.masked, self.example, seed), self.expected):
@@ -67,7 +66,7 @@ class _Passes:
                 f"its outputs {how} in training mode: what only training uses or returns, or keeps as a loss or for "
                 "later passes, has units that are gone"
             )
-        if (gradients.decided or _has_functions(outputs)) and self._gradients_differ(kept):
+        if (decisions or _has_functions(outputs)) and self._gradients_differ(kept):
             return (
                 "its gradients differ in training mode: a hook or an autograd function computes them from units that "
                 "are gone, or from their number"
@@ -172,27 +171,27 @@ def _gradients(model: nn.Module, example: Call, kept: KeptIndices, seed: int = 0
         given = torch.autograd.grad(torch.stack(outputs).sum(), list(parameters.values()), allow_unused=True)
     gradients = []
     for (name, parameter), gradient in zip(parameters.items(), given, strict=True):
-        left = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
-        for dim, indices in kept.get(name, {}).items():
-            left = left.index_select(dim, indices.to(left.device))
-        gradients.append(left)
+        whole = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()  # of sparse embeddings
+        gradients.append(cut(whole, kept.get(name, {})))
     return gradients
 
 
 _DECIDES = ("detach", "detach_", "_set_grad_enabled", "register_hook", "requires_grad_")
 
 
-class _Gradients(TorchFunctionMode):
-    """Notes whether code decides itself where gradients go."""
+@contextmanager
+def _decisions() -> Iterator[list[object]]:
+    """The functions by which code inside decides itself where gradients go."""
+    found: list[object] = []
 
-    decided = False
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def noting(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The second is of tensor.data.
-        self.decided |= getattr(func, "__name__", "") in _DECIDES or func == Tensor.data.__get__  # type: ignore[attr-defined]
-        return func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _DECIDES or func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            found.append(func)
+        return func(*args, **kwargs)
+
+    with Intercepting(noting):
+        yield found
 
 
 def _has_functions(outputs: Sequence[Tensor]) -> bool:
@@ -214,11 +213,19 @@ def _has_functions(outputs: Sequence[Tensor]) -> bool:
 
 
 def _draws(model: nn.Module, example: Call) -> list[list[torch.Size]]:
-    """The shapes of what a network draws in training mode, one after the other."""
-    noted = _Draws()
-    with noted:
+    """The shapes of what a network draws in training mode, one after the other, as the states of generators tell."""
+    shapes: list[list[torch.Size]] = []
+
+    def noting(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = _generators()
+        result = func(*args, **kwargs)
+        if not all(map(torch.equal, before, _generators())):
+            shapes.append([each.shape for each in tree_leaves(result) if isinstance(each, Tensor)])
+        return result
+
+    with Intercepting(noting):
         _trained(_training(model), example)
-    return noted.shapes
+    return shapes
 
 
 def _more_rows(model: nn.Module, given: Call) -> Call:
@@ -231,23 +238,6 @@ def _more_rows(model: nn.Module, given: Call) -> Call:
 
     changed: Call = tree_map_only(Tensor, more, given)
     return changed
-
-
-class _Draws(TorchFunctionMode):
-    """Notes the shapes of what is drawn from torch's generators, as their states tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[list[torch.Size]] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        before = _generators()
-        result = func(*args, **(kwargs or {}))
-        if not all(map(torch.equal, before, _generators())):
-            self.shapes.append([each.shape for each in tree_leaves(result) if isinstance(each, Tensor)])
-        return result
 
 
 def _generators() -> list[Tensor]:

@@ -10,23 +10,24 @@ It is a rough trial: in the network's own type, on two rows of the example. It s
 which units go, would refuse later.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, in_a_line
 from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy
 from rewound.method.structure.examples import Call, telling
 from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
 from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.kept import KeptIndices, cut_copy, kept_without, shapes_of, zero_gone
 from rewound.method.structure.passes import training_difference
-from rewound.method.structure.trials import Trial, trial_of, trial_of_others
+from rewound.method.structure.trials import Trial, draw_weights, trial_of
 
 _MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
 _TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
@@ -39,22 +40,23 @@ def without_needed(model: nn.Module, found: Units, example: Call) -> Units:
     """The units without those groups that the code needs whole; these are pinned, with the reason."""
     families = _families(model, found)
     for given in _shortest_first(example):
-
-        def failure(gone: Sequence[Family], given: Call = given) -> str:
-            return _failure(model, gone, given)
-
+        failure = partial(_failure, model, given)
         if not families or not failure(families):
             return found
         if not failure([]):
-            break
-    else:
-        return found  # the network does not run on the example, or does not put out the same twice
-    stay = {
-        id(group): f"a network with half of them was tried: {reason}"
-        for family, reason in _needed(failure, [], families)
-        for group in family
+            return _without(found, _needed(failure, [], families))
+    return found  # the network does not run on the example, or does not put out the same twice
+
+
+def _without(found: Units, needed: Iterable[tuple[Family, str]]) -> Units:
+    """The units without those of families that are needed; these are pinned, with the reason."""
+    stay = {id(group): reason for family, reason in needed for group in family}
+    pinned = {
+        dim: f"a network with half of them was tried: {stay[id(group)]}"
+        for group in found
+        if id(group) in stay
+        for dim in group.members
     }
-    pinned = {dim: stay[id(group)] for group in found if id(group) in stay for dim in group.members}
     groups = tuple(group for group in found if id(group) not in stay)
     return replace(found, groups=groups, pinned={**pinned, **found.pinned})
 
@@ -95,7 +97,7 @@ def _needed(
 
 
 @torch.no_grad()
-def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
+def _failure(model: nn.Module, example: Call, gone: Sequence[Family]) -> str:
     """Why no network without half of some groups equals the masked one, in words; nothing if one does."""
     units = [unit for family in gone for group in family for unit in group.units[_half(len(group)) :]]
     kept = kept_without(units, shapes_of(model))
@@ -110,14 +112,15 @@ def _failure(model: nn.Module, gone: Sequence[Family], example: Call) -> str:
     except InputError:  # about what it puts out, or its copies: it says nothing of units
         return ""
     except Exception as error:  # whatever the model's own code raises
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return in_a_line(error)
 
 
 def _trial(model: nn.Module, kept: KeptIndices, example: Call) -> Trial:
     """With other weights than the network has, if it runs with them."""
     masked, small = _masked_and_small(model, kept)
     examples = [example, *telling(masked, example)]
-    trial = trial_of_others(masked, small, kept, examples, _TOLERANCE)
+    draw_weights(masked, small, kept)
+    trial = trial_of(masked, small, examples, _TOLERANCE, only_numbers=True)
     return trial if trial.examples else trial_of(*_masked_and_small(model, kept), examples, _TOLERANCE)
 
 

@@ -31,6 +31,7 @@ from rewound.method.structure.combining import (
     shaped_like,
     softmax,
     spatial,
+    spread,
     stacked,
     weight_normalised,
 )
@@ -56,18 +57,20 @@ from rewound.method.structure.layers import (
 Rule = Callable[..., Any]
 
 _MOVES = """
-    _unsafe_view channel_shuffle chunk expand flatten flip movedim narrow numpy_T permute pixel_shuffle
-    pixel_unshuffle repeat repeat_interleave reshape roll select slice split split_with_sizes squeeze t tile transpose
-    unbind unflatten unfold unsqueeze view
+    _unsafe_view adjoint broadcast_to channel_shuffle chunk diagonal dsplit expand flatten flip fliplr flipud hsplit
+    mH mT matrix_H moveaxis movedim narrow numpy_T permute pixel_shuffle pixel_unshuffle ravel repeat repeat_interleave
+    reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split tile transpose
+    unbind unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view vsplit
 """
 MOVES = frozenset(_MOVES.split())
 _KEEPS = """
     _to_copy alias alpha_dropout celu clone contiguous detach dropout dropout_ elu_ empty_like feature_dropout float
     full_like hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ leaky_relu_ lift_fresh_copy
-    masked_fill masked_fill_ mish ones_like rand_like relu6 relu_ silu_ softplus to type_as
-    where zeros_like
+    masked_fill masked_fill_ mish ones_like rand_like relu6 relu_ silu_ softplus where zeros_like
 """
 KEEPS = frozenset(_KEEPS.split())
+TYPED = frozenset({"to", "type_as"})
+"""Of their tensors, the second only says a type."""
 _SPATIAL = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
     max_pool1d max_pool2d max_pool2d_with_indices max_pool3d reflection_pad2d replication_pad2d upsample_bicubic2d
@@ -123,25 +126,22 @@ def _applied(
     value: Any,
     given: Sequence[Labels],
 ) -> Any:
-    if name in RULES:
-        try:
+    """The same of an operation that is known; of another, all that it touches is pinned."""
+    try:
+        if name in RULES:
             return RULES[name](atoms, value, *args, **kwargs)
-        except (
-            TypeError,
-            ValueError,
-            IndexError,
-            RuntimeError,
-            StopIteration,
-        ):  # arguments that the rule does not take
-            atoms.pin_all(given, f"the operation {name} is used in a form that is not known")
-            return plain(value)
-    if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
-        return pointwise(atoms, value, given)
-    if name in MOVES and len(given) == 1:
-        return moved(atoms, target, args, kwargs, value)
-    if name in SPATIAL:
-        return spatial(atoms, value, given[0], SPATIAL[name])
-    atoms.pin_all(given, f"the operation {name} is not known")
+        if name in KEEPS or torch.Tag.pointwise in getattr(target, "tags", ()):
+            return pointwise(atoms, value, given)
+        if name in TYPED:
+            return pointwise(atoms, value, given[:1])
+        if name in MOVES and len(given) == 1:
+            return moved(atoms, target, args, kwargs, value)
+        if name in SPATIAL:
+            return spatial(atoms, value, given[0], SPATIAL[name])
+        reason = "is not known"
+    except (TypeError, ValueError, IndexError, RuntimeError, StopIteration):  # for arguments that a rule does not take
+        reason = "is used in a form that is not known"
+    atoms.pin_all(given, f"the operation {name} {reason}")
     return plain(value)
 
 
@@ -163,7 +163,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), scanned),
     **dict.fromkeys(("index_add", "index_add_", "scatter_add", "scatter_add_"), added_at),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), added_at),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), reduction),
+    **dict.fromkeys(("mean", "sum", "amax", "amin"), reduction),
+    **dict.fromkeys(("var", "std"), spread),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), recurrent_cell),

@@ -25,17 +25,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rewound.foundations.copying import weights_used
-from rewound.foundations.errors import InputError, check_kind, few, warn
+from rewound.foundations.errors import InputError, check_kind, few, in_a_line, warn
 from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy, to_run
 from rewound.method.pruning.mask import Mask, bare_model, check_memory, plain_name
-from rewound.method.structure.examples import Call
+from rewound.method.structure.examples import Call, call_of
 from rewound.method.structure.fitting import correct_counts, counts_in
 from rewound.method.structure.groups import Units
 from rewound.method.structure.kept import (
     KeptIndices,
     contracted,
+    cut,
     cut_copy,
-    dead_groups,
     kept_indices,
     mask_of_dead_layers,
     replace_data,
@@ -43,8 +43,8 @@ from rewound.method.structure.kept import (
     tensors_of,
     zero_gone,
 )
-from rewound.method.structure.tracing import as_arguments, as_keywords, check_runs, units
-from rewound.method.structure.trials import cuts_off
+from rewound.method.structure.paths import check_path
+from rewound.method.structure.tracing import check_runs, units
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class Slim:
             )
         for name, tensor in there.items():
             replace_data(tensor, here[name])
+            tensor.grad = None
         for name, numbers in self.counts.items():
             vars(model.get_submodule(name)).update(numbers)
         flatten_recurrent(model)
@@ -186,9 +187,7 @@ class Slim:
             )
         if not isinstance(value, Tensor) or value.numel() == 1 or not kept:
             return value
-        found = [
-            contracted({name: value}, {name: dims})[name] for dims in slot_dimensions(tuple(value.shape), shape, kept)
-        ]
+        found = [cut(value, dims) for dims in slot_dimensions(tuple(value.shape), shape, kept)]
         if not found or any(not torch.equal(each, found[0]) for each in found[1:]):  # NaN equals nothing
             raise InputError(
                 f"the optimizer's slot {key} of {name} has the shape {tuple(value.shape)}, and it is not known how it "
@@ -250,19 +249,18 @@ def slim(
     groups = units(model, example_inputs, example_keywords) if groups is None else groups
     check_kind("groups", groups, Units, "give what rewound.units found in this model")
     kept = kept_indices(groups, mask, shapes_of(model))
-    masked = runnable_copy(model)
+    example, masked = call_of(example_inputs, example_keywords), runnable_copy(model)
     mask.apply(masked)
     try:
-        check_path(model, groups, mask, example_inputs, example_keywords)
-        made = _slimmed(model, masked, kept, _call(example_inputs, example_keywords))
+        check_path(model, groups, mask, example)
+        made = _slimmed(model, masked, kept, example)
     except InputError:
         raise
     except Exception as error:  # whatever the model's own code raises
-        check_runs(model, example_inputs, example_keywords)
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        check_runs(model, example)
         raise InputError(
-            f"a smaller copy of this network cannot be run ({reason}): its code needs units that are gone; keep those "
-            "with skip=, or keep the network as it is"
+            f"a smaller copy of this network cannot be run ({in_a_line(error)}): its code needs units that are gone; "
+            "keep those with skip=, or keep the network as it is"
         ) from error
     if hooked := [name for name, parameter in model.named_parameters() if parameter._backward_hooks]:
         warn(
@@ -282,7 +280,7 @@ def slim_to(
 
     Its `mask` is empty; where a layer may be wholly gone, use `mask_of_dead_layers`.
     """
-    return _slimmed(model, runnable_copy(model), kept, _call(example_inputs, example_keywords))
+    return _slimmed(model, runnable_copy(model), kept, call_of(example_inputs, example_keywords))
 
 
 def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Call) -> Slim:
@@ -293,7 +291,7 @@ def _slimmed(model: nn.Module, masked: nn.Module, kept: KeptIndices, example: Ca
     with torch.no_grad():
         for name, parameter in masked.named_parameters():
             zero_gone(parameter, kept.get(name, {}))
-    correct_counts(masked, small, kept, *example)
+    correct_counts(masked, small, kept, example)
     flatten_recurrent(small)
     return Slim(small, kept, shapes, Mask({}), _changed_counts(masked, small))
 
@@ -315,10 +313,6 @@ def _check_copy(model: nn.Module, made: nn.Module, example: Call) -> None:
         )
 
 
-def _call(example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None) -> Call:
-    return Call(as_arguments(example_inputs), as_keywords(example_keywords))
-
-
 def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, int | Sequence[int]]]:
     found: dict[str, dict[str, int | Sequence[int]]] = {}
     for (path, module), old in zip(small.named_modules(), large.modules(), strict=True):
@@ -326,26 +320,6 @@ def _changed_counts(large: nn.Module, small: nn.Module) -> dict[str, dict[str, i
         if changed := {name: value for name, value in counts_in(module).items() if before.get(name) != value}:
             found[path] = changed
     return found
-
-
-def check_path(
-    model: nn.Module,
-    groups: Units,
-    mask: Mask,
-    example_inputs: Sequence[Any],
-    example_keywords: Mapping[str, Any] | None = None,
-) -> None:
-    """Refuse a mask that removes every unit of a layer on the only way from the network's inputs to its outputs."""
-    dead = dead_groups(groups, groups.gone(mask))
-    example = _call(example_inputs, example_keywords)
-    if not dead or not cuts_off(model, mask, example):
-        return
-    alone = [group for group in dead if cuts_off(model, groups.mask_without(group.units), example)]
-    names = few([f"{group.name} ({len(group)})" for group in alone or dead])
-    raise InputError(
-        f"the mask removes all units of {names}, which are on the only way from the network's inputs to its outputs: "
-        "these no longer depend on the inputs; keep at least one unit of them"
-    )
 
 
 def _parameters_of(model: nn.Module) -> dict[Tensor, str]:

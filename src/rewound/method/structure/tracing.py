@@ -20,13 +20,13 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from rewound.foundations.collector import collector_paused
-from rewound.foundations.errors import InputError, check_kind, few
+from rewound.foundations.errors import InputError, check_kind, few, in_a_line
 from rewound.foundations.randomness import all_draws
 from rewound.method.copies import apart, evaluating, sharing_copy
 from rewound.method.pruning.mask import bare_model, check_apart, plain_name, plain_parameters
 from rewound.method.structure.atoms import STAYS, Atoms, Labels, labelled
 from rewound.method.structure.combining import plain
-from rewound.method.structure.examples import Call
+from rewound.method.structure.examples import Call, call_of
 from rewound.method.structure.groups import TIED, Dimension, Unit, UnitGroup, Units
 from rewound.method.structure.rehearsal import without_needed
 from rewound.method.structure.rules import applied
@@ -53,53 +53,22 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
         )
     plain_parameters(model, tied=False)  # an error for lazy ones
     check_apart(model)
-    program = exported(model, example_inputs, example_keywords)
-    constants = _constants(model)
-    atoms, tensors = Atoms(), {**_tensors(model), **constants}
-    roots: dict[str, Labels] = {}
-    given: list[Any] = []
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    shared: dict[int, str] = {}
-    used: set[str] = set()
-    for node in program.graph.find_nodes(op="placeholder"):
-        name = names.get(node.name)
-        given.append(plain(node.meta.get("val")))
-        if name is None or name not in tensors:
-            continue
-        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
-        if first not in roots:
-            roots[first] = labelled(
-                atoms, tuple(tensors[first].shape), is_weight=name not in constants, is_constant=name in constants
-            )
-        roots[name] = given[-1] = roots[first]
-        if node.users:
-            used.add(first)
-    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
-    first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
-    roots |= {name: roots[first] for name, first in first_names.items()}
-    atoms.pin_all([labels for name, labels in roots.items() if first_names[name] not in used], "it is not used")
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    tied = {name: first for name, first in first_names.items() if name != first}
-    with collector_paused():
-        found = _gathered(atoms, roots, shapes, tied)
+    call = call_of(example_inputs, example_keywords)
+    found = _found(model, exported(model, call))
     with _quiet():
-        return without_needed(model, found, Call(as_arguments(example_inputs), as_keywords(example_keywords)))
+        return without_needed(model, found, call)
 
 
-def exported(
-    model: nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None
-) -> ExportedProgram:
+def exported(model: nn.Module, example: Call) -> ExportedProgram:
     """The graph of a network in evaluation mode; the model is left as it was."""
-    args, keywords = call = Call(as_arguments(example_inputs), as_keywords(example_keywords))
     try:
         with _quiet():
-            traced = apart(model, call.run)
+            traced = apart(model, example.run)
         with all_draws(torch.device("cpu"), 0), _quiet(), torch.no_grad(), _in_evaluation(traced):
-            return torch.export.export(traced, args, keywords, strict=False)
+            return torch.export.export(traced, *example, strict=False)
     except Exception as error:  # whatever the model's own code raises while it is traced
-        check_runs(model, example_inputs, example_keywords)
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        check_runs(model, example)
+        reason = in_a_line(error)
         if "data-dependent" in reason:
             reason = f"what it computes depends on the values of a tensor: {reason}"
         raise InputError(f"this network cannot be traced ({reason}{_place(error)}), {_NOT_KNOWN}") from error
@@ -144,9 +113,8 @@ def _quiet() -> Iterator[None]:
             log.disabled = False
 
 
-def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> None:
+def check_runs(model: nn.Module, example: Call) -> None:
     """Refuse an example that the network does not run on in evaluation mode, as a copy shows."""
-    example = Call(as_arguments(inputs), as_keywords(keywords))
     try:
         copy = evaluating(sharing_copy(model))
     except InputError:
@@ -158,8 +126,8 @@ def check_runs(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, A
         given = [*example.args, *example.keywords.values()]
         sizes = few([str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given])
         raise InputError(
-            f"the network does not run on the example inputs (of {sizes or 'nothing'}): {type(error).__name__}: "
-            f"{str(error).strip().partition(chr(10))[0]}; give one batch as its forward takes it"
+            f"the network does not run on the example inputs (of {sizes or 'nothing'}): {in_a_line(error)}; give one "
+            "batch as its forward takes it"
         ) from error
 
 
@@ -179,16 +147,33 @@ def _check_shape(node: torch.fx.Node) -> None:
         )
 
 
-def as_arguments(example_inputs: object) -> tuple[Any, ...]:
-    """The positional arguments of an example; one tensor is one argument."""
-    return tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
-
-
-def as_keywords(example_keywords: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keyword arguments of an example."""
-    given = {} if example_keywords is None else example_keywords
-    check_kind("example_keywords", given, Mapping, "give values by the names of arguments")
-    return dict(given)
+def _found(model: nn.Module, program: ExportedProgram) -> Units:
+    """The units that the graph of a network ties."""
+    signature, constants = program.graph_signature, _constants(model)
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    atoms, tensors = Atoms(), {**_tensors(model), **constants}
+    roots, given = dict[str, Labels](), list[Any]()
+    shared, used = dict[int, str](), set[str]()
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name)
+        if name not in tensors:
+            given.append(plain(node.meta.get("val")))
+            continue
+        first = shared.setdefault(id(tensors[name]), name)  # tied weights are one
+        if first not in roots:
+            shape, is_constant = tuple(tensors[first].shape), name in constants
+            roots[first] = labelled(atoms, shape, is_weight=not is_constant, is_constant=is_constant)
+        given.append(roots[first])
+        if node.users:
+            used.add(first)
+    atoms.pin_all(_leaves(_followed(atoms, program.graph_module, given)), "it is an output of the network")
+    atoms.pin_all([labels for name, labels in roots.items() if name not in used], "it is not used")
+    first_names = {name: shared[id(tensor)] for name, tensor in tensors.items() if id(tensor) in shared}
+    roots |= {name: roots[first] for name, first in first_names.items()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    tied = {name: first for name, first in first_names.items() if name != first}
+    with collector_paused():
+        return _gathered(atoms, roots, shapes, tied)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -214,7 +199,10 @@ def _constants(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
-    """The labels of what a graph gives for those of what it is given; a part that computes in another type is one."""
+    """The labels of what a graph gives for those of what it is given.
+
+    A part that computes in another type, or with gradients where the rest has none, is a graph in the graph.
+    """
     values: dict[str, Any] = {}
     places = iter(given)
     for node in module.graph.nodes:
@@ -227,7 +215,7 @@ def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
             if "getitem" in str(node.target):
                 values[node.name] = args[0][args[1]] if isinstance(args[0], list) else plain(node.meta.get("val"))
-            elif str(node.target) == "wrap_with_autocast":
+            elif str(node.target) in ("wrap_with_autocast", "wrap_with_set_grad_enabled"):
                 inner = next(place for place, each in enumerate(args) if isinstance(each, GraphModule))
                 values[node.name] = _followed(atoms, args[inner], args[inner + 1 :])
             else:
@@ -258,6 +246,7 @@ def _leaves(thing: Any) -> Iterator[Labels]:
 def _gathered(
     atoms: Atoms, roots: Mapping[str, Labels], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> Units:
+    """The groups of what may go, and why the rest stays, once everything is tied."""
     components, reasons = atoms.settle()
     produced, filters = _flags(atoms.produced, atoms.count), _flags(atoms.filters, atoms.count)
     found: dict[int, dict[Dimension, list[int]]] = {}
@@ -282,11 +271,11 @@ def _gathered(
     groups = tuple(
         UnitGroup(
             members,
-            tuple(them),
+            tuple(alike),
             tuple(place for place in members if place in producers),
             tuple(place for place in members if place in of_filters),
         )
-        for members, them in grouped.items()
+        for members, alike in grouped.items()
         if any(name in shapes for name, _ in members)
     )
     return Units(groups, pinned, shapes, tied)

@@ -9,27 +9,25 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from rewound.foundations.errors import first_line
+from rewound.foundations.intercepting import Intercepting
 from rewound.method.copies import copy_in_float64, evaluating, runnable_copy, to_run
-from rewound.method.pruning.mask import Mask
-from rewound.method.structure.examples import Call, changed, numbers, telling, tensors_in, varying
-from rewound.method.structure.kept import KeptIndices, zero_gone
+from rewound.method.structure.examples import Call, numbers, telling, tensors_in, varying
+from rewound.method.structure.kept import KeptIndices, cut, zero_gone
 
 _TIMES = 10  # the rounding that was seen
 _ROUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """How far apart the outputs of a network may be that computes in these types."""
 _LEAST = 1e-6  # numbers below it are compared as if they were as large
 _VARIES = 1e-4  # what is more is not the order in which a GPU adds up
-_DRAWS = 4  # of weights, to see what an output depends on
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,7 @@ class Trial:
             try:
                 given = tensors_in(example.run(small))
             except Exception as error:  # whatever a module's own code raises where a count is wrong
-                reason = str(error).strip().partition("\n")[0]
-                return f"{type(error).__name__}{place_of(error, small)}: {reason}"
+                return told(error, small)
             if (off := distance(given, expected)) > self.tolerance and off > self._rounding(place):
                 return "its outputs differ"
         return ""
@@ -71,14 +68,14 @@ class Trial:
         return self._known[place]
 
 
-def place_of(error: Exception, model: nn.Module) -> str:
-    """The innermost module in whose code an error was raised, in words; torch's own are told by what calls them."""
-    names, found = {id(module): name for name, module in model.named_modules()}, ""
+def told(error: Exception, model: nn.Module) -> str:
+    """What an error says, and the innermost module whose code raised it; of torch's own, what calls them."""
+    names, place = {id(module): name for name, module in model.named_modules()}, ""
     for frame, _ in walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
         if id(module) in names and not type(module).__module__.startswith("torch."):
-            found = f" in {names[id(module)] or 'the network'} of the class {type(module).__name__}"
-    return found
+            place = f" in {names[id(module)] or 'the network'} of the class {type(module).__name__}"
+    return f"{type(error).__name__}{place}: {first_line(error)}"
 
 
 def distance(given: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -123,8 +120,15 @@ def rounding(model: nn.Module, again: Callable[[], list[Tensor]], expected: Sequ
     digits, as BatchNorm does with two like examples: then, several times what other last digits of the weights make.
     Nothing where it does not give the same twice.
     """
-    types = _Types()
-    with types:
+    types = {torch.float64}
+
+    def noting(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func is not Tensor.__deepcopy__:
+            types.update(each.dtype for each in tree_leaves(result) if isinstance(each, Tensor))
+        return result
+
+    with Intercepting(noting):
         if distance(again(), expected) > _VARIES:
             return 0.0
     given, found = [parameter.detach().clone() for parameter in model.parameters()], 0.0
@@ -138,23 +142,7 @@ def rounding(model: nn.Module, again: Callable[[], list[Tensor]], expected: Sequ
     finally:
         for parameter, before in zip(model.parameters(), given, strict=True):
             parameter.copy_(before)
-    return max(_TIMES * found, *(_ROUNDS.get(kind, 0.0) for kind in types.found))
-
-
-class _Types(TorchFunctionMode):
-    """Notes of which types the numbers are that are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = {torch.float64}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is not Tensor.__deepcopy__:
-            self.found |= {each.dtype for each in tree_leaves(result) if isinstance(each, Tensor)}
-        return result
+    return max(_TIMES * found, *(_ROUNDS.get(kind, 0.0) for kind in types))
 
 
 def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) -> list[Trial]:
@@ -168,27 +156,17 @@ def trials(masked: nn.Module, small: nn.Module, kept: KeptIndices, given: Call) 
     examples = [given, *telling(large, given)]
     own = trial_of(large, less, examples, _ROUNDS[torch.float32], only_numbers=True)
     examples += varying(large, given)
-    for others, doubled in itertools.product((True, False), (True, False)):
+    for with_draws, doubled in itertools.product((True, False), (True, False)):
         copy = copy_in_float64 if doubled else runnable_copy
         pair = evaluating(copy(masked)), evaluating(copy(small))
+        if with_draws:
+            draw_weights(*pair, kept)
         calls = [tree_map_only(Tensor, _doubled, each) for each in examples] if doubled else examples
         tolerance = 1e-9 if doubled else _ROUNDS[torch.float32]
-        trial = (
-            trial_of_others(*pair, kept, calls, tolerance)
-            if others
-            else trial_of(*pair, calls, tolerance, only_numbers=True)
-        )
+        trial = trial_of(*pair, calls, tolerance, only_numbers=True)
         if trial.examples:
             return [each for each in (own, trial) if each.examples]
     return [trial_of(large, less, [given], _ROUNDS[torch.float32])]
-
-
-def trial_of_others(
-    masked: nn.Module, small: nn.Module, kept: KeptIndices, examples: Sequence[Call], tolerance: float
-) -> Trial:
-    """With other weights, which the networks have from now on; without examples if the masked one does not run then."""
-    _draw_weights(masked, small, kept)
-    return trial_of(masked, small, examples, tolerance, only_numbers=True)
 
 
 def trial_of(
@@ -200,7 +178,7 @@ def trial_of(
     return Trial(masked, small, [examples[place] for place in expected], [*expected.values()], tolerance)
 
 
-def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: int = 0) -> None:
+def draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: int = 0) -> None:
     """Add draws to the weights, so large that no branch is silent; the same to those of both networks."""
     generator = torch.Generator().manual_seed(seed)
     smaller = dict(small.named_parameters())
@@ -212,41 +190,8 @@ def _draw_weights(masked: nn.Module, small: nn.Module, kept: KeptIndices, seed: 
         draws = torch.empty(parameter.shape).uniform_(-spread, spread, generator=generator)
         parameter.add_(draws.to(parameter.device))
         zero_gone(parameter, kept.get(name, {}))
-        cut = parameter.detach()
-        for dim, left in kept.get(name, {}).items():
-            cut = cut.index_select(dim, left.to(cut.device))
-        smaller[name].copy_(cut)
+        smaller[name].copy_(cut(parameter.detach(), kept.get(name, {})))
 
 
 def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-# Whether an input still matters
-
-
-@torch.no_grad()
-def cuts_off(model: nn.Module, mask: Mask, given: Call) -> bool:
-    """Whether an output that depends on an input does not once the mask is applied, as seen on changed inputs.
-
-    The mask may have been applied already, so that the weights are drawn anew where the network runs with others: a few
-    times, since all units of a small layer may be silent on the example.
-    """
-    moved: tuple[set[tuple[int, int]], set[tuple[int, int]]] = set(), set()  # of the dense network, of the masked one
-    for seed in range(_DRAWS):
-        dense = evaluating(runnable_copy(model))
-        _draw_weights(dense, dense, {}, seed)
-        if not (runs := numbers(dense, given) is not None):
-            dense = evaluating(runnable_copy(model))
-        masked = runnable_copy(dense)
-        mask.apply(masked)
-        for network, found in zip((dense, masked), moved, strict=True):
-            before = given.outputs(network)
-            for place, other in enumerate(changed(given)):
-                with suppress(Exception):  # of code that does not take it, such as offsets that do not begin with 0
-                    same = map(torch.equal, before, other.outputs(network))
-                    found.update((place, number) for number, is_same in enumerate(same) if not is_same)
-        if not runs:
-            break
-    dense_moved, masked_moved = moved
-    return not dense_moved <= masked_moved

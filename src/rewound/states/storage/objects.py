@@ -33,7 +33,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
-from rewound.foundations.errors import InputError
+from rewound.foundations.errors import InputError, first_line
 from rewound.foundations.wholefiles import FORGOTTEN, default_cache, remove_unfinished, unfinished
 from rewound.states.storage.backend import Backend, Listed, ReadOnly, Source, refusals_explained
 
@@ -352,8 +352,7 @@ def _opened(url: str, patience: timedelta) -> ObjectStore:
             return S3Store(bucket, prefix=prefix, **{**profile, **options})
         return (AzureStore if scheme == "az:" else GCSStore)(bucket, prefix=prefix, **options)
     except (BaseError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"cannot use store {url}: {reason}; correct the environment") from None
+        raise InputError(f"cannot use store {url}: {first_line(error)}; correct the environment") from None
 
 
 def _check_credentials(url: str, profile: Mapping[str, str]) -> None:

@@ -19,8 +19,8 @@ from rewound.foundations.errors import InputError, as_path, check_kind, few, war
 from rewound.foundations.wholefiles import write_whole
 from rewound.method.pruning.counts import Counts, parameter_count
 from rewound.method.pruning.mask import Mask, by_plain_name, first_names
+from rewound.method.structure.examples import as_arguments
 from rewound.method.structure.slimming import Slim, slim
-from rewound.method.structure.tracing import as_arguments
 from rewound.states.tickets.fileformat import DTYPE_NAMES, DTYPES, REMEDY, Extent, Packed, decoded, encoded
 from rewound.states.tickets.rebuilding import Model, drawn_example, large_network, recipe_of
 
@@ -102,7 +102,7 @@ class Ticket:
         self, model: object, inputs: object, keywords: Mapping[str, object] | None
     ) -> tuple[tuple[Any, ...], Mapping[str, object]]:
         if inputs is not None or keywords is not None:
-            return () if inputs is None else as_arguments(inputs), keywords or {}
+            return as_arguments(inputs), keywords or {}
         if (drawn := drawn_example(self.about.get("example"))) is not None:
             return drawn
         if model is None and (recipe := recipe_of(self.about)) is not None:

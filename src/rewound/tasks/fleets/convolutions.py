@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
+from rewound.foundations.errors import in_a_line
+
 _ATEN = torch.ops.aten
 _STRIDE_1_PADDING_1 = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # and no dilation, not transposed, one group
 
@@ -85,7 +87,7 @@ def _agrees(channels: int, height: int, width: int, kind: torch.dtype, device: t
         with unset_fake_temporarily(), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             off = _largest_error(channels, height, width, kind, device)
     except Exception as error:  # compilers and drivers raise many kinds
-        why = f"fail on {device} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        why = f"fail on {device} ({in_a_line(error)})"
     else:
         if off < limit:  # never true of NaN
             return True

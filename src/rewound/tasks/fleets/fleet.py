@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from rewound.foundations.errors import Diverged, Failed, InputError
+from rewound.foundations.errors import Diverged, Failed, InputError, first_line
 from rewound.method.schedule import total
 from rewound.tasks.fleets.captured import Program, capturable, program
 from rewound.tasks.fleets.place import Place, Run
@@ -208,7 +208,7 @@ class Fleet:
                 f"({free / 2**30:.1f} GiB are free): end what else runs there, or give a smaller batch-size"
             ) from error
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
+            reason = first_line(getattr(error, "inner_exception", error))
             raise InputError(
                 f"the training step does not compile here ({reason}); `rewound run --plain` trains without compiling"
             ) from error
