@@ -253,3 +253,26 @@ def test_gradients_of_sparse_embeddings_are_compared() -> None:
     rows = nn.Embedding(11, 6, sparse=True)
     model = nn.Sequential(rows, Passed(Straight), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     assert halved(model, torch.arange(5)).model[2].out_features == 4
+
+
+class Scaled(nn.Module):
+    """Reads in training alone how many hidden units it has, and a number that is as large, which counts others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.width, self.steps = 8, 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if self.training:
+            hidden = hidden * (hidden.shape[-1] / self.width)
+        found: Tensor = self.last(hidden)
+        return found
+
+
+def test_a_count_that_only_training_reads_is_written_anew() -> None:
+    model, example = Scaled(), (torch.randn(5, 4),)
+    found = units(model, example)
+    small = slim(model, found.mask_without(found.groups[0].units[:3]), example).model
+    assert (small.width, small.steps) == (5, 8)

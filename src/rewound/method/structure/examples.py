@@ -6,7 +6,6 @@ says is told apart from none that follows from it.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,13 +88,13 @@ def telling(model: nn.Module, given: Call) -> Iterator[Call]:
     """The example with other elements where all of a tensor are the same, and with several steps where it has one."""
     leaves, spec = tree_flatten(given)
     most = safe_ids(model)
-    changed = False
+    is_varied = False
     for place, leaf in enumerate(leaves):
         if _says_nothing(leaf) and (other := _varied(leaf, most)) is not None:
             tried = [*leaves[:place], other, *leaves[place + 1 :]]
             if numbers(model, tree_unflatten(tried, spec)) is not None:
-                leaves, changed = tried, True
-    if changed:
+                leaves, is_varied = tried, True
+    if is_varied:
         yield tree_unflatten(leaves, spec)
     longer = tree_unflatten([lengthened(leaf, most) if _is_one_step(leaf) else leaf for leaf in leaves], spec)
     if any(map(_is_one_step, leaves)) and most >= _LONGER and numbers(model, longer) is not None:
@@ -109,20 +108,28 @@ def varying(model: nn.Module, given: Call) -> Iterator[Call]:
     """
     short = given
     for size in _sizes(given):
-        others = [_SHORT, size // 2 + 1] if size > _SHORT else []
-        short = next(filter(partial(_is_sure, model), (_resized(short, {size: each}) for each in others)), short)
+        for other in (_SHORT, size // 2 + 1) if size > _SHORT else ():
+            if _is_sure(model, resized := _resized(short, {size: other})):
+                short = resized
+                break
     counting: Call = tree_map_only(Tensor, _counting, short)
     if _is_another(counting, short) and _is_sure(model, counting):
         yield counting
     elif short is not given:
         yield short
-    shortest = {size: _SHORTEST for size in _sizes(short) if size > _SHORTEST}
-    longer = {size: 2 * size + 1 for size in _sizes(given) if size <= _SHORT and safe_ids(model) == _LONGER}
-    for sizes in (shortest, longer):
-        together = [_resized(short, sizes)] if sizes else []
-        apart = [_resized(short, {size: other}) for size, other in sizes.items()]
-        found = [*filter(partial(_is_sure, model), together)] or filter(partial(_is_sure, model), apart)
-        yield from found
+    yield from _with_sizes(model, short, {size: _SHORTEST for size in _sizes(short) if size > _SHORTEST})
+    if _is_on_cpu(model):
+        yield from _with_sizes(model, short, {size: 2 * size + 1 for size in _sizes(given) if size <= _SHORT})
+
+
+def _with_sizes(model: nn.Module, example: Call, sizes: Mapping[int, int]) -> Iterator[Call]:
+    """The example with other sizes in place of some: with all at once or, if the model does not run then, with each."""
+    if sizes and _is_sure(model, together := _resized(example, sizes)):
+        yield together
+        return
+    for size, other in sizes.items():
+        if _is_sure(model, resized := _resized(example, {size: other})):
+            yield resized
 
 
 def _sizes(example: Call) -> list[int]:
@@ -161,15 +168,19 @@ def _resized(example: Call, sizes: Mapping[int, int]) -> Call:
             tensor = tensor + torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
         return tensor
 
-    changed: Call = tree_map_only(Tensor, resized, example)
-    return changed
+    found: Call = tree_map_only(Tensor, resized, example)
+    return found
 
 
 def safe_ids(model: nn.Module) -> int:
     """Below which number any table may be asked: on a GPU an index beyond its end ends the process."""
-    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+    if _is_on_cpu(model):
         return _LONGER
     return min((each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)), default=0)
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def _says_nothing(thing: Any) -> bool:

@@ -43,12 +43,8 @@ def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, examp
             "be written anew; let the code read sizes from its weights, keep its units with skip=, or remove equal "
             'parts of its layers by scope="layer"'
         )
-    _restore_others(tried, numbers, found.choice, found.read)
-    if difference := training_difference(tried, kept):
-        raise InputError(
-            f"no smaller network was found that trains as the masked one ({difference}); keep those units with skip=, "
-            "or keep the network as it is"
-        )
+    left = _restore_others(tried, numbers, found.choice, found.read)
+    _fit_training(tried, numbers, found, left, kept)
 
 
 def _difference(tried: Sequence[Trial]) -> str:
@@ -335,9 +331,12 @@ def _write(found: Numbers, choice: Sequence[int]) -> None:
             number.write(option)
 
 
-def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int], read: Sequence[bool]) -> None:
+def _restore_others(
+    tried: Sequence[Trial], found: Numbers, choice: Sequence[int], read: Sequence[bool]
+) -> Sequence[int]:
     """Put back each number that counts nothing here, as any would do: a layer's index, or the longest input.
 
+    Gives the choice that is left.
     Of a number that is read, it is not enough that it makes no difference what it was: on an example of one token, a
     wrong number of heads makes none.
     """
@@ -356,6 +355,27 @@ def _restore_others(tried: Sequence[Trial], found: Numbers, choice: Sequence[int
     _write(found, left)
     if left != list(choice) and _difference(tried):
         _write(found, choice)
+        return choice
+    return left
+
+
+def _fit_training(tried: Sequence[Trial], numbers: Numbers, found: Fit, left: Sequence[int], kept: KeptIndices) -> None:
+    """Write those numbers anew, too, that only training reads, if it differs; an error if it still does."""
+    with _read({kind for kind, _, _ in numbers}) as attributes:
+        difference = training_difference(tried, kept)
+    if not difference:
+        return
+    assert found.choice is not None  # as training is compared once evaluation is equal
+    choice = list(left)
+    for place, (kind, name, _) in enumerate(numbers):
+        if (kind, name) in attributes and not found.read[place]:
+            choice[place] = found.choice[place]
+    _write(numbers, choice)
+    if choice == list(left) or training_difference(tried, kept):
+        raise InputError(
+            f"no smaller network was found that trains as the masked one ({difference}); keep those units with skip=, "
+            "or keep the network as it is"
+        )
 
 
 def _is_size_of_head(name: str) -> bool:

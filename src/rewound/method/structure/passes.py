@@ -236,8 +236,8 @@ def _more_rows(model: nn.Module, given: Call) -> Call:
     def more(tensor: Tensor) -> Tensor:
         return lengthened(tensor, most, 0) if tensor.ndim and tensor.shape[0] == rows else tensor
 
-    changed: Call = tree_map_only(Tensor, more, given)
-    return changed
+    longer: Call = tree_map_only(Tensor, more, given)
+    return longer
 
 
 def _generators() -> list[Tensor]:

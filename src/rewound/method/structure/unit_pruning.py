@@ -11,11 +11,7 @@ from rewound.foundations.errors import InputError, check_kind, few, warn
 from rewound.method.flops import Profile
 from rewound.method.pruning.cutting import kept_count
 from rewound.method.pruning.mask import Mask, all_names
-from rewound.method.pruning.prunable import (
-    embeddings,
-    normalisation_scales,
-    prunable_weights,
-)
+from rewound.method.pruning.prunable import embeddings, normalisation_scales, prunable_weights
 from rewound.method.pruning.scores import Observations, draws
 from rewound.method.pruning.settings import PrunerFields, Shapes
 from rewound.method.structure.groups import UnitGroup, Units
