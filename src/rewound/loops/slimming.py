@@ -119,8 +119,10 @@ class Shrunk:
             )
 
     def _learn_summed(self) -> None:
-        """Learn what slots with a dimension less were summed over, as Adafactor's are; a square weight does not show
-        it, and others do."""
+        """Learn over which dimension slots were summed that have one less than their weights, as Adafactor's do.
+
+        A square weight does not show it, and others do.
+        """
         shapes, found = shapes_of(self.subjects.model), dict[str, set[int]]()
         for _, key, name, value in self._slots():
             if isinstance(value, Tensor) and (ways := _summed_over(tuple(value.shape), shapes[name])):

@@ -126,7 +126,7 @@ def _applied(
     value: Any,
     given: Sequence[Labels],
 ) -> Any:
-    """The same of an operation that is known; of another, all that it touches is pinned."""
+    """The labels by the operation's rule; where it has none, all that it touches is pinned."""
     try:
         if name in RULES:
             return RULES[name](atoms, value, *args, **kwargs)
