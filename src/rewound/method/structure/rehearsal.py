@@ -41,10 +41,10 @@ def without_needed(model: nn.Module, found: Units, example: Call) -> Units:
     families = _families(model, found)
     for given in _shortest_first(example):
         failure = partial(_failure, model, given)
-        if not families or not failure(families):
+        if not families or not (reason := failure(families)):
             return found
         if not failure([]):
-            return _without(found, _needed(failure, [], families))
+            return _without(found, _needed(failure, [], families, reason))
     return found  # the network does not run on the example, or does not put out the same twice
 
 
@@ -84,16 +84,25 @@ def _shortest_first(example: Call) -> Iterator[Call]:
 
 
 def _needed(
-    failure: Callable[[Sequence[Family]], str], gone: list[Family], more: Sequence[Family]
+    failure: Callable[[Sequence[Family]], str], gone: list[Family], more: Sequence[Family], reason: str
 ) -> Iterator[tuple[Family, str]]:
-    """Those of some families that cannot go beside what is gone, and why; the others are then gone, too."""
-    if not (reason := failure([*gone, *more])):
-        gone += more
-    elif len(more) == 1:
+    """Those of some families that cannot go beside what is gone, and why; the others are then gone, too.
+
+    `reason` says why all of them together cannot.
+    """
+    if len(more) == 1:
         yield more[0], reason
+        return
+    first, second = more[: len(more) // 2], more[len(more) // 2 :]
+    if why := failure([*gone, *first]):
+        yield from _needed(failure, gone, first, why)
+        reason = failure([*gone, *second])
     else:
-        yield from _needed(failure, gone, more[: len(more) // 2])
-        yield from _needed(failure, gone, more[len(more) // 2 :])
+        gone += first
+    if reason:
+        yield from _needed(failure, gone, second, reason)
+    else:
+        gone += second
 
 
 @torch.no_grad()
