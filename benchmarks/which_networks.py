@@ -1,10 +1,10 @@
 """Which networks of transformers, timm and torchvision become small: of every kind one, in a small size.
 
-A kind is a type of model of transformers, a module of timm (its smallest two networks), and a network for images of
-torchvision. It has random weights and small sizes: of transformers its default configuration, in which sizes with usual
-names are set to a few. An uneven part of each group of units is removed, and the slim network is compared with the
-masked one as law 8 says, by the code of `make test-long`: outputs, gradients and ten steps of two optimizers, in
-float64. What comes of it:
+A kind is a type of model of transformers, or a module of timm or torchvision, of which two small networks are taken. It
+has random weights and small sizes: of transformers its default configuration, in which sizes with usual names are set
+to a few. An uneven part of each group of units is removed, and the slim network is compared with the masked one as law
+8 says, by the code of `make test-long`: outputs, gradients and ten steps of two optimizers, in float64. What comes of
+it:
 
     equal       they agree to 1e-10
     rounded     they agree to 1e-5: the network computes in float32 whatever its type
@@ -29,7 +29,7 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -230,19 +230,20 @@ def kinds(library: str) -> list[str]:
     if library == "torchvision":
         from torchvision import models
 
-        return [*models.list_models(models), *models.list_models(models.segmentation)]
+        every = [*models.list_models(models), *models.list_models(models.segmentation)]
+        return smallest_two(every, lambda name: models.get_model_builder(name).__module__)
     import timm
 
-    small = ("test_", "atto", "femto", "pico", "nano", "tiny", "small", "_xs", "_s", "18", "_b0")
+    return smallest_two(timm.list_models(), timm.models._registry._model_to_module.__getitem__)
+
+
+def smallest_two(names: Iterable[str], module: Callable[[str], str]) -> list[str]:
+    """Two networks of each module, by words in names that say that one is small: the first of all, then the second."""
+    words = list(enumerate(("test_", "atto", "femto", "pico", "nano", "tiny", "_t", "small", "_xs", "_s", "18", "_b0")))
     modules = defaultdict[str, list[str]](list)
-    for name in timm.list_models():
-        modules[timm.models._registry._model_to_module[name]].append(name)
-    rank = {word: place for place, word in enumerate(small)}
-    return [
-        name
-        for names in modules.values()
-        for name in sorted(names, key=lambda n: min((rank[w] for w in small if w in n), default=len(small)))[:2]
-    ]
+    for name in sorted(names, key=lambda n: next((place for place, word in words if word in n), len(words))):
+        modules[module(name)].append(name)
+    return [each[place] for place in range(2) for each in modules.values() if place < len(each)]
 
 
 def row(library: str, name: str) -> dict[str, Any]:
