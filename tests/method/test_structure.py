@@ -443,6 +443,21 @@ def test_a_network_that_holds_what_cannot_be_copied_has_units_and_slim_refuses_i
         units(model, (torch.ones(2, 5),))
 
 
+class Frozen(dict[str, int]):
+    """A configuration that cannot be changed, such as those of diffusers."""
+
+    def clear(self) -> None:
+        raise TypeError("frozen")
+
+    update = clear  # type: ignore[assignment]
+
+
+def test_a_network_may_hold_what_cannot_be_changed() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model.config = Frozen(width=4)
+    assert len(units(model, (torch.ones(2, 3),))) == 1
+
+
 class Positions(nn.Module):
     """Tables of 32 positions, of which a sequence reads as many as it has; `how` says how they are cut."""
 

@@ -3,13 +3,14 @@
 Operations tie indices of tensors (`rules`), and those that are tied live or die together (`atoms`).
 """
 
+import copy
 import io
 import logging
+import operator
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +81,25 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
 
     Without the tensors without numbers, that is, which a trace leaves in them.
     """
-    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
-    contents = [each for _, before in attributes for each in before.values() if isinstance(each, dict | list)]
-    before = [*attributes, *((each, each.copy()) for each in contents)]
+    attributes = [vars(module) for module in model.modules()]
+    contents = [each for those in attributes for each in those.values() if isinstance(each, dict | list)]
+    before = [(there, copy.copy(there)) for there in (*attributes, *contents)]
     try:
         model.eval()
         yield
     finally:
         for there, those in before:
-            there.clear()
-            if isinstance(there, dict):
-                there.update(those)
-            else:
-                there.extend(those)
+            if not _holds_the_same(there, those):  # some cannot be changed, such as a configuration of diffusers
+                there.clear()
+                there.update(those) if isinstance(there, dict) else there.extend(those)
+
+
+def _holds_the_same(one: dict[Any, Any] | list[Any], other: dict[Any, Any] | list[Any]) -> bool:
+    """Whether two hold the same objects in the same order; tensors in them are not compared."""
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        return list(one) == list(other) and all(map(operator.is_, one.values(), other.values()))
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
@@ -209,7 +216,7 @@ def _followed(atoms: Atoms, module: GraphModule, given: Sequence[Any]) -> Any:
         if node.op == "placeholder":
             values[node.name] = next(places)
         elif node.op == "get_attr":  # a graph inside the graph (autocast, cond)
-            values[node.name] = plain(attrgetter(str(node.target))(module))
+            values[node.name] = plain(operator.attrgetter(str(node.target))(module))
         elif node.op == "call_function":
             _check_shape(node)
             args, kwargs = _resolved(node.args, values), _resolved(dict(node.kwargs), values)
