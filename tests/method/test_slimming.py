@@ -435,16 +435,21 @@ def test_slopes_of_prelu_go_with_their_channels(width: int) -> None:
     assert small[1].num_parameters == 4
 
 
-def test_groups_without_weights_and_graphs_inside_the_graph_are_pinned() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8, affine=False), nn.Conv2d(8, 4, 3))
-    found = units(model, (torch.randn(1, 3, 8, 8),))
-    assert not found.groups
-    assert "does not know how many of its groups are left" in found.pinned["0.weight", 0]
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
-    found = units(model, (torch.randn(1, 3, 8, 8),))
-    assert not found.groups
-    assert "does not know how many of its channels are left" in found.pinned["0.weight", 0]
+@pytest.mark.parametrize(
+    ("large", "small"),
+    [
+        (nn.InstanceNorm2d(8), nn.InstanceNorm2d(4)),
+        (nn.GroupNorm(4, 8, affine=False), nn.GroupNorm(2, 4, affine=False)),
+    ],
+)
+def test_normalisation_without_weights_counts_the_channels_that_are_left(large: nn.Module, small: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), large, nn.Conv2d(8, 4, 3))
+    made = halved(model, torch.randn(2, 3, 9, 9)).model
+    assert made[0].out_channels == 4
+    assert repr(made[1]) == repr(small)
 
+
+def test_graphs_inside_the_graph_are_pinned() -> None:
     class Chosen(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cond(x.sum() > 0, super().forward, torch.clone, (x,))

@@ -6,6 +6,7 @@ one (`trials`). If none does, it is refused. A number that may be any stays as i
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from rewound.foundations.errors import InputError
+from rewound.method.copies import to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.kept import KeptIndices, tensors_of
 from rewound.method.structure.passes import training_difference
@@ -24,11 +27,20 @@ _TRIES = 64  # runs of the example, to find which numbers of a module count what
 _CHOICES = 1000  # that are looked at
 _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
 
+_COUNTED = (_InstanceNorm, nn.GroupNorm)
+
 
 @torch.no_grad()
 def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example: Call) -> None:
     """Write the counts of the small network anew, so that it gives what the masked one gives on the example."""
     rewrite_counts(masked, small)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "input's size at dim=")  # by InstanceNorm, until its channels are counted
+        _fit_counts(masked, small, kept, example)
+        _count_channels(small, example)
+
+
+def _fit_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example: Call) -> None:
     tried = trials(masked, small, kept, example)
     numbers = own_numbers(masked, [small, *(trial.small for trial in tried)], kept)
     found = fit(numbers, lambda: _difference(tried))
@@ -45,6 +57,24 @@ def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, examp
         )
     left = _restore_others(tried, numbers, found.choice, found.read)
     _fit_training(tried, numbers, found, left, kept)
+
+
+def _count_channels(small: nn.Module, example: Call) -> None:
+    """Count the channels of normalisation without weights, which does not need their number, as a copy is run."""
+    made = to_run(small)
+    copied = dict(zip(made.modules(), small.modules(), strict=True))
+
+    def count(module: Any, given: tuple[Any, ...]) -> None:
+        if isinstance(module, _InstanceNorm):
+            copied[module].num_features = given[0].shape[-module._get_no_batch_dim()]  # type: ignore[no-untyped-call]
+        else:
+            copied[module].num_channels = given[0].shape[1]
+
+    without_weights = [each for each in made.modules() if isinstance(each, _COUNTED) and each.weight is None]
+    for module in without_weights:
+        module.register_forward_pre_hook(count)
+    if without_weights:
+        example.run(made)
 
 
 def _difference(tried: Sequence[Trial]) -> str:
@@ -191,10 +221,11 @@ def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndice
     found: dict[tuple[type, str, int | None], list[_Number]] = {}
     tensors = tensors_of(large)
     for (prefix, old), *new in zip(large.named_modules(), *(each.modules() for each in smaller), strict=True):
-        if any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
-            continue
-        if isinstance(old, nn.Unflatten):  # it counts what the layers beside it have
+        counts_others = isinstance(old, nn.Unflatten) or (isinstance(old, nn.GroupNorm) and old.weight is None)
+        if counts_others:  # what the layers beside it have
             prefix = prefix.rpartition(".")[0]
+        elif any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
+            continue
         sizes = _sizes_near(prefix, tensors, kept)
         for name, place, value in _whole_numbers(old):
             if len(options := _options(value, sizes)) > 1:

@@ -220,19 +220,9 @@ def batch_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any)
     return atoms.labels(tuple(value.shape), atoms.without(x, elsewhere, "it is normalised over"))
 
 
-def instance_norm(atoms: Atoms, value: Any, x: Labels, *others: Any, **kwargs: Any) -> Labels:
-    if not any(isinstance(each, Labels) for each in others[:4]):
-        atoms.pin_all([x], "an InstanceNorm without weights does not know how many of its channels are left")
-        return Labels(tuple(value.shape))
-    return batch_norm(atoms, value, x, *others, **kwargs)
-
-
 def group_norm(
     atoms: Atoms, value: Any, x: Labels, groups: int, weight: Labels | None = None, bias: Labels | None = None, *_: Any
 ) -> Labels:
-    if weight is None:
-        atoms.pin_all([x], "a GroupNorm without weights does not know how many of its groups are left")
-        return Labels(tuple(value.shape))
     for factor in x.along(1):
         rows = atoms.only(factor, 1).reshape(groups, -1)
         atoms.tie(rows, rows[:, :1])  # whole groups: statistics are those of a group
