@@ -232,6 +232,20 @@ class Shares(nn.Module):
         return found
 
 
+class Rest(nn.Module):
+    """Splits what a layer gives into a part for one layer and the rest, which goes past it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = (9, 4)
+        self.both, self.inner, self.last = nn.Linear(6, 13), nn.Linear(4, 4), nn.Linear(13, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rest, part = self.both(x).tanh().split(self.sizes, 1)
+        found: Tensor = self.last(torch.cat([rest, self.inner(part).relu()], 1))
+        return found
+
+
 def decoder() -> nn.Module:
     """From a vector to images, as in generators."""
     return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 3, 2, 2))
@@ -239,7 +253,11 @@ def decoder() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "sizes"),
-    [(decoder, lambda model: model[2].unflattened_size == (5, 2, 2)), (Shares, lambda model: model.sizes == [2, 5])],
+    [
+        (decoder, lambda model: model[2].unflattened_size == (5, 2, 2)),
+        (Shares, lambda model: model.sizes == [2, 5]),
+        (Rest, lambda model: model.sizes == (6, 1)),
+    ],
 )
 def test_counts_in_tuples_and_lists_are_written_anew(make: Any, sizes: Any) -> None:
     torch.manual_seed(0)

@@ -228,7 +228,7 @@ def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndice
             continue
         sizes = _sizes_near(prefix, tensors, kept)
         for name, place, value in _whole_numbers(old):
-            if len(options := _options(value, sizes)) > 1:
+            if len(options := _options(value, sizes, is_part=place is not None)) > 1:
                 number = _Number(tuple(new), name, place, options, _beyond(value, sizes))
                 found.setdefault((type(old), name, place), []).append(number)
     return found
@@ -244,15 +244,20 @@ def _sizes_near(prefix: str, tensors: Mapping[str, Tensor], kept: KeptIndices) -
     return list(dict.fromkeys(reversed(sizes)))  # the later of equal sizes is the likelier
 
 
-def _options(value: int, sizes: Sequence[_Size]) -> tuple[int, ...]:
-    """What a number may be now: what it was, what it is as a size of a weight, or as a part of one (heads)."""
+def _options(value: int, sizes: Sequence[_Size], *, is_part: bool) -> tuple[int, ...]:
+    """What a number may be now: what it was, what it is as a size of a weight, or as a part of one (heads).
+
+    If it is one of several (`is_part`), it may also be what one size is more than another: the rest of a split.
+    """
     same = [size.now for size in sizes if size.before == value]
     parts = [
         size.now * value // size.before
         for size in sizes
         if size.before % value == 0 and size.now * value % size.before == 0
     ]
-    return tuple(dict.fromkeys([value, *same, *parts]))
+    pairs = itertools.permutations(sizes, 2) if is_part else ()
+    rests = [one.now - other.now for one, other in pairs if one.before - other.before == value and one.now > other.now]
+    return tuple(dict.fromkeys([value, *same, *parts, *rests]))
 
 
 def _beyond(value: int, sizes: Sequence[_Size]) -> int:
