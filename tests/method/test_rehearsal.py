@@ -54,7 +54,7 @@ def test_heads_that_take_their_size_from_the_input_stay_and_all_else_may_go() ->
     for block in range(3):  # one was tried, the others are alike
         reason = found.pinned[f"{block}.attention.qkv.weight", 0]
         assert reason.startswith(
-            "a network with half of them was tried: RuntimeError in 0.attention of the class Atten"
+            "a network without some of them was tried: RuntimeError in 0.attention of the class Atten"
         )
     mask = Pruner(pattern="unit")(model, 0.8, example_inputs=(X,))
     assert slim(model, mask, (X,)).model[0].up.out_features < 16
@@ -74,8 +74,30 @@ def test_what_the_code_of_torch_itself_needs_stays() -> None:
     reason = found.pinned["self_attn.in_proj_weight", 0]
     assert (
         reason
-        == "a network with half of them was tried: AssertionError: was expecting embedding dimension of 4, but got 8"
+        == "a network without some of them was tried: AssertionError: was expecting embedding dimension of 4, but got 8"
     )
+
+
+class Mixed(nn.Module):
+    """Mixes places by heads, and writes what they give in the shape of its input, as networks for detection do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.value, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)
+        self.heads, self.mixed = 2, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        value = self.value(x).view(len(x), self.heads, -1, x.shape[2] * x.shape[3])
+        found: Tensor = self.last(self.mixed(value).view(x.shape))
+        return found
+
+
+def test_channels_stay_of_which_code_needs_as_many_in_two_places() -> None:
+    model = nn.Sequential(Mixed(), nn.Conv2d(2, 5, 1), nn.ReLU(), nn.Conv2d(5, 1, 1))
+    found = units(model, (torch.randn(2, 3, 2, 2),))
+    assert names(found) == ["0.last.weight", "1.weight"]
+    assert "shape" in found.pinned["0.first.weight", 0]
 
 
 class Halves(nn.Module):
@@ -244,16 +266,18 @@ class Needing(nn.Module):
         return found
 
 
-def test_code_that_needs_multiples_or_equal_layers_can_do_with_some() -> None:
+def test_code_that_needs_multiples_can_do_with_some() -> None:
     eights = Pruner(pattern="unit", round_to=8)
     model = Needing(by=8)
     small = slim(model, eights(model, 0.6, example_inputs=(X,)), (X,)).model
     assert (small.a.out_features % 8, small.b.out_features % 8) == (0, 0)
     assert small.c.in_features < 64
-    model = Needing()
-    evenly = Pruner(pattern="unit", scope="layer")
-    small = slim(model, evenly(model, 0.6, example_inputs=(X,)), (X,)).model
-    assert small.a.out_features == small.b.out_features < 32
+
+
+def test_layers_stay_that_must_be_equally_wide() -> None:
+    found = units(nn.Sequential(Needing(), nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2)), (X,))
+    assert names(found) == ["0.c.weight", "1.weight"]
+    assert "ValueError in 0 of the class Needing" in found.pinned["0.a.weight", 0]
 
 
 class Deciding(nn.Module):
@@ -391,8 +415,8 @@ def test_units_that_only_training_reads_stay() -> None:
     found = units(model, (X,))
     assert names(found) == ["second.weight"]
     assert found.pinned["first.weight", 0].startswith(
-        "a network with half of them was tried: it does not run in training mode (RuntimeError in the network of the "
-        "class SecondHead"
+        "a network without some of them was tried: it does not run in training mode (RuntimeError in the network of "
+        "the class SecondHead"
     )
     small = slim(model, Pruner(pattern="unit")(model, 0.8, example_inputs=(X,)), (X,)).model
     assert small.second.out_features < 16

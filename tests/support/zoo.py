@@ -1,4 +1,4 @@
-"""Networks of torchvision, timm and transformers, with random weights and small sizes: what `make test-long` slims.
+"""Networks of five libraries, with random weights and small sizes: what `make test-long` slims.
 
 They need more packages than the other tests, which `make test-long` puts into a folder of their own.
 """
@@ -142,6 +142,35 @@ def clip() -> Case:
     return CLIPModel(config), (), {"input_ids": IDS, "pixel_values": images(16), "attention_mask": torch.ones_like(IDS)}
 
 
+STEPS = torch.tensor([3, 7])
+TEXT = torch.linspace(-2, 2, 2 * 5 * 24).reshape(2, 5, 24).cos()
+LATENT = images(16).repeat(1, 2, 1, 1)[:, :4]
+UNET = {"layers_per_block": 1, "block_out_channels": (16, 32), "norm_num_groups": 4, "attention_head_dim": 4}
+DIFFUSION = {"attention_head_dim": 8, "num_attention_heads": 3, "in_channels": 4, "num_layers": 2, "patch_size": 2}
+
+
+def of_diffusers(
+    kind: str, *args: torch.Tensor, inputs: dict[str, Any] | None = None, **sizes: Any
+) -> Callable[[], Case]:
+    def made() -> Case:
+        with_torchvision()
+        import diffusers
+
+        return getattr(diffusers, kind)(**sizes), args, inputs or {}
+
+    return made
+
+
+def segmentation(kind: str, encoder: str) -> Callable[[], Case]:
+    def made() -> Case:
+        with_torchvision()
+        import segmentation_models_pytorch as smp
+
+        return getattr(smp, kind)(encoder, encoder_weights=None, classes=3), (images(64),), {}
+
+    return made
+
+
 ZOO: dict[str, Callable[[], Case]] = {
     "torchvision resnet34": of_torchvision("resnet34"),
     "torchvision resnet50": of_torchvision("resnet50"),
@@ -270,4 +299,69 @@ ZOO: dict[str, Callable[[], Case]] = {
         num_heads=[3, 6],
         window_size=4,
     ),
+    "diffusers unet": of_diffusers(
+        "UNet2DModel",
+        images(16),
+        STEPS,
+        **UNET,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    ),
+    "diffusers unet of text": of_diffusers(
+        "UNet2DConditionModel",
+        LATENT,
+        STEPS,
+        TEXT,
+        **UNET,
+        cross_attention_dim=24,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ),
+    "diffusers autoencoder": of_diffusers(
+        "AutoencoderKL",
+        images(16),
+        block_out_channels=(16, 32),
+        norm_num_groups=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+    ),
+    "diffusers dit": of_diffusers(
+        "DiTTransformer2DModel",
+        LATENT,
+        inputs={"timestep": STEPS, "class_labels": STEPS % 2},
+        **DIFFUSION,
+        sample_size=16,
+        norm_num_groups=4,
+        num_embeds_ada_norm=10,
+    ),
+    "diffusers stable diffusion 3": of_diffusers(
+        "SD3Transformer2DModel",
+        LATENT,
+        inputs={"encoder_hidden_states": TEXT, "pooled_projections": TEXT[:, 0, :20], "timestep": STEPS},
+        **DIFFUSION,
+        sample_size=16,
+        joint_attention_dim=24,
+        caption_projection_dim=24,
+        pooled_projection_dim=20,
+        out_channels=4,
+    ),
+    "diffusers flux": of_diffusers(
+        "FluxTransformer2DModel",
+        inputs={
+            "hidden_states": LATENT.flatten(2).mT[:, :9],
+            "encoder_hidden_states": TEXT,
+            "pooled_projections": TEXT[:, 0, :20],
+            "timestep": STEPS / 10,
+            "img_ids": TEXT[0, 0, :9, None] * torch.arange(3),
+            "txt_ids": TEXT[0, 0, :5, None] * torch.arange(3),
+        },
+        **{**DIFFUSION, "patch_size": 1, "num_layers": 1},
+        num_single_layers=1,
+        joint_attention_dim=24,
+        pooled_projection_dim=20,
+        axes_dims_rope=(2, 2, 4),
+    ),
+    "segmentation unet": segmentation("Unet", "resnet18"),
+    "segmentation deeplabv3+": segmentation("DeepLabV3Plus", "resnet18"),
 }

@@ -1,10 +1,10 @@
-"""Which units the code of a network can do without, as seen by a network with half of them.
+"""Which units the code of a network can do without, as seen by a network without many of them.
 
 A graph holds the sizes that code has come to, and not how: attention may divide the width of its input by the number of
 its heads, so that no head can go, or split what it computed by a number that nothing can change. So every group loses
-half of its units, and the small network is compared with the masked one. If no counts make them equal, the groups are
-tried in parts, and those stay without which they are. A group and those that other modules of its class have in its
-place are tried together.
+one or three quarters of its units, and the small network is compared with the masked one. If no counts make them equal,
+the groups are tried in parts, and those stay without which they are. A group and those that other modules of its class
+have in its place are tried together. Shares differ, as code may need two layers to be equally wide.
 
 It is a rough trial: in the network's own type, on two rows of the example. It says in advance what `slim`, which knows
 which units go, would refuse later.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import cycle, takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,18 @@ from rewound.method.structure.kept import KeptIndices, cut_copy, kept_without, s
 from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, draw_weights, trial_of
 
+_SHARES = (1, 3)  # quarters of the units that are left, by turns; not half, which is all that two units can lose
 _MULTIPLE = 32  # of units that are left, or 16, or 8: some code needs it
 _TOLERANCE = 1e-3  # convolutions on a GPU round to ten bits
 
-Family = Sequence[UnitGroup]
+
+class Family(NamedTuple):
+    """Groups that are tried together, and how many quarters of their units are left."""
+
+    groups: Sequence[UnitGroup]
+    share: int
+
+
 """Groups that are tried together."""
 
 
@@ -50,9 +59,9 @@ def without_needed(model: nn.Module, found: Units, example: Call) -> Units:
 
 def _without(found: Units, needed: Iterable[tuple[Family, str]]) -> Units:
     """The units without those of families that are needed; these are pinned, with the reason."""
-    stay = {id(group): reason for family, reason in needed for group in family}
+    stay = {id(group): reason for family, reason in needed for group in family.groups}
     pinned = {
-        dim: f"a network with half of them was tried: {stay[id(group)]}"
+        dim: f"a network without some of them was tried: {stay[id(group)]}"
         for group in found
         if id(group) in stay
         for dim in group.members
@@ -71,7 +80,7 @@ def _families(model: nn.Module, found: Units) -> list[Family]:
         kind = type(model.get_submodule(path.removesuffix(".")))
         members = frozenset((name.removeprefix(path), dim) for name, dim in group.members)
         alike.setdefault((kind, members), []).append(group)
-    return list(alike.values())
+    return [Family(groups, share) for groups, share in zip(alike.values(), cycle(_SHARES))]
 
 
 def _shortest_first(example: Call) -> Iterator[Call]:
@@ -107,8 +116,8 @@ def _needed(
 
 @torch.no_grad()
 def _failure(model: nn.Module, example: Call, gone: Sequence[Family]) -> str:
-    """Why no network without half of some groups equals the masked one, in words; nothing if one does."""
-    units = [unit for family in gone for group in family for unit in group.units[_half(len(group)) :]]
+    """Why no network without units of some groups equals the masked one, in words; nothing if one does."""
+    units = [unit for groups, share in gone for group in groups for unit in group.units[_left(len(group), share) :]]
     kept = kept_without(units, shapes_of(model))
     try:
         with _no_shortcut():
@@ -143,10 +152,10 @@ def _masked_and_small(model: nn.Module, kept: KeptIndices) -> tuple[nn.Module, n
     return masked, small
 
 
-def _half(size: int) -> int:
-    """About half, a multiple of what code may need; one only of two, as `squeeze` makes something else of one."""
-    half = (size + 1) // 2
-    return half if half < 8 else half - half % min(_MULTIPLE, 1 << (half.bit_length() - 1))
+def _left(size: int, share: int) -> int:
+    """So many quarters, a multiple of what code may need; not all, and one only of two, as `squeeze` would lose it."""
+    left = max(min((size * share + 3) // 4, size - 1), min(size - 1, 2), 1)
+    return left if left < 8 else left - left % min(_MULTIPLE, 1 << (left.bit_length() - 2))
 
 
 @contextmanager
