@@ -16,8 +16,9 @@ demo: $(VENV)/.ready-demo
 demo-structured: $(VENV)/.ready-demo
 	$(BIN)/rewound run digits-structured
 
-# Two workers on two cores: a thread each.
+# Two workers on two cores: a thread each, and where a test asks for more, they do not spin while they wait for a core.
 test test-fast coverage test-long: export OMP_NUM_THREADS = 1
+test test-fast coverage test-long: export OMP_WAIT_POLICY = PASSIVE
 
 test: lint types
 	$(BIN)/pytest -n 2 --dist worksteal

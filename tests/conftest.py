@@ -1,10 +1,10 @@
 """What tests of several files are given: one thread, a store, the command, a browser, and work done once for all."""
 
+import gc
 import importlib.util
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, command, environment
+from command_line import DIGITS_SWEEP, SWEEP, Outcome, Rewound, printed
 from rewound import cli
 from rewound.commands.console import console
 from rewound.conclusions.evidence import Evidence
@@ -28,6 +28,16 @@ from tiny_sweeps import EVERYTHING, run, sweep_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: libraries that look for cycles do not look there each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +122,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the sweep has run, with all tensors; not to be changed."""
     folder = tmp_path_factory.mktemp("done")
     (folder / "tiny.toml").write_text(SWEEP)
-    words = ["run", "tiny.toml", "--jobs", "1", "--keep", "all", "--out", "report"]
-    subprocess.run(command(*words), cwd=folder, env=environment(), check=True, capture_output=True)
+    printed(folder, "run", "tiny.toml", "--jobs", "1", "--keep", "all", "--out", "report")
     return folder
 
 
@@ -148,8 +157,7 @@ def digits_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a small sweep of digits; not to be changed."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.toml").write_text(DIGITS_SWEEP)
-    words = command("run", "small.toml", "--jobs", "1", "--out", "report")
-    subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True)
+    printed(folder, "run", "small.toml", "--jobs", "1", "--out", "report")
     return folder / "report" / "index.html"
 
 

@@ -332,6 +332,7 @@ def test_what_cannot_be_listened_at_is_one_sentence(rewound_command: Rewound, tm
     assert not (tmp_path / "rewound-store").exists()
 
 
+@pytest.mark.slow
 def test_it_prints_its_address_and_ends_in_one_line(tmp_path: Path) -> None:
     words = command("watch", "digits", "--port", "0", "--host", "0.0.0.0")
     with subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as process:

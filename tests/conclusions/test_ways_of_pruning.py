@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
-from command_line import SWEEP, Rewound, command, environment
+from command_line import SWEEP, Rewound, printed
 from rewound.commands.tables import report_tables
 from rewound.conclusions.cells import cells
 from rewound.conclusions.evidence import Evidence
@@ -39,9 +38,7 @@ def sums_of_rows(scores: Tensor) -> Tensor:
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ways")
     (folder / "two.toml").write_text(AXIS)
-    words = command("run", "two.toml", "--jobs", "1", "--out", "report")
-    ended = subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True, text=True)
-    (folder / "said").write_text(ended.stdout)
+    (folder / "said").write_text(printed(folder, "run", "two.toml", "--jobs", "1", "--out", "report"))
     return folder
 
 

@@ -87,6 +87,7 @@ density = 0.5
 """
 
 
+@pytest.mark.slow
 def test_no_process_logs_the_warnings_of_torch(tmp_path: Path) -> None:
     """DistributedDataParallel would say in each that an option is slow, which is there to make runs the same."""
     (tmp_path / "short.toml").write_text(LONG.replace("2000.0", "2.0"))

@@ -46,6 +46,7 @@ def says_or_waits(folder: Path, say: Say, warn: Say, alive: Callable[[], None]) 
         say("done")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_of_a_message(tmp_path: Path) -> None:
     said, begun = list[str](), time.monotonic()
 

@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from command_line import SWEEP, Rewound, command, environment
+from command_line import SWEEP, Rewound
 from rewound.conclusions.tables import read_rows
 from rewound.experiments.plans.planning import plan
 from rewound.experiments.sweeps.sweep import Sweep, differing_fields, parse_sweep, variants
@@ -191,11 +190,10 @@ def test_a_state_tells_the_fields_of_its_recipe() -> None:
     assert described(sweep_of(batch_size=64).targets[0].state)[0] == "start digits batch-size=64 seed 1"
 
 
-def test_variants_are_reported_on_side_by_side(tmp_path: Path) -> None:
+def test_variants_are_reported_on_side_by_side(tmp_path: Path, rewound_command: Rewound) -> None:
     fields = "[recipe-fields]\nlearning-rate = [0.05, 0.2]\nepochs = 2\n\n[[experiment]]"
     (tmp_path / "rates.toml").write_text(SWEEP.replace("[[experiment]]", fields))
-    words = command("run", "rates.toml", "--jobs", "1", "--out", "report")
-    said = subprocess.run(words, cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True).stdout
+    said = rewound_command("run", "rates.toml", "--jobs", "1", "--out", "report").out
     tasks = ["tiny:Tiny learning-rate=0.05", "tiny:Tiny learning-rate=0.2"]
     assert all(f"{task}, unstructured pruning, one-shot" in " ".join(said.split()) for task in tasks)
     rows = read_rows(tmp_path / "report" / "results.csv")
@@ -204,6 +202,6 @@ def test_variants_are_reported_on_side_by_side(tmp_path: Path) -> None:
     found = re.search(r'id="story"[^>]*>(.*?)</script>', (tmp_path / "report" / "index.html").read_text(), re.DOTALL)
     assert found is not None
     assert [subject["recipe"] for subject in json.loads(found[1])["subjects"]] == tasks
-    words = command("report", "--results", "report/results.csv", "--out", "again", "--figures", "none")
-    subprocess.run(words, cwd=tmp_path, env=environment(), check=True, capture_output=True)
+    words = ("report", "--results", "report/results.csv", "--out", "again", "--figures", "none")
+    assert rewound_command(*words).code == 0
     assert (tmp_path / "again" / "results.csv").read_bytes() == (tmp_path / "report" / "results.csv").read_bytes()

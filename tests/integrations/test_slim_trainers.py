@@ -27,6 +27,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", ["lr-rewinding", "weight-rewinding"])
 def test_hugging_faces_trainer_trains_small_models_and_resumes(technique: str, tmp_path: Path) -> None:
     options = {"pruner": UNITS, "technique": technique, "retrain_epochs": 1}

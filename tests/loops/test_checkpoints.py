@@ -216,6 +216,7 @@ def test_a_larger_compression_goes_on(tmp_path: Path, one_shot: bool, until: int
 # Two processes
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_process_at_a_time_and_is_free_once_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path), "lr-rewinding", "wait"]
     loop = Loop()

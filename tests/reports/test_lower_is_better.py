@@ -1,7 +1,6 @@
 """A metric of which less is better, from the recipe to the page: the better network is called better everywhere."""
 
 import re
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -11,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from browser_pages import opened, points
-from command_line import command, environment
+from command_line import printed
 from rewound.conclusions.cells import Baseline, Cell, Line, baselines, cells
 from rewound.conclusions.evidence import Evidence
 from rewound.conclusions.findings import best_over_time, reaches
@@ -39,9 +38,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a sweep that was run by the command line, with what it printed."""
     folder = tmp_path_factory.mktemp("loss")
     (folder / "loss.toml").write_text(SWEEP)
-    words = command("run", "loss.toml", "--jobs", "1", "--out", "report")
-    ended = subprocess.run(words, cwd=folder, env=environment(), check=True, capture_output=True, text=True)
-    (folder / "report" / "printed").write_text(ended.stdout)
+    said = printed(folder, "run", "loss.toml", "--jobs", "1", "--out", "report")
+    (folder / "report" / "printed").write_text(said)
     return folder / "report"
 
 

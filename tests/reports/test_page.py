@@ -325,6 +325,7 @@ def test_every_chart_is_a_vega_lite_specification() -> None:
         assert vl_convert.vegalite_to_vega(whole)["marks"], kind
 
 
+@pytest.mark.slow
 def test_25_000_rows_with_keys_layers_and_curves_stay_below_6_megabytes(tmp_path: Path) -> None:
     techniques, densities, times = [f"technique-{n}" for n in range(5)], [0.8**n for n in range(1, 26)], range(1, 41)
     settings = [(technique, d, t) for technique in techniques for d in densities for t in times]

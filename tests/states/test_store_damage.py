@@ -88,6 +88,7 @@ def test_a_damaged_state_is_named_and_set_aside(
     assert store.load(KEY) is not None
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_state_goes_unnoticed(store: Store) -> None:
     store.save(KEY, a_state(), a_mask())
     path = artifact(store, "states")

@@ -1,14 +1,19 @@
 """The `rewound` command as tests give it: in this process or in one of its own, on sweeps and tables of a few lines."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import typer.main
 
 from rewound import cli
+from rewound.commands.console import console
+from rewound.foundations import names
 
 APP = typer.main.get_command(cli.app)
 COMMANDS = APP.commands  # type: ignore[attr-defined]
@@ -61,6 +66,21 @@ def command(*words: str) -> list[str]:
 def environment() -> dict[str, str]:
     paths = [str(Path(__file__).parent), *sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def printed(folder: Path, *words: str) -> str:
+    """What the command prints that runs in a folder, in this process: for work that several tests share."""
+    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(io.StringIO()) as out:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(console, "width", 200)
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr(sys, "path", [*sys.path])  # a command that looks up a name adds the folder it runs in
+        monkeypatch.setattr(names, "_FOLDER", None)
+        monkeypatch.setattr(sys, "argv", ["rewound", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert not end.value.code, out.getvalue()
+    return out.getvalue()
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:

@@ -45,6 +45,7 @@ def tensors(outcome: dict[str, Tensor] | str) -> dict[str, Tensor]:
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", SAME)
 def test_two_processes_train_what_one_does_with_the_whole_batch(case: str, by_two: list[Outcomes]) -> None:
@@ -88,18 +89,21 @@ def check_same(case: str, found: list[Outcomes]) -> None:
     assert tensors(found[0][case]).keys() == expected.keys()
 
 
+@pytest.mark.slow
 def test_a_run_that_rank_0_leaves_ends_in_all_processes_and_the_next_begins(by_two: list[Outcomes]) -> None:
     first, second = (tensors(found["abandoned"]) for found in by_two)
     assert (int(first["seen"]), int(second["seen"])) == (2, 102), "both look where rank 0 does"
     assert torch.equal(first["dense.weight"], tensors(by_two[0]["nesterov"])["dense.weight"])
 
 
+@pytest.mark.slow
 def test_the_longest_wait_for_data_is_told_by_all_processes(by_two: list[Outcomes]) -> None:
     """A process that waits for its data lets the others wait for it, and only rank 0 is asked."""
     assert [tensors(found["waiting for data"])["waited"].tolist() for found in by_two] == [[2.0, 2.0]] * 2
     assert tensors(outcome("waiting for data"))["waited"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by_two: list[Outcomes]) -> None:
     whole, halves = tensors(by_two[0]["dropout"]), tensors(by_two[0]["dropout in halves"])
     assert all(torch.equal(whole[name], tensor) for name, tensor in halves.items() if "loss" not in name)
@@ -107,6 +111,7 @@ def test_slices_draw_their_own_dropout_as_functions_of_seed_position_and_rank(by
     assert not torch.allclose(alone["0.dense.weight"], whole["0.dense.weight"], atol=1e-6), "one mask for both slices"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words"),
     [
