@@ -509,6 +509,17 @@ class Plotted(Residual):
         return self.head((self.features + self.branch(self.features)).relu().mean(2))
 
 
+def test_a_cell_that_is_run_again_with_the_small_model_is_told_to_make_it_anew(tmp_path: Path) -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
+    loop.over(run, until=T + 2)
+    _, again, _ = trained("lr-rewinding", "sgd", True, loop.model, checkpoint=tmp_path)
+    message = (
+        r"made with weights stem\.weight \[6, 1, 3\] \(not \[\d, 1, 3\]\).*; give the same model, made anew with its op"
+    )
+    with pytest.raises(InputError, match=message):
+        next(iter(again))
+
+
 def test_a_model_that_keeps_what_it_computed_becomes_small() -> None:
     loop, run, _ = trained("lr-rewinding", "sgd", True, Plotted())
     loop.over(run)
