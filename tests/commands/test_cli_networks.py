@@ -277,6 +277,33 @@ def test_a_search_of_another_kind_does_not_write_over_the_first(rewound_command:
     )
 
 
+def test_what_a_search_leaves_out_is_a_difference_too(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--one-shot", "--retrain-epochs", 1, "--compression", 2, "--pattern", "unit")
+    fine_tuned = ("--technique", "fine-tuning")
+    assert rewound_command(*words, "--slim", "--out", "slim").code == 0
+    assert rewound_command(*words, *fine_tuned, "--final", 0.01, "--out", "tuned").code == 0
+    first = {path: path.read_bytes() for path in (*Path("slim").rglob("*.*"), *Path("tuned").rglob("*.*"))}
+    for others, why in (
+        (("--out", "slim"), "slim holds another network: it was pruned with slim True, not without slim"),
+        (
+            (*fine_tuned, "--out", "tuned"),
+            "tuned holds another network: it was pruned with final 0.01, not without final",
+        ),
+        (
+            ("--slim", "--round-to", 2, "--out", "slim"),
+            "slim holds another network: it was pruned without round_to, not with round_to 2",
+        ),
+        (
+            ("--slim", "--score", "random", "--out", "slim"),
+            "slim holds another network: it was pruned with score 'magnitude', not 'random'",
+        ),
+    ):
+        assert rewound_command(*words, *others) == (2, "", f"error: {why}; choose another with --out\n")
+    assert first == {path: path.read_bytes() for path in first}
+    assert rewound_command(*words, "--slim").out.endswith(": rewound-pruned/tiny.Tiny\n")
+    assert rewound_command(*words).out.endswith(": rewound-pruned/tiny.Tiny-2\n")
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 @pytest.mark.parametrize("command", ["prune", "run", "report"])
 def test_a_folder_that_takes_no_files_is_told_before_the_work(rewound_command: Rewound, command: str) -> None:

@@ -51,7 +51,7 @@ def _folder(recipe: str, out: Path | None, asked: Mapping[str, object]) -> Path:
     """Where the network goes: not over one that was searched for otherwise; another compression is the same search."""
     if out is not None:
         if difference := _difference(writable(out), asked):
-            raise InputError(f"{out} holds another network: it was pruned with {difference}; choose another with --out")
+            raise InputError(f"{out} holds another network: it was pruned {difference}; choose another with --out")
         return out
     name = recipe.replace(":", ".").replace(os.sep, ".")
     folders = (Path("rewound-pruned") / (name if number == 1 else f"{name}-{number}") for number in count(1))
@@ -65,9 +65,25 @@ def _difference(folder: Path, asked: Mapping[str, object]) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "a summary.json that cannot be read"
-    names = [name for name in asked if present.get(name) != asked[name]]
-    return f"{names[0]} {shown(present.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""
+        return "with a summary.json that cannot be read"
+    before, now = _flat(present), _flat(asked)
+    # What was not asked for has no name, as slim and final.
+    places = [place for place in {**now, **before} if before.get(place) != now.get(place)]
+    return _difference_in(places[0][1], before.get(places[0]), now.get(places[0])) if places else ""
+
+
+def _flat(settings: Mapping[str, object]) -> dict[tuple[str, str], object]:
+    """Settings by their tables (the pruner, the fields of the recipe, or none) and names."""
+    found: dict[tuple[str, str], object] = {}
+    for name, value in settings.items():
+        found |= {(name, each): v for each, v in value.items()} if isinstance(value, Mapping) else {("", name): value}
+    return found
+
+
+def _difference_in(name: str, before: object, now: object) -> str:
+    if before is None:
+        return f"without {name}, not with {name} {shown(now)}"
+    return f"with {name} {shown(before)}, not {f'without {name}' if now is None else shown(now)}"
 
 
 def _selected(network: PrunedNetwork) -> str:
