@@ -416,6 +416,24 @@ def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:
     assert err.startswith("error: mask entry 'stem.weight' has shape (4, 1, 3, 3), but the profiled model has it with")
 
 
+def test_a_slim_network_of_tied_weights_is_counted_as_the_masked_one(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tied", "--one-shot", "--retrain-epochs", 1, "--compression", 2, "--pattern", "unit")
+    shown = []
+    for out, how in (("masked", ()), ("slim", ("--slim",))):
+        assert rewound_command(*words, *how, "--out", out).code == 0
+        code, text, err = rewound_command("inspect", out, "--recipe", "tiny:Tied")
+        assert (code, err) == (0, "")
+        shown.append(rows(text.partition("recipe ")[0]))
+        found = rewound.bench(out, recipe="tiny:Tied", backend="eager", batch=1, seconds=0.01, say=lambda text: None)
+        flops = {size.network: size.flops for size in found.sizes}
+        assert flops["pruned"] == int(rows(text)["network"][3].replace(",", ""))
+    assert shown[0] == shown[1]
+    units = load_file("slim/model.safetensors")["one.weight"].shape[0]
+    assert [int(shown[1][name][4]) for name in ("first.weight", "one.weight", "last.weight")] == [
+        *(2 * 64 * units, 2 * 2 * units * units, 2 * units * 10)
+    ], "two for a weight of a linear layer, and the tied one is used twice"
+
+
 @pytest.mark.parametrize("recipe", [None, "digits", "this:s", "unknown", 7, ["digits"]])
 def test_inspect_imports_nothing_that_a_file_names(rewound_command: Rewound, recipe: object) -> None:
     write_ticket(Tiny(), {"recipe": recipe})

@@ -144,10 +144,13 @@ def ticket_profile(ticket: Ticket, recipe: str | None, fields: Mapping[str, obje
     """The operation counts of the ticket's network, if its recipe is known."""
     if (task := recipe_of_ticket(ticket, recipe, fields)) is None:
         return None
-    if recipe is not None:
-        task.profile.layers(ticket.mask)  # an error if this is another network
-    fits = all(task.profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
-    return task.profile if fits else None
+    try:
+        task.profile.layers(ticket.mask)
+    except InputError:  # this is another network
+        if recipe is not None:
+            raise
+        return None
+    return task.profile
 
 
 def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> RenderableType:
@@ -191,8 +194,8 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
 
     def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
-        operations = [f"{flops:,}" if flops is not None else "–"] if profile else []
-        table.add_row(name, shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
+        cells = [f"{flops:,}" if flops is not None else "–"] if profile else []
+        table.add_row(name, shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *cells)
 
     tensors, mask = _once(ticket), ticket.mask
     masked = [name for name in tensors if name in mask]
@@ -200,9 +203,11 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
     known = _parameters(ticket, profile)
     others = (_numbers(ticket) if known is None else known) - of
     layers, whole = (profile.layers(mask), profile.total(mask)) if profile else ({}, 0)
-    here = sum(layers.get(name, 0) for name in masked)
+    first_names = profile.first_names if profile else {}
+    operations = {name: layers.get(first_names.get(name, name)) for name in masked}
+    here = sum(filter(None, operations.values()))
     for name in masked:
-        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), layers.get(name))
+        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), operations[name])
     table.add_section()
     add("layers above", "", kept, of, here)
     rest = counted(len(tensors) - len(masked), "tensor") if known is None else "parameters"
