@@ -381,3 +381,11 @@ def test_a_full_disk_is_one_sentence(rewound_command: Rewound, monkeypatch: pyte
     code, _, err = rewound_command("run", "x.toml", "--jobs", 1)
     assert (code, err) == (0, "")
     assert kept < store.finished()
+
+
+def test_a_warning_is_a_sentence_without_a_line_of_code(tmp_path: Path) -> None:
+    words = ("prune", "tiny:Tiny", "--one-shot", "--retrain-epochs", "1", "--compression", "2", "--only", "dense.*")
+    ran = subprocess.run(command(*words), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"warning: only \S+% of the network's 1,406 parameters are selected for pruning: .*\n", ran.stderr
+    )

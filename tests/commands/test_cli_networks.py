@@ -277,6 +277,33 @@ def test_a_search_of_another_kind_does_not_write_over_the_first(rewound_command:
     )
 
 
+def test_what_a_search_leaves_out_is_a_difference_too(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tiny", "--one-shot", "--retrain-epochs", 1, "--compression", 2, "--pattern", "unit")
+    fine_tuned = ("--technique", "fine-tuning")
+    assert rewound_command(*words, "--slim", "--out", "slim").code == 0
+    assert rewound_command(*words, *fine_tuned, "--final", 0.01, "--out", "tuned").code == 0
+    first = {path: path.read_bytes() for path in (*Path("slim").rglob("*.*"), *Path("tuned").rglob("*.*"))}
+    for others, why in (
+        (("--out", "slim"), "slim holds another network: it was pruned with slim True, not without slim"),
+        (
+            (*fine_tuned, "--out", "tuned"),
+            "tuned holds another network: it was pruned with final 0.01, not without final",
+        ),
+        (
+            ("--slim", "--round-to", 2, "--out", "slim"),
+            "slim holds another network: it was pruned without round_to, not with round_to 2",
+        ),
+        (
+            ("--slim", "--score", "random", "--out", "slim"),
+            "slim holds another network: it was pruned with score 'magnitude', not 'random'",
+        ),
+    ):
+        assert rewound_command(*words, *others) == (2, "", f"error: {why}; choose another with --out\n")
+    assert first == {path: path.read_bytes() for path in first}
+    assert rewound_command(*words, "--slim").out.endswith(": rewound-pruned/tiny.Tiny\n")
+    assert rewound_command(*words).out.endswith(": rewound-pruned/tiny.Tiny-2\n")
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 @pytest.mark.parametrize("command", ["prune", "run", "report"])
 def test_a_folder_that_takes_no_files_is_told_before_the_work(rewound_command: Rewound, command: str) -> None:
@@ -387,6 +414,24 @@ def test_inspect_with_a_recipe_of_ones_own(rewound_command: Rewound) -> None:
     code, _, err = rewound_command("inspect", "t.safetensors", "--recipe", "digits")
     assert code == 2
     assert err.startswith("error: mask entry 'stem.weight' has shape (4, 1, 3, 3), but the profiled model has it with")
+
+
+def test_a_slim_network_of_tied_weights_is_counted_as_the_masked_one(rewound_command: Rewound) -> None:
+    words = ("prune", "tiny:Tied", "--one-shot", "--retrain-epochs", 1, "--compression", 2, "--pattern", "unit")
+    shown = []
+    for out, how in (("masked", ()), ("slim", ("--slim",))):
+        assert rewound_command(*words, *how, "--out", out).code == 0
+        code, text, err = rewound_command("inspect", out, "--recipe", "tiny:Tied")
+        assert (code, err) == (0, "")
+        shown.append(rows(text.partition("recipe ")[0]))
+        found = rewound.bench(out, recipe="tiny:Tied", backend="eager", batch=1, seconds=0.01, say=lambda text: None)
+        flops = {size.network: size.flops for size in found.sizes}
+        assert flops["pruned"] == int(rows(text)["network"][3].replace(",", ""))
+    assert shown[0] == shown[1]
+    units = load_file("slim/model.safetensors")["one.weight"].shape[0]
+    assert [int(shown[1][name][4]) for name in ("first.weight", "one.weight", "last.weight")] == [
+        *(2 * 64 * units, 2 * 2 * units * units, 2 * units * 10)
+    ], "two for a weight of a linear layer, and the tied one is used twice"
 
 
 @pytest.mark.parametrize("recipe", [None, "digits", "this:s", "unknown", 7, ["digits"]])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rewound.experiments.plans.execution
 from rewound import InputError, Pruner
@@ -23,8 +23,8 @@ from rewound.states.history import Pruned
 from rewound.states.storage.statefile import Kept
 from rewound.states.storage.store import Store
 from rewound.tasks.recipe import Recipe
-from rewound.tasks.slimmed import kept_by, slimmed
-from rewound.tasks.training import State
+from rewound.tasks.slimmed import cut_state, kept_by, slimmed
+from rewound.tasks.training import State, begin, loaded
 from sameness import assert_same
 from small_fleets import ROUNDING, Digits64
 from tiny import Tiny
@@ -184,6 +184,39 @@ def test_a_slim_recipe_differs_from_its_recipe_in_its_model_alone() -> None:
     assert slim is slimmed(recipe, kept_by(recipe, groups.mask_without(groups.groups[0].units[1:2]))), "of one shape"
     assert isinstance(slim, Tiny)
     assert slim.schedule == recipe.schedule
+
+
+class Weighted(nn.Module):
+    """Hidden units that are multiplied by numbers of their own, which no state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.dense = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.register_buffer("scale", torch.randn(8), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.dense(self.hidden(images.flatten(1)) * self.scale)
+
+
+@dataclass(frozen=True)
+class WithUnsavedBuffer(Tiny):
+    """Tiny's task with a network of which a buffer is drawn with the weights and not saved."""
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Weighted()
+
+
+def test_slim_networks_of_the_same_sizes_have_their_own_unsaved_buffers() -> None:
+    recipe = WithUnsavedBuffer()
+    images = torch.randn(4, *recipe.example()[0].shape[1:], generator=torch.Generator().manual_seed(0))
+    for seed, gone in ((1, [0, 1, 2]), (1, [5, 6, 7]), (2, [5, 6, 7])):
+        mask = recipe.units.mask_without([recipe.units.groups[0].units[unit] for unit in gone])
+        large, kept = begin(recipe, seed), kept_by(recipe, mask)
+        mask.apply(masked := loaded(recipe, large))
+        small = loaded(slimmed(recipe, kept), cut_state(large, kept))
+        assert small.hidden.out_features == 5
+        assert torch.allclose(small(images), masked(images), atol=1e-5), (seed, gone)
 
 
 def test_the_target_is_hashed() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_module import BATCHES, MARKS, Module, Rates, T, assert_sparse, every_epoch, fit, rewinding, trainer
 from rewound import InputError
@@ -49,3 +50,21 @@ def test_a_checkpoint_without_the_run_is_refused(tmp_path: Path) -> None:
     fit(trainer(tmp_path, every_epoch(tmp_path)), Module())
     with pytest.raises(InputError, match="this checkpoint has no mask"):
         fit(trainer(tmp_path, rewinding()), Module(), tmp_path / f"step={BATCHES}.ckpt")
+
+
+def test_a_checkpoint_from_before_the_validation_that_ends_a_level_is_refused_where_it_counts(tmp_path: Path) -> None:
+    options = {"compression": 1.5, "retrain_epochs": 1, "monitor": "val_loss", "mode": "min"}
+    judged = {**options, "max_drop": 100.0}
+    after_steps = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=BATCHES)
+    callback = rewinding(**judged)
+    fit(trainer(tmp_path, callback, after_steps), Module())
+    ends = [end * BATCHES for end in callback.run.ends]
+    assert ends[:2] == [T * BATCHES, (T + 1) * BATCHES]
+    for end, which in zip(ends, ("the dense run", "level 1"), strict=False):
+        checkpoint = tmp_path / f"step={end}.ckpt"
+        with pytest.raises(InputError, match=f"saved after the last step of {which} and before the validation"):
+            fit(trainer(tmp_path, rewinding(**judged)), Module(), checkpoint)
+        fit(trainer(tmp_path, again := rewinding(**options)), Module(), checkpoint)
+        assert len(again.run.levels) == len(callback.run.levels), "nothing compares them"
+    fit(trainer(tmp_path, again := rewinding(**judged)), Module(), tmp_path / f"step={ends[0] - BATCHES}.ckpt")
+    assert again.run.levels == callback.run.levels

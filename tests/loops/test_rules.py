@@ -139,3 +139,19 @@ def test_a_rule_that_draws_for_another_time_is_told() -> None:
     loop = Loop()
     with pytest.raises(InputError, match=rf"{__name__}:too_long drew {T * STEPS + 1} steps where {T * STEPS} were"):
         loop.over(loop.run(compression=2, technique=f"{__name__}:TOO_LONG"))
+
+
+@pytest.mark.parametrize("slim", [False, True])
+def test_a_rule_is_told_of_the_prunable_weights_alone_where_units_go(slim: bool) -> None:
+    loop, left = Loop(), [16]
+    pruner = rewound.Pruner(pattern="unit")
+    options = {"technique": f"{__name__}:IN_HALVES", "retrain_epochs": 2, "pruner": pruner, "rate": 0.3}
+    run = loop.run(compression=2, slim=slim, **options)
+    for epoch in run:
+        loop.train(epoch)
+        if epoch + 1 in run.ends and run.mask is not None:
+            left.append(int(run.mask["0.bias"].sum()))
+    assert len(SEEN) == len(left) - 1 == 2
+    # Of the 144 weights each unit has 9; its bias and normalisation are none.
+    for (*_, facts), before, after in zip(SEEN, left[:-1], left[1:], strict=True):
+        assert facts.fraction_pruned == pytest.approx(9 * (before - after) / 144)

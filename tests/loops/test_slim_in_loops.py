@@ -196,6 +196,19 @@ def test_the_level_that_is_returned_has_its_own_size() -> None:
     assert loop.model(points()).shape == (32, 3)
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("last_good", [0, 1])
+def test_the_level_that_is_returned_is_that_of_a_masked_run_with_buffers_that_are_not_saved(last_good: int) -> None:
+    returned = []
+    for slim in (False, True):
+        loop, run, ema = trained("lr-rewinding", "sgd", slim, max_drop=0.05)
+        loop.over(run, accuracy=lambda run: 0.9 if run.level <= last_good else 0.5)
+        assert len(run.levels) == last_good + 3, "two more levels, in which units of the returned one are gone"
+        returned.append([copy.deepcopy(each).eval()(points()) for each in (loop.model, ema)])
+    for masked, small in zip(*returned, strict=True):
+        assert close(small, masked)
+
+
 def test_a_loop_that_counts_steps_and_adopts_is_slim() -> None:
     model = Residual()
     optimizer = Adam(model.parameters(), lr=0.01)
@@ -494,6 +507,17 @@ class Plotted(Residual):
     def forward(self, x: Tensor) -> Tensor:
         self.features = self.norm(self.stem(x.double().unsqueeze(1))).relu()
         return self.head((self.features + self.branch(self.features)).relu().mean(2))
+
+
+def test_a_cell_that_is_run_again_with_the_small_model_is_told_to_make_it_anew(tmp_path: Path) -> None:
+    loop, run, _ = trained("lr-rewinding", "sgd", True, checkpoint=tmp_path)
+    loop.over(run, until=T + 2)
+    _, again, _ = trained("lr-rewinding", "sgd", True, loop.model, checkpoint=tmp_path)
+    message = (
+        r"made with weights stem\.weight \[6, 1, 3\] \(not \[\d, 1, 3\]\).*; give the same model, made anew with its op"
+    )
+    with pytest.raises(InputError, match=message):
+        next(iter(again))
 
 
 def test_a_model_that_keeps_what_it_computed_becomes_small() -> None:

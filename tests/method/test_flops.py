@@ -307,6 +307,8 @@ def test_tied_weights_add_up_under_the_first_name() -> None:
     counts = profile(net, torch.tensor([1]))
     assert counts.layers() == {"0.weight": 2 * 15, "2.weight": 15}
     assert counts.total({"0.weight": torch.eye(5, 3)}) == 2 * 3 + 15
+    assert counts.total({"3.weight": torch.eye(5, 3)}) == 2 * 3 + 15, "a mask may have another of its names"
+    assert counts.total({"1.weight": torch.eye(5, 3), "3.weight": torch.eye(5, 3).flip(0)}) == 2 * 1 + 15, "or several"
 
 
 def test_weight_tied_to_part_of_the_attention() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from architectures import ARCHITECTURES, IDS, IMAGES
 from rewound import InputError, Mask
@@ -537,6 +538,16 @@ def test_a_compiled_part_is_refused() -> None:
     model[0] = nn.Linear(3, 4)
     model[0].compile(backend="eager")
     assert len(units(model, (torch.rand(2, 3),))) == 1
+
+
+def test_a_network_in_something_that_is_no_wrapper_of_torch_is_to_be_given_itself() -> None:
+    network, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.rand(2, 3),)
+    average = AveragedModel(network)
+    with pytest.raises(
+        InputError, match=r"AveragedModel holds .* `module` \(module\.0\.weight\).* give .*model\.module"
+    ):
+        units(average, example)
+    assert len(units(average.module, example)) == 1
 
 
 def test_experts_that_are_stacked_lose_hidden_units_by_a_product_of_groups() -> None:

@@ -108,6 +108,28 @@ class Balanced(Tiny):
     metric: ClassVar[Metric] = Metric("F1")
 
 
+class TiedNetwork(torch.nn.Module):
+    """Two layers of it have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
+        self.one, self.other = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.other(self.one(self.first(images.flatten(1)).relu()).relu()).relu())  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Tied(Tiny):
+    """Digits with a network of tied weights."""
+
+    def model(self, seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        return TiedNetwork()
+
+
 @dataclass(frozen=True)
 class Spare(Tiny):
     """Has a weight that does not train, in one of several ways."""

@@ -10,8 +10,10 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Final
 
 import typer
@@ -146,7 +148,16 @@ def print_report(report: Report) -> None:
 @contextmanager
 def exits() -> Iterator[None]:
     """Turn an error inside into a sentence and an exit code; an error nobody foresaw keeps its traceback."""
+    show = warnings.showwarning
+
+    def show_warning(message: Warning | str, category: type[Warning], filename: str, *place: Any, **given: Any) -> None:
+        if Path(filename).parent.name == "typer":  # the line that called this package: it says nothing to a user
+            PlainConsole(stderr=True).print(f"warning: {message}", soft_wrap=True, highlight=False)
+        else:
+            show(message, category, filename, *place, **given)
+
     try:
+        warnings.showwarning = show_warning
         yield
     except InputError as error:
         _print_in_red(f"error: {error}")
@@ -163,6 +174,8 @@ def exits() -> Iterator[None]:
             _print_in_red(line)
         _print_in_red(f"failed: {fault or _reason(error)}")
         sys.exit(1)
+    finally:
+        warnings.showwarning = show
 
 
 def _misuse(error: Any) -> str:

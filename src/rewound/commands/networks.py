@@ -51,7 +51,7 @@ def _folder(recipe: str, out: Path | None, asked: Mapping[str, object]) -> Path:
     """Where the network goes: not over one that was searched for otherwise; another compression is the same search."""
     if out is not None:
         if difference := _difference(writable(out), asked):
-            raise InputError(f"{out} holds another network: it was pruned with {difference}; choose another with --out")
+            raise InputError(f"{out} holds another network: it was pruned {difference}; choose another with --out")
         return out
     name = recipe.replace(":", ".").replace(os.sep, ".")
     folders = (Path("rewound-pruned") / (name if number == 1 else f"{name}-{number}") for number in count(1))
@@ -65,9 +65,25 @@ def _difference(folder: Path, asked: Mapping[str, object]) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "a summary.json that cannot be read"
-    names = [name for name in asked if present.get(name) != asked[name]]
-    return f"{names[0]} {shown(present.get(names[0]))}, not {shown(asked[names[0]])}" if names else ""
+        return "with a summary.json that cannot be read"
+    before, now = _flat(present), _flat(asked)
+    # What was not asked for has no name, as slim and final.
+    places = [place for place in {**now, **before} if before.get(place) != now.get(place)]
+    return _difference_in(places[0][1], before.get(places[0]), now.get(places[0])) if places else ""
+
+
+def _flat(settings: Mapping[str, object]) -> dict[tuple[str, str], object]:
+    """Settings by their tables (the pruner, the fields of the recipe, or none) and names."""
+    found: dict[tuple[str, str], object] = {}
+    for name, value in settings.items():
+        found |= {(name, each): v for each, v in value.items()} if isinstance(value, Mapping) else {("", name): value}
+    return found
+
+
+def _difference_in(name: str, before: object, now: object) -> str:
+    if before is None:
+        return f"without {name}, not with {name} {shown(now)}"
+    return f"with {name} {shown(before)}, not {f'without {name}' if now is None else shown(now)}"
 
 
 def _selected(network: PrunedNetwork) -> str:
@@ -128,10 +144,13 @@ def ticket_profile(ticket: Ticket, recipe: str | None, fields: Mapping[str, obje
     """The operation counts of the ticket's network, if its recipe is known."""
     if (task := recipe_of_ticket(ticket, recipe, fields)) is None:
         return None
-    if recipe is not None:
-        task.profile.layers(ticket.mask)  # an error if this is another network
-    fits = all(task.profile.shapes.get(name) == kept.shape for name, kept in ticket.mask.items())
-    return task.profile if fits else None
+    try:
+        task.profile.layers(ticket.mask)
+    except InputError:  # this is another network
+        if recipe is not None:
+            raise
+        return None
+    return task.profile
 
 
 def ticket_page(ticket: Ticket, size: int, profile: Profile | None) -> RenderableType:
@@ -175,8 +194,8 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
 
     def add(name: str, shape: str, kept: int, total: int, flops: int | None) -> None:
-        operations = [f"{flops:,}" if flops is not None else "–"] if profile else []
-        table.add_row(name, shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *operations)
+        cells = [f"{flops:,}" if flops is not None else "–"] if profile else []
+        table.add_row(name, shape, f"{kept:,}", f"{total:,}", f"{kept / max(total, 1):.4g}", *cells)
 
     tensors, mask = _once(ticket), ticket.mask
     masked = [name for name in tensors if name in mask]
@@ -184,9 +203,11 @@ def _layers(ticket: Ticket, profile: Profile | None) -> Table:
     known = _parameters(ticket, profile)
     others = (_numbers(ticket) if known is None else known) - of
     layers, whole = (profile.layers(mask), profile.total(mask)) if profile else ({}, 0)
-    here = sum(layers.get(name, 0) for name in masked)
+    first_names = profile.first_names if profile else {}
+    operations = {name: layers.get(first_names.get(name, name)) for name in masked}
+    here = sum(filter(None, operations.values()))
     for name in masked:
-        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), layers.get(name))
+        add(name, "×".join(map(str, mask[name].shape)), mask.counts[name], mask[name].numel(), operations[name])
     table.add_section()
     add("layers above", "", kept, of, here)
     rest = counted(len(tensors) - len(masked), "tensor") if known is None else "parameters"

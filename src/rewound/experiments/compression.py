@@ -82,9 +82,10 @@ class PrunedNetwork:
         return f"PrunedNetwork({ratios}, level {self.chosen} of {last}, test {level.test:.4g})"
 
     def save(self, folder: str | Path) -> Path:
-        """Write `model.safetensors` (the model's own keys, pruned weights exactly zero), `mask.safetensors`
-        (bit-packed, with shapes in its metadata), `ticket.safetensors` (both in one small file), `summary.json`, and
-        in `levels/` a ticket of every level with a table, `levels.csv`, to choose from."""
+        """Write `model.safetensors` (the model's own keys, pruned weights exactly zero; with `slim` the smaller
+        tensors), `mask.safetensors` (bit-packed, with the large network's shapes in its metadata), `ticket.safetensors`
+        (both in one small file), `summary.json`, and in `levels/` a ticket of every level with a table, `levels.csv`,
+        to choose from."""
         folder = writable(folder, "folder")
         with replacing(folder / "model.safetensors") as temporary:
             save_file(separate(self.model.state_dict()), temporary, {"format": "pt"})

@@ -76,6 +76,7 @@ class Rewind(Callback):
         self._validated: float | None = None  # the accuracy of an adopted module, from before the fit
         self._run: Epochs | None = None
         self._in_epoch = False
+        self._judged = False  # whether the present epoch has been validated
 
     @property
     def run(self) -> Epochs:
@@ -124,7 +125,7 @@ class Rewind(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
         if self._run is not None:
-            checkpoint["rewound"] = self._run.state_dict(epoch_ended=trainer.is_last_batch)
+            checkpoint["rewound"] = {**self._run.state_dict(epoch_ended=trainer.is_last_batch), "judged": self._judged}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
@@ -148,6 +149,7 @@ class Rewind(Callback):
         )
         if self._saved is not None:
             run.load_state_dict(self._saved)
+            self._take_judged(run, self._saved)
         elif self._adopts and self._validated is not None:
             self._report(run, self._validated)
         if self._max_drop is not None:
@@ -160,6 +162,18 @@ class Rewind(Callback):
         trainer.fit_loop.max_epochs = len(run)  # now that `configure_optimizers` has seen T
         self._run, self._epochs = run, iter(run)
 
+    def _take_judged(self, run: Epochs, saved: Mapping[str, object]) -> None:
+        """Take over whether the last epoch was validated; an error where it ended a level and was not: Lightning does
+        not validate it any more."""
+        self._judged = bool(saved.get("judged", True))  # earlier versions did not write it
+        if self._max_drop is not None and run.epochs_done == run.ends[run.level] and not self._judged:
+            which = f"level {run.level}" if run.level else "the dense run"
+            raise InputError(
+                f"this checkpoint was saved after the last step of {which} and before the validation that max_drop "
+                "needs; resume an earlier one, or one that ModelCheckpoint saves at the end of an epoch "
+                "(save_on_train_epoch_end=True)"
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         level_is_done = self.run.epochs_done == self.run.ends[self.run.level]
         if self._saved is not None and level_is_done and self.run.is_in_last_epoch:
@@ -167,7 +181,7 @@ class Rewind(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         next(self._epochs)
-        self._in_epoch = True
+        self._in_epoch, self._judged = True, False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         if not self._in_epoch:  # Lightning calls no on_train_epoch_start when it resumes in the middle of an epoch
@@ -185,6 +199,7 @@ class Rewind(Callback):
             self._validated = value
         else:
             self._report(self.run, value)
+            self._judged = True
 
     def _report(self, run: Epochs, value: float) -> None:
         run.report(value, higher_is_better=self._more_is_better, metric=self._monitor)

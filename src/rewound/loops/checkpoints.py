@@ -40,10 +40,12 @@ from rewound.foundations.errors import InputError, few, warn
 from rewound.foundations.wholefiles import remove_unfinished, write_whole
 from rewound.loops.progress import Progress, progress_of
 from rewound.loops.snapshot import Damaged, SavedStates, Subjects, checked_states, read_unchecked, seal_of, write_sealed
+from rewound.method.pruning.mask import fits_into
 from rewound.states.storage.artifacts import digest
 from rewound.tasks import ranks
 
 Arguments = Mapping[str, object]
+Shapes = Mapping[str, Sequence[int]]
 _DEFAULTS: Arguments = {"slim": False}
 """What arguments were that earlier versions did not write."""
 VERSION = 2
@@ -77,6 +79,8 @@ class Folder:
         known = {**_DEFAULTS, **written}
         for name, value in arguments.items() if written else ():
             if not _is_same(known.get(name), value) and name not in may_differ:
+                if name == "weights" and isinstance(before := known.get(name), dict):
+                    raise self._made_with_others(before, cast(Shapes, value), known.get("slim"))
                 made = f"with {name} {known[name]}, not {value}" if name in known else f"without {name}"
                 raise InputError(f"{self.path} was made {made}; give the same arguments, or another folder")
         if ranks.rank() == 0:
@@ -84,6 +88,16 @@ class Folder:
             text = json.dumps({**content, "checksum": digest(content)}, indent=1) + "\n"
             write_whole(self.path / "arguments.json", text.encode())
         ranks.from_first(None)  # wait for the file
+
+    def _made_with_others(self, before: Shapes, now: Shapes, slim: object) -> InputError:
+        """The error for a model whose weights have other names or shapes; a slim run may have made it small."""
+        wrong = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        shown = [f"{name} {before.get(name, 'missing')} (not {now.get(name, 'missing')})" for name in wrong]
+        small = slim is True and before.keys() == now.keys() and all(fits_into(now[n], before[n]) for n in wrong)
+        hint = ", made anew with its optimizer if a slim run of this process has made it small" if small else ""
+        return InputError(
+            f"{self.path} was made with weights {few(shown, 3)}; give the same model{hint}, or another folder"
+        )
 
     def _arguments(self) -> dict[str, object]:
         """The content of arguments.json; empty where there is no such file."""

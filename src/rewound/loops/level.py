@@ -97,7 +97,16 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
     mask = ranks.agreed(mask, model)
     if not callable(course.the_technique.lr):
         return mask, None
-    return mask, ranks.from_first(facts_of({**trained, **candidates}, before, mask))
+    weights = {**trained, **candidates}
+    if run.structure is not None:  # biases and normalisation go with units, and are no prunable weights
+        prunable = prunable_weights(model)
+        weights = {name: each for name, each in weights.items() if name in prunable}
+    facts = facts_of(weights, before and _among(weights, before), _among(weights, mask))
+    return mask, ranks.from_first(facts)
+
+
+def _among(weights: Mapping[str, Tensor], mask: Mask) -> Mask:
+    return Mask({name: kept for name, kept in mask.items() if name in weights})
 
 
 def _trained(run: LoopRun) -> dict[str, nn.Parameter]:

@@ -2,7 +2,8 @@
 
 Pruning and rewinding happen in the shapes of the large network, and between them a level trains the small one. All
 objects stay the same: the modules, the parameters that optimizer, scheduler and loop hold, and the averages in `also`.
-What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
+What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8); a buffer that no
+snapshot holds gets back what it had there, as the level that is returned in the end may still have those units.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,15 @@ from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.copies import flatten_recurrent
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.kept import contracted, expanded, replace_data, shapes_of, tensors_of
+from rewound.method.structure.kept import (
+    KeptIndices,
+    contracted,
+    expanded,
+    replace_data,
+    shapes_of,
+    tensors_of,
+    zero_gone,
+)
 from rewound.method.structure.slimming import Slim, has_several, slot_dimensions
 
 T = TypeVar("T")
@@ -42,6 +51,8 @@ class Shrunk:
         ]
         self._summed: dict[str, int] = {}
         """By the key of slots, the dimension of weights that they were summed over, counted from the last."""
+        self._unsaved: list[dict[str, Tensor]] = []
+        """Of each copy, the buffers that no state holds, as they were when large: nothing else has what is gone."""
         self._large_counts: Counts = [(module, {key: vars(module)[key] for key in new}) for module, new in self._counts]
 
     def check(self) -> None:
@@ -60,6 +71,7 @@ class Shrunk:
         states = self._cut_states()
         for module, part in self._copies:
             kept = _within(part, slim.kept)
+            self._unsaved.append(_unsaved(module, kept))
             _replace_all(module, kept, partial(contracted, kept=kept))
         self._finish(slots, states, self._counts)
 
@@ -69,9 +81,10 @@ class Shrunk:
         self._learn_summed()
         slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
         states = self._large_states()
-        for module, part in self._copies:
+        for (module, part), unsaved in zip(self._copies, self._unsaved, strict=True):
             kept, shapes = _within(part, slim.kept), _within(part, slim.shapes)
             _replace_all(module, kept, partial(expanded, kept=kept, shapes=shapes))
+            _put_back(module, unsaved, kept)
         self._finish(slots, states, self._large_counts)
 
     def _finish(
@@ -239,6 +252,24 @@ def _replace_all(
     for name, tensor in held.items():
         replace_data(tensor, sizes[name])
         tensor.grad = slopes.get(name)
+
+
+def _unsaved(module: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
+    """Copies of those buffers of a module that its state does not hold."""
+    saved = {plain_name(name) for name in module.state_dict()}
+    buffers = ((name, each) for name, each in tensors_of(module).items() if name in names and name not in saved)
+    return {name: each.detach().clone() for name, each in buffers}
+
+
+def _put_back(module: nn.Module, large: Mapping[str, Tensor], kept: KeptIndices) -> None:
+    """Put back into buffers what was gone of them while they were small."""
+    tensors = tensors_of(module)
+    with torch.no_grad():
+        for name, before in large.items():
+            left = torch.ones_like(before, dtype=torch.bool)
+            zero_gone(left, kept[name])
+            tensor = tensors[name]
+            tensor.copy_(tensor.where(left.to(tensor.device), before.to(tensor.device)))
 
 
 def _within(part: str, named: Mapping[str, T]) -> dict[str, T]:

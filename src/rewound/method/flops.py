@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from rewound.foundations.randomness import all_draws
 from rewound.method.copies import apart, in_evaluation
 from rewound.method.costs import MULTIPLY_ADDS, CostFunction, Costs
 from rewound.method.products import Products
-from rewound.method.pruning.mask import by_plain_name
+from rewound.method.pruning.mask import all_names, by_plain_name
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Profile:
     shapes: Mapping[str, torch.Size]  # of every parameter of the model
     weights: Mapping[str, tuple[int, ...]]  # operations per element, as in `Cost`, summed over calls
     fixed: int
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    """Of parameters that have several names, by the others: a mask may say any of them."""
 
     def total(self, mask: Mapping[str, Tensor] | None = None) -> int:
         """Return the operations of the whole pass."""
@@ -45,14 +47,17 @@ class Profile:
         """Return the operations of each weight by parameter name; what a mask cannot change is in `fixed`."""
         mask = {} if mask is None else mask
         check_kind("mask", mask, Mapping, "give the rewound.Mask of that model, or leave it out")
+        left: dict[str, Tensor] = {}
         for name, kept in mask.items():
-            if kept.shape != (shape := self.shapes.get(name)):
+            first = self.first_names.get(name, name)
+            if kept.shape != (shape := self.shapes.get(first)):
                 has = "no such parameter" if shape is None else f"it with shape {tuple(shape)}"
                 raise InputError(
                     f"mask entry {name!r} has shape {tuple(kept.shape)}, but the profiled model has {has}; "
                     f"use a mask made for that model"
                 )
-        return {name: self._operations(name, mask.get(name)) for name in self.weights}
+            left[first] = left[first] * kept.to(left[first].device) if first in left else kept
+        return {name: self._operations(name, left.get(name)) for name in self.weights}
 
     @property
     def uncounted(self) -> list[str]:
@@ -159,6 +164,7 @@ class _Counted:
 
     def __init__(self, model: nn.Module, costs: Costs) -> None:
         self.parameters = by_plain_name(dict(model.named_parameters()))
+        self.first_names = {name: names[0] for name, names in all_names(model).items() if name != names[0]}
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.rules = {module: rule for module in model.modules() if (rule := _rule(module, costs)) is not None}
         self.products, self.costs = Products(self.parameters), costs
@@ -214,7 +220,8 @@ class _Counted:
                 fixed += product.operations
             else:
                 weights[product.weight] = _add(weights.get(product.weight, (0,)), product.parts)
-        return Profile(shapes, {name: weights[name] for name in shapes if name in weights}, fixed)
+        counted = {name: weights[name] for name in shapes if name in weights}
+        return Profile(shapes, counted, fixed, self.first_names)
 
 
 def _rule(module: nn.Module, costs: Costs) -> CostFunction | None:

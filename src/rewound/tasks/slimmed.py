@@ -14,8 +14,17 @@ from torch import Tensor, nn
 
 from rewound.foundations.copying import copied
 from rewound.foundations.errors import InputError
-from rewound.method.pruning.mask import Mask
-from rewound.method.structure.kept import KeptIndices, contracted, expanded, kept_indices, shapes_of
+from rewound.method.pruning.mask import Mask, plain_name
+from rewound.method.structure.kept import (
+    KeptIndices,
+    contracted,
+    cut,
+    expanded,
+    kept_indices,
+    replace_data,
+    shapes_of,
+    tensors_of,
+)
 from rewound.method.structure.slimming import slim_to
 from rewound.tasks.recipe import Recipe
 from rewound.tasks.training import State
@@ -40,7 +49,13 @@ def slimmed(recipe: Recipe, kept: KeptIndices) -> Recipe:
     ('digits', (2, 32, 3, 3))
     """
     # The sizes suffice: which indices are left is said by what a state holds, and every model is loaded with a state.
-    sizes = tuple((name, dim, len(left)) for name, dims in kept.items() for dim, left in dims.items())
+    # Buffers that no state holds need the indices themselves.
+    unsaved = _unsaved(recipe.skeleton)
+    sizes = tuple(
+        (name, dim, tuple(left.tolist()) if name in unsaved else len(left))
+        for name, dims in kept.items()
+        for dim, left in dims.items()
+    )
     if (recipe, sizes) not in _known:
         while len(_known) >= _MOST:
             _known.pop(next(iter(_known)))
@@ -48,13 +63,25 @@ def slimmed(recipe: Recipe, kept: KeptIndices) -> Recipe:
     return _known[recipe, sizes]
 
 
+def _unsaved(model: nn.Module) -> set[str]:
+    """The names of the buffers that a state of the model does not hold."""
+    return tensors_of(model).keys() - {plain_name(name) for name in model.state_dict()}
+
+
 def _slim_recipe(recipe: Recipe, kept: KeptIndices) -> Recipe:
     """A recipe of a class of its own, as recipes of one class with the same fields are equal."""
     template = slim_to(recipe.skeleton, kept, recipe.example()).model
     _keep_layout(recipe.skeleton, template)
 
+    unsaved = _unsaved(recipe.skeleton)
+
     def model(self: Recipe, seed: int) -> nn.Module:
-        return copied(template)
+        made = copied(template)
+        if unsaved:  # they may depend on the seed
+            large, small = tensors_of(recipe.model(seed)), tensors_of(made)
+            for name in unsaved:
+                replace_data(small[name], cut(large[name], kept.get(name, {})))
+        return made
 
     def source_digest(self: Recipe) -> str:
         return recipe.source_digest()

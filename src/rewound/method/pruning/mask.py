@@ -125,7 +125,7 @@ class Mask(Mapping[str, Tensor]):
     def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """An error for a mask of a model whose parameters have other names and shapes than these."""
         if wrong := self._strangers(shapes):
-            may_be_slim = all(_fits_into(shapes.get(name), self[name].shape) for name in wrong)
+            may_be_slim = all(fits_into(shapes.get(name), self[name].shape) for name in wrong)
             raise InputError(
                 f"this mask is for another model: no parameter here has the name and shape of {few(wrong)}"
                 + ("; if this is the slim network, its mask is of the large one: use it without" if may_be_slim else "")
@@ -136,7 +136,7 @@ class Mask(Mapping[str, Tensor]):
         return [name for name, mask in self.items() if tuple(shapes.get(name, (-1,))) != tuple(mask.shape)]
 
 
-def _fits_into(small: Sequence[int] | None, large: Sequence[int]) -> bool:
+def fits_into(small: Sequence[int] | None, large: Sequence[int]) -> bool:
     """Whether a shape may be what is left of another."""
     return small is not None and len(small) == len(large) and all(a <= b for a, b in zip(small, large, strict=True))
 

@@ -48,6 +48,11 @@ def units(model: nn.Module, example_inputs: Sequence[Any], example_keywords: Map
     check_kind("model", model, nn.Module, "give the model itself")
     model = bare_model(model)
     if hidden := [name for name, _ in model.named_parameters() if plain_name(name) != name]:
+        if hidden[0].startswith("module."):
+            raise InputError(
+                f"{type(model).__name__} holds a network in its attribute `module` ({hidden[0]}), a name that is taken "
+                "for that of a wrapper; give the network itself, model.module, or rename the attribute"
+            )
         raise InputError(
             f"a part of this model is compiled ({hidden[0]}), and its units are found in what it was made of; prune it "
             "before torch.compile, or compile that part in place, by its own method compile"
