@@ -210,7 +210,14 @@ class Folder:
         """
         newest: Snapshot | None = None
         sparsest, damaged = 1.0, list[Damaged]()
-        for found in self._readable(damaged):
+        for name in ("latest", *map(level_name, reversed(self.levels()))):
+            try:
+                found = self._snapshot(name)
+            except Damaged as error:
+                damaged.append(error)
+                continue
+            if found is None:
+                continue
             sparsest = min([sparsest, *found.progress.densities])
             if found.progress.leads_to(densities):
                 if newest is not None and found.progress.epoch <= newest.progress.epoch:
@@ -224,17 +231,6 @@ class Folder:
                 f"{1 / densities[-1]:.4g}x; give the same arguments, or another folder"
             )
         return newest, damaged
-
-    def _readable(self, damaged: list[Damaged]) -> Iterator[Snapshot]:
-        """The snapshots from the newest to the oldest; those that cannot be read are appended to `damaged`."""
-        for name in ("latest", *map(level_name, reversed(self.levels()))):
-            try:
-                found = self._snapshot(name)
-            except Damaged as error:
-                damaged.append(error)
-            else:
-                if found is not None:
-                    yield found
 
     def set_aside(self, damaged: Sequence[Damaged], start: str, say: Callable[[str], None]) -> None:
         """Name the damaged files and move them to a folder where nothing overwrites them; the run begins at `start`."""
