@@ -24,6 +24,7 @@ from rewound.method.structure.slimming import Slim, has_several, slot_dimensions
 
 T = TypeVar("T")
 Counts = list[tuple[nn.Module, Mapping[str, int | Sequence[int]]]]
+Resized = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]  # named tensors -> the same in other sizes
 
 
 class Shrunk:
@@ -168,14 +169,14 @@ class Shrunk:
     # Averages that are no modules
 
     def _cut_states(self) -> list[tuple[Stateful, dict[str, object]]]:
-        kept, shapes = self.slim.kept, self.slim.shapes
-        return self._resized(lambda name, tensor: contracted({name: tensor}, kept)[name], shapes)
+        return self._resized(partial(contracted, kept=self.slim.kept), self.slim.shapes)
 
     def _large_states(self) -> list[tuple[Stateful, dict[str, object]]]:
-        kept, shapes = self.slim.kept, self.slim.shapes
-        return self._resized(lambda name, tensor: expanded({name: tensor}, kept, shapes)[name], self._small)
+        return self._resized(partial(expanded, kept=self.slim.kept, shapes=self.slim.shapes), self._small)
 
-    def _resized(self, resized: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Stateful, dict[str, object]]]:
+    def _resized(
+        self, resized: Resized, shapes: Mapping[str, tuple[int, ...]]
+    ) -> list[tuple[Stateful, dict[str, object]]]:
         """The averages with their new states; whatever else is in `also` is left alone."""
         states = [(thing, thing.state_dict()) for thing in self._states]
         changed = [(thing, state, _mapped(state, resized, self.slim.kept, shapes)) for thing, state in states]
@@ -190,7 +191,7 @@ def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:
 
 
 def _mapped(
-    state: Mapping[str, object], resized: Any, kept: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
+    state: Mapping[str, object], resized: Resized, kept: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, object]:
     """A state with other tensors for those that have the name and the shape of a tensor that shrinks."""
     found: dict[str, object] = {}
@@ -199,7 +200,7 @@ def _mapped(
         if isinstance(value, Mapping):
             found[name] = _mapped(value, resized, kept, shapes)
         elif isinstance(value, Tensor) and plain in kept and tuple(value.shape) == shapes[plain]:
-            found[name] = resized(plain, value)
+            found[name] = resized({plain: value})[plain]
         else:
             found[name] = value
     return found
@@ -227,9 +228,7 @@ def _shapes_in(state: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _replace_all(
-    module: nn.Module, names: Collection[str], resized: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-) -> None:
+def _replace_all(module: nn.Module, names: Collection[str], resized: Resized) -> None:
     """Give tensors of a module another size, and their gradients, which may still wait for a step."""
     tensors = {id(tensor): (name, tensor) for name, tensor in tensors_of(module).items() if name in names}  # tied: once
     held = dict(tensors.values())
