@@ -23,11 +23,11 @@ from rewound.loops.optimizers import (
     Value,
     assign,
     bare_scheduler,
-    calling_on_step,
     counting_steps,
     hyperparameters,
     inner_optimizers,
     members,
+    resting,
     set_last_rates,
 )
 from rewound.loops.progress import Progress
@@ -87,7 +87,7 @@ def replayed(
     """
     replay = _Replay(optimizer, schedulers, recording, number, progress.steps)
     hooks = StepHooks(optimizer, progress, replay, unseen, unit)
-    with calling_on_step(schedulers, replay.on_scheduler_step), hooks.attached():
+    with resting(schedulers, optimizer, replay.on_scheduler_step), hooks.attached():
         yield hooks
     taken = len(members(optimizer))  # optimizer steps with every batch
     if unit == "step":

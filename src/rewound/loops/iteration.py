@@ -18,7 +18,7 @@ from rewound.loops.course import Course
 from rewound.loops.hooks import StepHooks, recorded, replayed
 from rewound.loops.level import GradualPruning, Keeper, begin_level, nothing_to_rewind_to
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import check_all_given, check_new, members, resting, set_last_rates, trained_weights
+from rewound.loops.optimizers import check_all_given, check_new, members, set_last_rates, trained_weights
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording, check_final_ahead
 from rewound.loops.snapshot import Damaged
@@ -81,7 +81,6 @@ class _Iteration:
             attachment = None
             if (mask := run.attached_mask) is not None:
                 attachment = level.enter_context(attached(mask.pairs(subjects.model), members(subjects.optimizer)))
-                level.enter_context(resting(subjects.schedulers, subjects.optimizer))
             gradual = GradualPruning(run, attachment)
             gradual.prune_if_due()  # where a trainer has saved the run just before an update of the mask
             while progress.done < run.present.length:

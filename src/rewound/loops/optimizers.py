@@ -298,20 +298,21 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
 
 
 @contextmanager
-def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
-    """Inside, `scheduler.step()` does nothing, and `get_last_lr()` returns the rates that the optimizer has.
+def resting(
+    schedulers: Sequence[Scheduler], optimizer: Optimizer, on_step: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Inside, `scheduler.step()` only calls `on_step`, and `get_last_lr()` returns the rates that the optimizer has.
 
     Schedulers cannot go on past their end: OneCycleLR raises, and a list behind a LambdaLR runs out.
     """
 
     def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
+        on_step()
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
         return _rates_moved_by(scheduler, optimizer)
 
-    methods = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
-    with _with_methods(schedulers, lambda kind: methods):
+    with _with_methods(schedulers, lambda kind: {"step": step, "get_last_lr": get_last_lr}):
         yield
 
 
@@ -371,16 +372,3 @@ def _with_methods(
     finally:
         for scheduler, kind in zip(schedulers, kinds, strict=True):
             scheduler.__class__ = kind
-
-
-@contextmanager
-def calling_on_step(schedulers: Sequence[Scheduler], on_step: Callable[[], None]) -> Iterator[None]:
-    """Inside, `on_step` is called whenever the loop steps one of the resting schedulers."""
-    kinds = {type(scheduler): vars(type(scheduler))["on_step"] for scheduler in schedulers}
-    for kind in kinds:
-        kind.on_step = staticmethod(on_step)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for kind, before in kinds.items():
-            kind.on_step = before  # type: ignore[attr-defined]
