@@ -191,15 +191,14 @@ class _Iteration:
 
     def _followed(self, recording: Recording, number: int, end: int) -> AbstractContextManager[StepHooks]:
         """The hooks on the optimizer for a part of the run."""
-        optimizer, schedulers, progress = self.subjects.optimizer, self.subjects.schedulers, self.run.progress
-        unseen, course = self.run.unseen, self.course
-        if self.run.level:
-            return replayed(optimizer, progress, unseen, course.unit, recording, number, schedulers, course.adopt)
+        run, course = self.run, self.course
+        if run.level:
+            return replayed(run, recording, number)
         # A scheduler that is never stepped is an error after the first epoch; a loop that counts steps may have many
         # before a scheduler's turn, so there the error comes at the end of the dense run.
-        checks = not progress.epoch if course.unit == "epoch" else end == course.training_time
-        checks = checks and self.run.resumes  # a trainer steps its schedulers at times of its own
-        return recorded(optimizer, progress, unseen, course.unit, schedulers if checks else ())
+        checks = not run.progress.epoch if course.unit == "epoch" else end == course.training_time
+        checks = checks and run.resumes  # a trainer steps its schedulers at times of its own
+        return recorded(run, self.subjects.schedulers if checks else ())
 
     def _end_part(self) -> None:
         progress = self.run.progress
@@ -237,10 +236,7 @@ class _Iteration:
         course, subjects, first = self.course, self.subjects, self.run.progress.recording
         subjects.check()
         self.run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
-        if course.final is None:
-            check_final_ahead(
-                course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time, first
-            )
+        check_final_ahead(course, subjects, first)
 
     def _end_level(self) -> None:
         run, progress, max_drop = self.run, self.run.progress, self.course.max_drop
@@ -307,8 +303,8 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
         newest, damaged = None, []
     elif newest is None and not course.adopt:
         check_new(subjects.schedulers)
-        if run.resumes and course.final is None:
-            check_final_ahead(course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time)
+        if run.resumes:
+            check_final_ahead(course, subjects)
     progress = run.progress if newest is None else newest.progress
     if not progress.run:
         goes_on = newest is not None or run.was_loaded  # then it was begun by a version that gave runs no names
