@@ -67,16 +67,15 @@ class Structure:
     @cached_property
     def units(self) -> Units:
         """What lives or dies together in the network; an error where that is not known."""
+        with _own_forward(self.subjects.model):
+            return units(self.subjects.model, *self._here)
+
+    @property
+    def _here(self) -> Example:
+        """The example on the device of the model."""
         if self.example is None:
             raise InputError("the units of this network are not known before its first pass; give example_inputs=")
-        return self._traced(self.example)
-
-    def _traced(self, example: Example) -> Units:
-        with _own_forward(self.subjects.model):
-            return units(self.subjects.model, *self._here(example))
-
-    def _here(self, example: Example) -> Example:
-        return example.on(next(self.subjects.model.parameters()).device)
+        return self.example.on(next(self.subjects.model.parameters()).device)
 
     # The example
 
@@ -114,7 +113,7 @@ class Structure:
         call.close()
         self._call, self.example = None, found.short
         try:
-            self.__dict__["units"] = self._traced(self.example)
+            _ = self.units
         except InputError:
             if found.rows == self.example.rows:
                 raise
@@ -154,9 +153,8 @@ class Structure:
 
     def _slim(self, mask: Mask) -> Slim:
         kept = kept_indices(self.units, mask, self.shapes)
-        assert self.example is not None  # as its units are known
         with _own_forward(self.subjects.model):
-            slim = slim_to(self.subjects.model, kept, *self._here(self.example))
+            slim = slim_to(self.subjects.model, kept, *self._here)
         return replace(slim, mask=mask_of_dead_layers(mask, kept))
 
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
@@ -199,7 +197,7 @@ class Structure:
         """What a pass of the large network costs, where the pruner counts that."""
         if self.pruner.of != "flops" or self.example is None:
             return None
-        inputs, keywords = self._here(self.example)
+        inputs, keywords = self._here
         with _own_forward(self.subjects.model):
             return profile(self.subjects.model, inputs, keywords=keywords)
 
