@@ -92,7 +92,7 @@ class Pruner(PrunerFields):
         weights = plain_parameters(model, tied=False) if self.by_units else prunable_weights(model)
         before = _within(mask, weights, all_names(model))
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        self._tell_of_frozen(model, weights, trained)
+        self._warn_of_frozen(model, weights, trained)
         if not self.by_units:
             self.check_zeros_stay(model, trained)
         elif groups is None:
@@ -152,8 +152,8 @@ class Pruner(PrunerFields):
             raise InputError(f"loss must be a function of the model and a batch, not {shown(loss)}")
         return observations(model, batches, loss, count=self.batches, with_effects=self.score == "taylor")
 
-    def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
-        """What does not train is not pruned (law 11)."""
+    def _warn_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """Warn of weights that are frozen, since what does not train is not pruned (law 11); an error if all are."""
         selected = self.selected(weights, model)
         if not (frozen := [name for name in selected if name not in trained]):
             return
@@ -218,7 +218,7 @@ class Pruner(PrunerFields):
                 profile=profile,
             )
         else:
-            chosen = self._chosen(_shapes(weights), model, tell=True)
+            chosen = self._chosen(_shapes(weights), model, warns=True)
             if isinstance(pattern := self.the_pattern, NofM):
                 inputs = self.inputs(model)
                 kept = {name: pattern.kept(score(name), inputs.get(name, 1), before.get(name)) for name in chosen}
@@ -241,7 +241,7 @@ class Pruner(PrunerFields):
         pattern = self.the_pattern
         assert isinstance(pattern, Pieces | Blocks)
         divided = divided_by_norm(model, chosen) if model is not None else {}
-        shapes = self._pieces({name: tuple(w.shape) for name, w in chosen.items()})
+        shapes = self._pieces(_shapes(chosen))
         left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
         for together, part in self._ranked(chosen, density, model):
@@ -364,8 +364,8 @@ class Pruner(PrunerFields):
         assert isinstance(pattern, Pieces | Blocks)
         return {name: pattern.pieces(torch.empty(shape, device="meta")).shape for name, shape in shapes.items()}
 
-    def _chosen(self, shapes: Shapes, model: nn.Module | None, *, tell: bool = False) -> list[str]:
-        """The weights to prune, an error if there are none; with `tell` a warning of those that do not divide."""
+    def _chosen(self, shapes: Shapes, model: nn.Module | None, *, warns: bool = False) -> list[str]:
+        """The weights to prune, an error if there are none; `warns` of those that the pattern does not divide."""
         given = [name for name in shapes if self._selects((all_names(model) if model else {}).get(name, (name,)))]
         chosen = self.fitting({name: shapes[name] for name in given}, model)
         if given and not chosen:
@@ -375,7 +375,7 @@ class Pruner(PrunerFields):
                 "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
                 "outside normalisation layers" + (", selected by only and skip" if shapes else "")
             )
-        if tell and (others := [name for name in given if name not in chosen]):
+        if warns and (others := [name for name in given if name not in chosen]):
             are = "is" if len(others) == 1 else "are"
             warn(f"pattern {self.pattern!r} does not divide {few(others)}, which {are} neither pruned nor counted")
         return chosen

@@ -111,7 +111,7 @@ def _check_importable(nodes: Iterable[Node], options: Options) -> None:
 
 
 def telling(watch: Watch, tick: Callable[[Headway], None]) -> Callable[[], None]:
-    """A function that tells how far the plan is, now and at most every half second."""
+    """A function to call often: it passes how far the plan is to `tick`, now and then at most every half second."""
     last = 0.0
 
     def tell() -> None:

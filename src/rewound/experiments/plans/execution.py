@@ -50,12 +50,12 @@ SNAPSHOT = 60.0
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
 _NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data before a line says so
-_FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
+_FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which a line may say that a run waits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What executing nodes needs to know beside the nodes."""
+    """Where and how nodes are done, and by whom."""
 
     store: Store
     options: Options
@@ -313,7 +313,7 @@ class _Waits:
         self.next, self.seconds, self.waited = _FIRST_LINE, 0.0, 0.0
 
     def line(self, seconds: float, waited: float) -> str:
-        """What to say after so many seconds, of which it waited so many; mostly nothing."""
+        """A line after so many seconds of training, of which it waited so many; mostly none."""
         took = seconds - self.seconds
         if took < self.next:
             return ""

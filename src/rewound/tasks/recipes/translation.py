@@ -193,7 +193,7 @@ class Translation(ResidentRecipe):
         return source, lengths, torch.cat([begin, target], 1), following
 
     def source_digest(self) -> str:
-        """A digest of all that decides what a translation is, beside the text."""
+        """A digest of all code that decides what a translation is."""
         return "-".join([super().source_digest(), *(source_digest(module.__name__)[:4] for module in _MODULES)])
 
     # Training and evaluation
