@@ -159,12 +159,12 @@ class Folder:
     def read_content(self, name: str) -> object:
         """What a file of the run holds that is no snapshot, or None; a damaged one is named and not used."""
         try:
-            return read_unchecked(self._file(name)) if self.check(name) else None
+            return read_unchecked(self._file(name)) if self.has(name) else None
         except Damaged as error:
             warn(f"{error}, and is not used")
             return None
 
-    def check(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether there is such a snapshot; an error or `Damaged` if it is not what this run wrote under this name."""
         path, written = self._file(name), self._arguments()
         if not path.exists():
@@ -185,7 +185,7 @@ class Folder:
         return True
 
     def _snapshot(self, name: str) -> Snapshot | None:
-        if not self.check(name):
+        if not self.has(name):
             return None
         content = read_unchecked(path := self._file(name))
         try:

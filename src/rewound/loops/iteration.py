@@ -335,7 +335,7 @@ def _check_rewound_to(course: Course, progress: Progress, folder: Folder) -> Non
         if not progress.level and progress.epoch <= at:
             continue  # it is still to be written
         try:
-            if not folder.check(rewind_name(at)):
+            if not folder.has(rewind_name(at)):
                 raise nothing_to_rewind_to(at, course, folder)
         except Damaged as error:
             raise InputError(f"{error}, and the next level goes back to it; train anew in another folder") from error
