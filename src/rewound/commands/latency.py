@@ -77,8 +77,8 @@ def prune_to_latency(
     pruner = Pruner(pattern="unit") if pruner is None else as_pruner(pruner)
     if not pruner.by_units or pruner.rates or pruner.needs_batches:
         raise InputError(
-            "only whole units make a network faster, to a density that is searched for; give a pruner of pattern "
-            "'unit' or 'filter', without rates and with a score that needs no batches"
+            "only whole units make a network faster, and the density to prune to is searched for; give a pruner of "
+            "pattern 'unit' or 'filter', without rates and with a score that needs no batches"
         )
     inputs = as_arguments(example_inputs)
     groups = units(model, inputs)

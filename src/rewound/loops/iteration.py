@@ -178,8 +178,8 @@ class _Iteration:
         """Name what no gradient has reached in the first level of an adopted network: it has been pruned already."""
         if missed := [name for name in self.run.without_gradient if name in (self.run.progress.mask or {})]:
             warn(
-                f"no gradient has reached {few(missed)} in level 1: what is pruned there is no compression of what is "
-                f"trained; begin anew with Pruner(skip=({missed[0]!r}, ...))"
+                f"no gradient has reached {few(missed)} in level 1: pruning them does not compress what is trained; "
+                f"begin anew with Pruner(skip=({missed[0]!r}, ...))"
             )
 
     def _begin_part(self) -> None:

@@ -98,8 +98,8 @@ class LoopRun:
         epochs = [recording.steps(epoch) // taken for epoch in range(recording.trained_epochs)]
         if self.course.adopt and max(epochs) == 1:
             raise InputError(
-                f"{self.course.technique} prunes after so many steps, but the schedule of this adopted network has one "
-                "step per epoch, which does not show how many the loop takes; give a rewound.Schedule or "
+                f"{self.course.technique} prunes after a number of steps, but the schedule of this adopted network has "
+                "one step per epoch, which does not show how many the loop takes; give a rewound.Schedule or "
                 "steps_per_epoch= with as many as it does (under Lightning 'interval': 'step'), or use rewound.steps"
             )
         average, start = round(sum(epochs) / len(epochs)), level.schedule_from or 0

@@ -43,8 +43,8 @@ def given_subjects(
     _check_types(model, optimizers, course.order)
     if course.slim and (ranks.world() > 1 or isinstance(model, DistributedDataParallel | DataParallel)):
         raise InputError(
-            "slim networks are trained by one process: what copies a model to several holds its shapes; leave out "
-            "slim, and call rewound.slim after the run"
+            "slim networks are trained by one process, since DistributedDataParallel and DataParallel rely on the "
+            "shapes that a model has at the start; leave out slim, and call rewound.slim after the run"
         )
     return Subjects(
         model=bare_model(model),
