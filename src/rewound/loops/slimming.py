@@ -5,7 +5,7 @@ objects stay the same: the modules, the parameters that optimizer, scheduler and
 What is small becomes large by zeros where units are gone, which is what a mask leaves there (law 8).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from rewound.loops.optimizers import with_inner
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.copies import flatten_recurrent
 from rewound.method.pruning.mask import plain_name, plain_parameters
-from rewound.method.structure.kept import contracted, expanded, replace_data, shapes_of, tensors_of
+from rewound.method.structure.kept import KeptIndices, contracted, expanded, replace_data, shapes_of, tensors_of
 from rewound.method.structure.slimming import Slim, has_several, slot_dimensions
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ Resized = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]  # named tensors -
 
 
 class Shrunk:
-    """The subjects of a run, small while `begin` was called and `end` was not."""
+    """The subjects of a run, which become small, and large again."""
 
     def __init__(self, subjects: Subjects, slim: Slim) -> None:
         self.subjects, self.slim = subjects, slim
@@ -50,40 +50,21 @@ class Shrunk:
         self._learn_summed()
         for _, key, name, value in self._slots():
             self._large_slot(name, key, self._small_slot(name, key, value))
-        for thing, state in self._cut_states():
+        for thing, state in self._new_states(small=True):
             _load(copied(thing), state)
 
-    def begin(self) -> None:
-        """Make everything small."""
-        slim = self.slim
+    def make(self, *, small: bool) -> None:
+        """Make everything small, or large again."""
         self._learn_summed()
-        slots = [(slots, key, self._small_slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = self._cut_states()
+        new_slot = self._small_slot if small else self._large_slot
+        slots = [(held, key, new_slot(name, key, value)) for held, key, name, value in self._slots()]
+        states = self._new_states(small=small)
         for module, part in self._copies:
-            kept = _within(part, slim.kept)
-            _replace_all(module, kept, partial(contracted, kept=kept))
-        self._finish(slots, states, self._counts)
-
-    def end(self) -> None:
-        """Make everything large again."""
-        slim = self.slim
-        self._learn_summed()
-        slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = self._large_states()
-        for module, part in self._copies:
-            kept, shapes = _within(part, slim.kept), _within(part, slim.shapes)
-            _replace_all(module, kept, partial(expanded, kept=kept, shapes=shapes))
-        self._finish(slots, states, self._large_counts)
-
-    def _finish(
-        self,
-        slots: Iterable[tuple[dict[str, Any], str, Any]],
-        states: Iterable[tuple[Stateful, dict[str, object]]],
-        counts: Counts,
-    ) -> None:
+            kept, shapes = _within(part, self.slim.kept), _within(part, self.slim.shapes)
+            _replace_all(module, kept, _resizing(kept, shapes, small=small))
         for held, key, value in slots:
             held[key] = value
-        for module, numbers in counts:
+        for module, numbers in self._counts if small else self._large_counts:
             vars(module).update(numbers)
         for module, _ in self._copies:
             flatten_recurrent(module)
@@ -168,19 +149,18 @@ class Shrunk:
 
     # Averages that are no modules
 
-    def _cut_states(self) -> list[tuple[Stateful, dict[str, object]]]:
-        return self._resized(partial(contracted, kept=self.slim.kept), self.slim.shapes)
-
-    def _large_states(self) -> list[tuple[Stateful, dict[str, object]]]:
-        return self._resized(partial(expanded, kept=self.slim.kept, shapes=self.slim.shapes), self._small)
-
-    def _resized(
-        self, resized: Resized, shapes: Mapping[str, tuple[int, ...]]
-    ) -> list[tuple[Stateful, dict[str, object]]]:
-        """The averages with their new states; whatever else is in `also` is left alone."""
+    def _new_states(self, *, small: bool) -> list[tuple[Stateful, dict[str, object]]]:
+        """The averages with their states in other sizes; whatever else is in `also` is left alone."""
+        kept, shapes = self.slim.kept, self.slim.shapes
+        resized, present = _resizing(kept, shapes, small=small), shapes if small else self._small
         states = [(thing, thing.state_dict()) for thing in self._states]
-        changed = [(thing, state, _mapped(state, resized, self.slim.kept, shapes)) for thing, state in states]
+        changed = [(thing, state, _mapped(state, resized, kept, present)) for thing, state in states]
         return [(thing, new) for thing, old, new in changed if _shapes_in(old) != _shapes_in(new)]
+
+
+def _resizing(kept: KeptIndices, shapes: Mapping[str, Sequence[int]], *, small: bool) -> Resized:
+    """What cuts tensors to what is kept of them, or puts them back into the shapes of the large network."""
+    return partial(contracted, kept=kept) if small else partial(expanded, kept=kept, shapes=shapes)
 
 
 def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:

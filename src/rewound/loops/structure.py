@@ -143,12 +143,12 @@ class Structure:
     def fit(self, mask: Mask | None) -> None:
         """Give the subjects the shapes that a mask leaves, if the run is slim; None: those of the large network."""
         if self._shrunk is not None:
-            self._shrunk.end()
+            self._shrunk.make(small=False)
             self._shrunk = None
         if self.slims and mask is not None:
             _ = self._profile  # that of the large network, also where a run is resumed in a level
             shrunk = Shrunk(self.subjects, self._slim(mask))
-            shrunk.begin()
+            shrunk.make(small=True)
             self._shrunk = shrunk
 
     def _slim(self, mask: Mask) -> Slim:
