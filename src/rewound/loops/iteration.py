@@ -18,7 +18,7 @@ from rewound.loops.course import Course
 from rewound.loops.hooks import StepHooks, recorded, replayed
 from rewound.loops.level import GradualPruning, Keeper, begin_level, nothing_to_rewind_to
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import check_all_given, check_new, members, set_last_rates, trained_weights
+from rewound.loops.optimizers import check_all_given, check_new, members, set_last_rates
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording, check_final_ahead
 from rewound.loops.snapshot import Damaged
@@ -46,7 +46,7 @@ class _Iteration:
 
     def __init__(self, run: LoopRun, folder: Folder) -> None:
         self.run, self.course, self.subjects, self._folder = run, run.course, run.subjects, folder
-        self._untrained = run.course.untrained(run.subjects.model, run.subjects.optimizer)
+        self._untrained = run.course.untrained(run.subjects)
         self._saved_at = time.monotonic()
         self._next_look = 0
         """The number of the epoch, or step, at which the clock is looked at to decide whether to save."""
@@ -127,7 +127,7 @@ class _Iteration:
         self._last_look = (run.progress.epoch, time.monotonic())
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
-        counts = course.counts(subjects.model, subjects.optimizer) if mask is None else run.counts(mask)
+        counts = course.counts(subjects) if mask is None else run.counts(mask)
         run.say(course.described(run.progress.epoch, counts.at(course.levels[-1].density)))
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
@@ -156,7 +156,7 @@ class _Iteration:
 
     def _say_frozen(self) -> None:
         """Name what was trained at the start and is frozen now, as by a GAN's loop that freezes its critic."""
-        now = self.course.untrained(self.subjects.model, self.subjects.optimizer)
+        now = self.course.untrained(self.subjects)
         if frozen := [name for name in now if name not in self._untrained]:
             why = "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be"
             self.run.say(f"{why}: {few(frozen)}")
@@ -165,8 +165,7 @@ class _Iteration:
         """Name what no gradient has reached in the dense run; it is neither pruned nor counted (law 11)."""
         if self.course.adopt or not (missed := self.run.without_gradient):
             return
-        model, optimizer = self.subjects.model, self.subjects.optimizer
-        if set(missed) >= set(self.course.the_pruner.selected(trained_weights(model, optimizer), model)):
+        if set(missed) >= set(self.course.the_pruner.selected(self.subjects.trained_weights, self.subjects.model)):
             raise InputError(
                 f"no gradient has reached any of the weights to prune in the dense run ({few(missed)}); give the model "
                 "that the loop trains, or select the weights that it trains"
@@ -311,7 +310,7 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
         progress.run = ranks.from_first(folder.run if goes_on else "") or ranks.from_first(secrets.token_hex(8))
     if run.is_resumable and progress.epoch < course.dense.length:
         check_all_given(subjects.schedulers, subjects.optimizer)
-    arguments = course.arguments(subjects.model, subjects.optimizer)
+    arguments = course.arguments(subjects)
     may_differ = ["compression"] if newest is not None and progress.densities else ["compression", "final"]
     if course.one_shot:
         may_differ.append("rate")  # it has no meaning in one shot, but an earlier version accepted it

@@ -23,7 +23,7 @@ from rewound.loops.averages import averages, prune_along
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
 from rewound.loops.course import Course
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import members, trained_parameters, trained_weights, with_inner
+from rewound.loops.optimizers import members, with_inner
 from rewound.loops.progress import Operations, Progress
 from rewound.method.flops import FirstPass, Profile
 from rewound.method.pruning.attachment import Attachment
@@ -100,8 +100,8 @@ def _pruned(run: LoopRun, density: float) -> tuple[Mask, Facts | None]:
 
 
 def _trained(run: LoopRun) -> dict[str, nn.Parameter]:
-    found = trained_weights if run.structure is None else trained_parameters  # of a unit, all that belongs to it
-    trained = found(run.subjects.model, run.subjects.optimizer)
+    # What belongs to a unit is not only weights.
+    trained = run.subjects.trained_weights if run.structure is None else run.subjects.trained_parameters
     if not run.course.adopt:  # the dense run of an adopted network was not observed
         for name in run.without_gradient:
             del trained[name]

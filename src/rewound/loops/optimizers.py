@@ -15,13 +15,11 @@ from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, Protocol, SupportsIndex, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError
-from rewound.method.pruning.mask import plain_parameters
-from rewound.method.pruning.prunable import prunable_weights
 
 StateDict = dict[str, Any]
 Thing = TypeVar("Thing")
@@ -153,26 +151,6 @@ def add_missing_hooks(optimizer: Optimizer) -> None:
 def optimizer_kind(optimizer: Optimizer) -> str:
     """The class of the optimizer, or the classes of its members, for messages."""
     return " + ".join(type(member).__name__ for member in members(optimizer))
-
-
-# What an optimizer trains of a model
-
-
-def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
-    trained = trained_parameters(model, optimizer)
-    return {name: weight for name, weight in prunable_weights(model).items() if name in trained}
-
-
-def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer trains, by plain name."""
-    return {name: p for name, p in stepped_parameters(model, optimizer).items() if p.requires_grad}
-
-
-def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer has, by plain name."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
 
 
 # The numbers in parameter groups

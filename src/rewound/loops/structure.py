@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rewound.foundations.errors import InputError, as_path
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
-from rewound.loops.optimizers import trained_parameters, with_inner
+from rewound.loops.optimizers import with_inner
 from rewound.loops.progress import progress_of
 from rewound.loops.slimming import Shrunk
 from rewound.loops.snapshot import Stateful, Subjects
@@ -125,7 +125,7 @@ class Structure:
     def check(self) -> None:
         """An error if the network cannot become as small as asked for, by what is known before the dense run."""
         model = self.subjects.model
-        shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
+        shapes = {name: tuple(p.shape) for name, p in self.subjects.trained_parameters.items()}
         self.pruner.kept(shapes, self.target, model=model, groups=self.units, profile=self._profile)
         self._check_small(even_without_slots=True)
 
@@ -134,8 +134,8 @@ class Structure:
         stepped."""
         has_slots = any(each.state for each in with_inner(self.subjects.optimizer))
         if self.slims and (has_slots or even_without_slots):
-            trained = trained_parameters(self.subjects.model, self.subjects.optimizer)
-            Shrunk(self.subjects, self._slim(self.pruned(trained, self.target, None))).check()
+            mask = self.pruned(self.subjects.trained_parameters, self.target, None)
+            Shrunk(self.subjects, self._slim(mask)).check()
             self._checked_slots = has_slots
 
     # Small networks

@@ -20,7 +20,6 @@ from rewound.loops.optimizers import (
     check_rates,
     joined,
     scheduler_kind,
-    trained_weights,
 )
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import bare_model
@@ -62,11 +61,11 @@ def check_subjects(course: Course, subjects: Subjects) -> None:
     check_rates(subjects.optimizer)
     if not course.adopt:
         check_onecycle_given(subjects.schedulers, subjects.optimizer)
-    course.check(subjects.model, subjects.optimizer)
-    course.counts(subjects.model, subjects.optimizer).warn_of_small_part()
+    course.check(subjects)
+    course.counts(subjects).warn_of_small_part()
     subjects.check()
     check_also(subjects)
-    trained = trained_weights(subjects.model, subjects.optimizer)
+    trained = subjects.trained_weights
     weights = {name: trained[name] for name in course.the_pruner.selected(trained, subjects.model)}
     check_averages(averages(subjects), weights, subjects.model, slim=course.slim)
 
