@@ -245,16 +245,8 @@ class Pruner(PrunerFields):
         left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
         for together, part in self._ranked(chosen, density, model):
-            sizes = {name: shapes[name].numel() for name in together}
-            kept |= cut(
-                sizes,
-                lambda name: pattern.pieces(score(name)),
-                part,
-                left,
-                self.floor,
-                divided,
-                _parts(shapes, divided),
-            )
+            of_group = {name: shapes[name] for name in together}
+            kept |= cut(of_group, lambda name: pattern.pieces(score(name)), part, left, self.floor, divided)
         return {
             name: _within_left(pattern.spread(kept[name], tuple(w.shape)), before.get(name))
             for name, w in chosen.items()
@@ -307,15 +299,13 @@ class Pruner(PrunerFields):
             return _total(chosen) * pattern.n // pattern.m
         pieces = self._pieces(chosen)
         divided = divided_by_norm(model, pieces) if model is not None else {}
-        parts = _parts(pieces, divided)
-        sizes = {name: piece.numel() for name, piece in pieces.items()}
-        if density is not None and density * (total := sum(sizes.values())) < 1 - 1e-9:
+        if density is not None and density * (total := _total(pieces)) < 1 - 1e-9:
             raise InputError(
                 f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
                 f"the largest compression is {total:,}"
             )
         kept = sum(
-            kept_of({name: sizes[name] for name in together}, part, self.floor, parts)
+            kept_of({name: pieces[name] for name in together}, part, self.floor, divided)
             for together, part in self._ranked(pieces, density, model)
         )
         return kept * pattern.size if isinstance(pattern, Blocks) else kept
@@ -387,11 +377,6 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _total(shapes: Shapes) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-def _parts(units: Mapping[str, torch.Size], divided: Mapping[str, int | None]) -> dict[str, int]:
-    """How many parts each divided weight has, of units."""
-    return {name: 1 if dimension is None else units[name][dimension] for name, dimension in divided.items()}
 
 
 def _within(mask: Mask | None, weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Mask:
