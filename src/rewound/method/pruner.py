@@ -244,9 +244,8 @@ class Pruner(PrunerFields):
         shapes = self._pieces(_shapes(chosen))
         left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
-        for together, part in self._ranked(chosen, density, model):
-            of_group = {name: shapes[name] for name in together}
-            kept |= cut(of_group, lambda name: pattern.pieces(score(name)), part, left, self.floor, divided)
+        for together, part in self._ranked(shapes, density, model):
+            kept |= cut(together, lambda name: pattern.pieces(score(name)), part, left, self.floor, divided)
         return {
             name: _within_left(pattern.spread(kept[name], tuple(w.shape)), before.get(name))
             for name, w in chosen.items()
@@ -304,10 +303,8 @@ class Pruner(PrunerFields):
                 f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
                 f"the largest compression is {total:,}"
             )
-        kept = sum(
-            kept_of({name: pieces[name] for name in together}, part, self.floor, divided)
-            for together, part in self._ranked(pieces, density, model)
-        )
+        ranked = self._ranked(pieces, density, model)
+        kept = sum(kept_of(together, part, self.floor, divided) for together, part in ranked)
         return kept * pattern.size if isinstance(pattern, Blocks) else kept
 
     def own_density(self, shapes: Shapes, *, model: nn.Module | None = None, groups: Units | None = None) -> float:
@@ -325,14 +322,14 @@ class Pruner(PrunerFields):
         return self.kept(shapes, None, model=model, groups=groups) / total
 
     def _ranked(
-        self, names: Collection[str], density: float | None, model: nn.Module | None
-    ) -> list[tuple[list[str], float]]:
-        """The names that are ranked together, and the density that they are pruned to."""
+        self, shapes: Mapping[str, torch.Size], density: float | None, model: nn.Module | None
+    ) -> list[tuple[dict[str, torch.Size], float]]:
+        """What is ranked together, and the density that it is pruned to."""
         if self.rates:
             every = all_names(model) if model is not None else {}
-            return [([name], 1 - self.rate_of(every.get(name, (name,)))) for name in names]
+            return [({name: each}, 1 - self.rate_of(every.get(name, (name,)))) for name, each in shapes.items()]
         assert density is not None  # as checked in `check_density`
-        return [(together, density) for together in self._groups(names)]
+        return [({name: shapes[name] for name in together}, density) for together in self._groups(shapes)]
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """The names that are ranked together, each in one group."""
