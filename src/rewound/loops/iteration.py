@@ -84,31 +84,37 @@ class _Iteration:
             gradual = GradualPruning(run, attachment)
             gradual.prune_if_due()  # where a trainer has saved the run just before an update of the mask
             while progress.done < run.present.length:
-                number, end = run.part
-                if not progress.steps:  # otherwise the part is resumed in its middle
-                    self._begin_part()
-                with self._followed(recording, number, end) as hooks:
-                    if self.course.unit == "epoch":
-                        hooks.on_step = gradual.prune_if_due
-                    while True:
-                        yield progress.epoch
-                        can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
-                        hooks.end_unit()
-                        if run.structure is not None:
-                            run.structure.learn(self._folder, progress.run, 1 if self.course.unit == "epoch" else 100)
-                        if progress.done + 1 == end:
-                            break
-                        progress.end_epoch(part_ended=False)
-                        gradual.prune_if_due()
-                        if can_save and progress.epoch >= self._next_look:
-                            self._save_if_due()
-                self._end_part()
-                gradual.prune_if_due()
-                if can_save and progress.epoch >= self._next_look:
-                    self._save_if_due()
+                yield from self._train_part(recording, gradual)
             gradual.check_done()
         if len(progress.reached) == run.level:
             self._end_level()
+
+    def _train_part(self, recording: Recording, gradual: GradualPruning) -> Iterator[int]:
+        """The epochs, or steps, that are left of the present part of the recording."""
+        run, progress, by_epoch = self.run, self.run.progress, self.course.unit == "epoch"
+        number, end = run.part
+        if not progress.steps:  # otherwise the part is resumed in its middle
+            self._begin_part()
+        with self._followed(recording, number, end) as hooks:
+            if by_epoch:
+                hooks.on_step = gradual.prune_if_due
+            while True:
+                yield progress.epoch
+                can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
+                hooks.end_unit()
+                if run.structure is not None:
+                    run.structure.learn(self._folder, progress.run, 1 if by_epoch else 100)
+                if progress.done + 1 == end:
+                    break
+                progress.end_epoch(part_ended=False)
+                self._prune_and_save_if_due(gradual, can_save)
+        self._end_part()
+        self._prune_and_save_if_due(gradual, can_save)
+
+    def _prune_and_save_if_due(self, gradual: GradualPruning, can_save: bool) -> None:
+        gradual.prune_if_due()
+        if can_save and self.run.progress.epoch >= self._next_look:
+            self._save_if_due()
 
     def _prune(self) -> None:
         if not self.run.level:
