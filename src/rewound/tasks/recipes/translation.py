@@ -89,8 +89,8 @@ class Translation(ResidentRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("width", "epochs", "steps_per_epoch", "batch_size", "learning_rate", "beam_width", "most_words")
-        check_fields(self, sizes, lambda value: 0 < value < math.inf, "above 0 and finite")
+        positive = ("width", "epochs", "steps_per_epoch", "batch_size", "learning_rate", "beam_width", "most_words")
+        check_fields(self, positive, lambda value: 0 < value < math.inf, "above 0 and finite")
         check_fields(self, ("dropout", "smoothing"), lambda value: 0 <= value < 1, "at least 0 and below 1")
         if not 0 <= self.warmup < (steps := round(self.epochs * self.steps_per_epoch)):
             raise InputError(f"warmup must be shorter than the {steps:,} steps of the training, not {self.warmup:,}")
