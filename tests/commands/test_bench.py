@@ -206,12 +206,12 @@ def test_a_wrong_network_is_not_measured() -> None:
     with torch.no_grad():
         other[0].weight[0, 0] += 0.01  # type: ignore[index]
         right = expected(model, (IMAGES,))
-        assert right.check([model(IMAGES)], "itself") < 1e-6
+        assert right.deviation([model(IMAGES)], "itself") < 1e-6
         exact = [each.float() for each in right.values]
-        assert right.check(exact, "itself, in float64") < 1e-6
+        assert right.deviation(exact, "itself, in float64") < 1e-6
         for wrong in (other(IMAGES), model(IMAGES)[:, :2], torch.full_like(model(IMAGES), torch.nan)):
             with pytest.raises(Failed, match=r"onnx (differs from the network by|gives outputs of other shapes)"):
-                right.check([wrong], "onnx")
+                right.deviation([wrong], "onnx")
 
 
 class InSinglePrecision(nn.Linear):

@@ -168,7 +168,7 @@ def _write_tensors(model: nn.Module, example: Inputs, file: Path) -> tuple[float
     for tensor in again.state_dict().values():
         tensor.zero_()
     again.load_state_dict(load_file(file))
-    return expected(model, example).check(tensors_in(again(*example)), "the network in the file"), None
+    return expected(model, example).deviation(tensors_in(again(*example)), "the network in the file"), None
 
 
 def _write_program(model: nn.Module, example: Inputs, file: Path) -> tuple[float, int | None]:
@@ -221,7 +221,7 @@ def _traced(
         except Exception as error:  # whatever exporters and runtimes raise for a network that they cannot take
             failure = error
             continue
-        deviation = max(right.check(given, "the network in the file") for right, given in found)
+        deviation = max(right.deviation(given, "the network in the file") for right, given in found)
         return deviation, None if free else len(example[0])
     assert failure is not None  # as neither has returned
     raise InputError(

@@ -77,13 +77,15 @@ def prune_to_latency(
     pruner = Pruner(pattern="unit") if pruner is None else as_pruner(pruner)
     if not pruner.by_units or pruner.rates or pruner.needs_batches:
         raise InputError(
-            "only whole units make a network faster, to a density that is searched for; give a pruner of pattern "
-            "'unit' or 'filter', without rates and with a score that needs no batches"
+            "only whole units make a network faster, and the density to prune to is searched for; give a pruner of "
+            "pattern 'unit' or 'filter', without rates and with a score that needs no batches"
         )
     inputs = as_arguments(example_inputs)
-    groups, first = units(model, inputs), dict[str, float]()
+    groups = units(model, inputs)
+    before: float | None = None  # what the dense network took when it was first measured
 
     def tried(density: float) -> PrunedToLatency:
+        nonlocal before
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers of which little is left: most densities are only tried
             mask = pruner(model, density, groups=groups, example_inputs=inputs)
@@ -100,8 +102,8 @@ def prune_to_latency(
         if not found.timings:
             raise InputError(" ".join(found.remarks).rstrip("."))
         dense, faster = (found.timing(name, backend) for name in ("dense", "slim"))
-        now = first.setdefault("dense", dense.seconds * 1e3)
-        result = PrunedToLatency(mask, small, density, now / faster.speedup, now, f"{found.where}, {backend}")
+        before = dense.seconds * 1e3 if before is None else before
+        result = PrunedToLatency(mask, small, density, before / faster.speedup, before, f"{found.where}, {backend}")
         say(str(result))
         return result
 

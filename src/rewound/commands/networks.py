@@ -87,7 +87,7 @@ def _difference_in(name: str, before: object, now: object) -> str:
 
 
 def _selected(network: PrunedNetwork) -> str:
-    """What is said of a compression that counts only some of the weights."""
+    """How many weights a compression counts, where it does not count all; otherwise nothing."""
     sizes = {name: weight.numel() for name, weight in prunable_weights(network.large).items()}
     weights = Mask({name: kept for name, kept in network.mask.items() if name in sizes})
     total, counted = sum(sizes.values()), network.counts_of(network.large, weights).selected

@@ -220,8 +220,8 @@ class Expected(NamedTuple):
     values: list[Tensor]
     allowed: list[float]
 
-    def check(self, given: Sequence[Tensor], what: str) -> float:
-        """The largest deviation from what is expected, if all of them are within what rounding explains."""
+    def deviation(self, given: Sequence[Tensor], what: str) -> float:
+        """The largest deviation from what is expected; an error if rounding does not explain it."""
         if [each.shape for each in given] != [each.shape for each in self.values]:
             raise Failed(f"{what} gives outputs of other shapes than the network: nothing is written or measured")
         worst = 0.0
@@ -273,7 +273,7 @@ def same_outputs(model: nn.Module, other: nn.Module, inputs: Inputs) -> bool:
     """Whether another network puts out the same as the model, in evaluation mode, but for rounding."""
     one, two = (copied(each).eval() for each in (model, other))
     try:
-        expected(one, inputs).check(tensors_in(two(*inputs)), "the other network")
+        expected(one, inputs).deviation(tensors_in(two(*inputs)), "the other network")
     except Failed:
         return False
     return True

@@ -15,6 +15,7 @@ from rewound.experiments.executors.walking import Watch
 from rewound.experiments.housekeeping import damages, leftovers, remove
 from rewound.experiments.housekeeping import repair as repair_damage
 from rewound.experiments.plans import planning
+from rewound.experiments.plans.collection import parameters_left
 from rewound.experiments.plans.options import Options
 from rewound.experiments.plans.outlook import unbound_note
 from rewound.experiments.plans.remaining import pack_store
@@ -181,8 +182,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         layers = result["layers"].values()
         kept, total = sum(layer["kept"] for layer in layers), sum(layer["total"] for layer in layers)
         yield "weights", f"{kept:,} of the {total:,} that may be pruned"
-        if "parameters" in result and kept < total:
-            left = result.get("parameters_left", result["parameters"] - total + kept)
+        if "parameters" in result and (left := parameters_left(result)) and kept < total:
             yield "compression", f"{result['parameters'] / left:.2f}x of the whole network"
 
 

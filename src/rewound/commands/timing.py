@@ -316,7 +316,7 @@ def _timed(
     ready: list[Prepared] = []
     for each in networks:
         ready.append(made := prepared(backend, each.model, inputs, on))
-        expected(each.model, inputs).check(made.outputs(made.run()), f"{each.name} on {backend}")
+        expected(each.model, inputs).deviation(made.outputs(made.run()), f"{each.name} on {backend}")
     times = measured([each.run for each in ready], on, seconds)
     medians = [float(each) for each in np.median(times, axis=0)]
     draws = np.random.default_rng(0).integers(0, len(times), (RESAMPLED, len(times)))

@@ -1,4 +1,4 @@
-"""Prune one network to one compression ratio: the paper's Algorithm 1 unless told otherwise.
+"""Prune one network to one compression ratio: by default the paper's Algorithm 1.
 
 Train to completion; prune the 20% of weights with the lowest magnitude, globally; retrain with learning-rate rewinding
 for the full original time; repeat until the compression is reached.
@@ -273,7 +273,7 @@ class _Search:
         return {node.key for node in self.plan.nodes if self.store.has_state(node.key)}
 
     def levels(self, max_drop: float | None, *, with_flops: bool) -> list[LevelReport]:
-        """All levels, or those up to where the metric has dropped or a level failed; a line is said of each."""
+        """All levels, or those up to where the metric has dropped or a level failed; says a line about each."""
         metric, levels = self.recipe.metric, list[LevelReport]()
         for number in range(len(self.targets)):
             try:

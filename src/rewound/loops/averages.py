@@ -108,14 +108,9 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 def _under_every_name(mask: Mask, model: nn.Module) -> dict[str, Tensor]:
     """The masks by all names that the model has for each weight: an average may hold tied weights separately."""
+    masks = dict(mask.pairs(model))
     parameters = plain_parameters(model, tied=True)
-    masks = _by_parameter(mask, model)
     return {name: masks[parameter] for name, parameter in parameters.items() if parameter in masks}
-
-
-def _by_parameter(mask: Mask, model: nn.Module) -> dict[nn.Parameter, Tensor]:
-    parameters = plain_parameters(model, tied=True)
-    return {parameters[name]: kept for name, kept in mask.items()}
 
 
 def _masks_of(thing: nn.Module, mask: Mask, model: nn.Module) -> list[Mask]:
@@ -125,7 +120,7 @@ def _masks_of(thing: nn.Module, mask: Mask, model: nn.Module) -> list[Mask]:
     """
     if mask.fits(thing):
         return [mask]
-    masks, shapes = _by_parameter(mask, model), _shapes(_parameters(thing))
+    masks, shapes = dict(mask.pairs(model)), _shapes(_parameters(thing))
     least = _least(masks)
     parts: dict[frozenset[nn.Parameter], Mask] = {}
     for part in model.modules():

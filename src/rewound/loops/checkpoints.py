@@ -173,12 +173,12 @@ class Folder:
     def read_content(self, name: str) -> object:
         """What a file of the run holds that is no snapshot, or None; a damaged one is named and not used."""
         try:
-            return read_unchecked(self._file(name)) if self.check(name) else None
+            return read_unchecked(self._file(name)) if self.has(name) else None
         except Damaged as error:
             warn(f"{error}, and is not used")
             return None
 
-    def check(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether there is such a snapshot; an error or `Damaged` if it is not what this run wrote under this name."""
         path, written = self._file(name), self._arguments()
         if not path.exists():
@@ -199,7 +199,7 @@ class Folder:
         return True
 
     def _snapshot(self, name: str) -> Snapshot | None:
-        if not self.check(name):
+        if not self.has(name):
             return None
         content = read_unchecked(path := self._file(name))
         try:
@@ -224,7 +224,14 @@ class Folder:
         """
         newest: Snapshot | None = None
         sparsest, damaged = 1.0, list[Damaged]()
-        for found in self._readable(damaged):
+        for name in ("latest", *map(level_name, reversed(self.levels()))):
+            try:
+                found = self._snapshot(name)
+            except Damaged as error:
+                damaged.append(error)
+                continue
+            if found is None:
+                continue
             sparsest = min([sparsest, *found.progress.densities])
             if found.progress.leads_to(densities):
                 if newest is not None and found.progress.epoch <= newest.progress.epoch:
@@ -238,17 +245,6 @@ class Folder:
                 f"{1 / densities[-1]:.4g}x; give the same arguments, or another folder"
             )
         return newest, damaged
-
-    def _readable(self, damaged: list[Damaged]) -> Iterator[Snapshot]:
-        """The snapshots from the newest to the oldest; those that cannot be read are appended to `damaged`."""
-        for name in ("latest", *map(level_name, reversed(self.levels()))):
-            try:
-                found = self._snapshot(name)
-            except Damaged as error:
-                damaged.append(error)
-            else:
-                if found is not None:
-                    yield found
 
     def set_aside(self, damaged: Sequence[Damaged], start: str, say: Callable[[str], None]) -> None:
         """Name the damaged files and move them to a folder where nothing overwrites them; the run begins at `start`."""

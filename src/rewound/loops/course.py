@@ -13,11 +13,11 @@ from math import inf
 from typing import Literal
 
 from torch import nn
-from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError, as_whole, check_kind, shown
 from rewound.foundations.quantities import counted
-from rewound.loops.optimizers import optimizer_kind, trained_weights
+from rewound.loops.optimizers import optimizer_kind
+from rewound.loops.snapshot import Subjects
 from rewound.method.algorithm import Level, levels, longest_time
 from rewound.method.choices import Choices
 from rewound.method.pruning.counts import Counts, parameter_count
@@ -145,7 +145,7 @@ class Course(Choices):
         goal = f"{self.compression:g}x {rest}"
         return f"rewound: {dense}{levels} by {self.technique} to {goal}: {whole}"
 
-    def arguments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, object]:
+    def arguments(self, subjects: Subjects) -> dict[str, object]:
         """The arguments that must be the same when a run is continued, as plain data."""
         plain = ("compression", "technique", "rate", "one_shot", "final", "adopt")
         pruner = {name: list(v) if isinstance(v, tuple) else v for name, v in self.the_pruner.settings.items()}
@@ -154,12 +154,13 @@ class Course(Choices):
             **{name: getattr(self, name) for name in plain},
             "pruner": pruner,
             "slim": self.slim,
-            "optimizer": optimizer_kind(optimizer),
-            "weights": {name: list(weight.shape) for name, weight in prunable_weights(model).items()},
+            "optimizer": optimizer_kind(subjects.optimizer),
+            "weights": {name: list(weight.shape) for name, weight in prunable_weights(subjects.model).items()},
         }
 
-    def check(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """An error if this model cannot be pruned while this optimizer trains it."""
+    def check(self, subjects: Subjects) -> None:
+        """An error if the model cannot be pruned while the optimizer trains it."""
+        model = subjects.model
         check_memory(model)
         weights = prunable_weights(model)
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
@@ -172,7 +173,7 @@ class Course(Choices):
         self.the_pruner.check(name for name, _ in model.named_parameters(remove_duplicate=False))
         if not self.the_pruner.by_units:
             self.the_pruner.check_zeros_stay(model, weights)
-        trained = trained_weights(model, optimizer)
+        trained = subjects.trained_weights
         selected = self.the_pruner.selected(weights, model)
         if selected and not any(name in trained for name in selected):
             raise InputError(
@@ -183,13 +184,13 @@ class Course(Choices):
             shapes = {name: tuple(weight.shape) for name, weight in trained.items()}
             self.the_pruner.kept(shapes, self.levels[-1].density, model=model)
 
-    def counts(self, model: nn.Module, optimizer: Optimizer) -> Counts:
+    def counts(self, subjects: Subjects) -> Counts:
         """The weights that a density counts, all of them kept so far, and all parameters."""
-        trained = trained_weights(model, optimizer)
-        selected = sum(trained[name].numel() for name in self.the_pruner.counted(trained, model))
-        return Counts(selected, selected, parameter_count(model))
+        trained = subjects.trained_weights
+        selected = sum(trained[name].numel() for name in self.the_pruner.counted(trained, subjects.model))
+        return Counts(selected, selected, parameter_count(subjects.model))
 
-    def untrained(self, model: nn.Module, optimizer: Optimizer) -> list[str]:
+    def untrained(self, subjects: Subjects) -> list[str]:
         """The names of the weights that would be pruned if the optimizer trained them."""
-        trained = trained_weights(model, optimizer)
+        model, trained = subjects.model, subjects.trained_weights
         return [name for name in self.the_pruner.selected(prunable_weights(model), model) if name not in trained]

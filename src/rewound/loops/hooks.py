@@ -11,26 +11,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from torch import nn
 from torch.optim import LBFGS
 from torch.optim.optimizer import Optimizer
 from torch.optim.swa_utils import SWALR
 
 from rewound.foundations.errors import InputError, warn
-from rewound.loops.course import Unit
+from rewound.loops.looprun import LoopRun
 from rewound.loops.optimizers import (
     Scheduler,
     Value,
     assign,
     bare_scheduler,
-    calling_on_step,
     counting_steps,
     hyperparameters,
     inner_optimizers,
     members,
+    resting,
     set_last_rates,
 )
-from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording
 from rewound.method.pruning.attachment import steps_under_way, untraced
 
@@ -38,21 +36,19 @@ Closure = Callable[[], object]
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
 Values = Sequence[Mapping[str, Value]]  # of hyperparameters, by group
-Named = Mapping[str, nn.Parameter]
 
 
 @contextmanager
-def recorded(
-    optimizer: Optimizer, progress: Progress, unseen: Named, unit: Unit, schedulers: Sequence[Scheduler]
-) -> Iterator["StepHooks"]:
-    """Inside, a part of the dense run is recorded, and which of the `unseen` parameters a gradient reaches.
+def recorded(run: LoopRun, schedulers: Sequence[Scheduler]) -> Iterator["StepHooks"]:
+    """Inside, a part of the dense run is recorded.
 
     By its end one of the `schedulers` of each optimizer must have been stepped. Others may still wait for their turn,
     as the one after a warm-up does; SWALR may always wait.
     """
+    optimizer, progress, unit = run.subjects.optimizer, run.progress, run.course.unit
     schedulers = [scheduler for scheduler in schedulers if not isinstance(scheduler, SWALR)]
     before = _positions(schedulers) if unit == "epoch" else [0] * len(schedulers)
-    hooks = StepHooks(optimizer, progress, progress.recording, unseen, unit)
+    hooks = StepHooks(run, progress.recording)
     with counting_steps(schedulers) as steps, hooks.attached():
         yield hooks
     moved = {id(s): id(getattr(bare_scheduler(s), "optimizer", optimizer)) for s in schedulers}
@@ -71,26 +67,19 @@ def recorded(
 
 
 @contextmanager
-def replayed(
-    optimizer: Optimizer,
-    progress: Progress,
-    unseen: Named,
-    unit: Unit,
-    recording: Recording,
-    number: int,
-    schedulers: Sequence[Scheduler],
-    rehearsed: bool,
-) -> Iterator["StepHooks"]:
-    """Inside, the steps of a level use the values of the recording's part `number`, while `schedulers` rest.
+def replayed(run: LoopRun, recording: Recording, number: int) -> Iterator["StepHooks"]:
+    """Inside, the steps of a level use the values of the recording's part `number`, while the schedulers rest.
 
-    Where the recording was `rehearsed`, the loop must step the schedulers as often as the rehearsal did.
+    The recording of an adopted network was rehearsed: the loop must step the schedulers as often as the rehearsal did.
     """
-    replay = _Replay(optimizer, schedulers, recording, number, progress.steps)
-    hooks = StepHooks(optimizer, progress, replay, unseen, unit)
-    with calling_on_step(schedulers, replay.on_scheduler_step), hooks.attached():
+    optimizer, schedulers, progress = run.subjects.optimizer, run.subjects.schedulers, run.progress
+    rehearsed = run.course.adopt
+    replay = _Replay(run, recording, number)
+    hooks = StepHooks(run, replay)
+    with resting(schedulers, optimizer, replay.on_scheduler_step), hooks.attached():
         yield hooks
     taken = len(members(optimizer))  # optimizer steps with every batch
-    if unit == "step":
+    if run.course.unit == "step":
         if rehearsed and 0 < replay.moves < hooks.units * len(schedulers) / 2:
             raise InputError(
                 f"{type(schedulers[0]).__name__} was stepped {replay.moves:,} times in {hooks.units:,} steps, but "
@@ -107,14 +96,12 @@ def replayed(
 class _Replay:
     """Sets the recorded values before each step, and those of the next step when the loop steps its scheduler."""
 
-    def __init__(
-        self, optimizer: Optimizer, schedulers: Sequence[Scheduler], recording: Recording, part: int, taken: int
-    ) -> None:
-        self.optimizer, self.schedulers = optimizer, schedulers
-        self.values = recording.replayed(part, taken)
-        self.left = recording.steps(part) - taken
+    def __init__(self, run: LoopRun, recording: Recording, number: int) -> None:
+        self.optimizer, self.schedulers, taken = run.subjects.optimizer, run.subjects.schedulers, run.progress.steps
+        self.values = recording.replayed(number, taken)
+        self.left = recording.steps(number) - taken
         """How many recorded steps of the part are left."""
-        self.next_part = next(recording.replayed(part + 1))
+        self.next_part = next(recording.replayed(number + 1))
         self.present = self.coming = next(self.values)
         self.moves = 0
         """How often the loop has stepped a scheduler."""
@@ -149,18 +136,16 @@ _PATIENCE = 100
 class StepHooks:
     """Counts the steps that an optimizer's members take in a part of the run, and passes each to a follower."""
 
-    def __init__(
-        self, optimizer: Optimizer, progress: Progress, follower: Recording | _Replay, unseen: Named, unit: Unit
-    ) -> None:
-        self.optimizer, self.progress, self.follower, self.unit = optimizer, progress, follower, unit
-        self.unseen = dict(unseen)
-        self.idle = set(members(optimizer))
+    def __init__(self, run: LoopRun, follower: Recording | _Replay) -> None:
+        self.optimizer, self.progress, self.unit = run.subjects.optimizer, run.progress, run.course.unit
+        self.follower, self.unseen = follower, run.unseen
+        self.idle = set(members(self.optimizer))
         self.on_step: Callable[[], None] = lambda: None
         """What is called after each optimizer step."""
-        self.is_first, self.is_resumed = not progress.epoch, bool(progress.steps)
+        self.is_first, self.is_resumed = not self.progress.epoch, bool(self.progress.steps)
         self.units = 0
         """How many units the loop has done since this part was begun or resumed."""
-        self.least = len(members(optimizer)) if unit == "step" else 0
+        self.least = len(members(self.optimizer)) if self.unit == "step" else 0
         """How many places a unit has in the recording at least."""
         self.found: Values = []
         """What the current step has found in the groups."""

@@ -18,7 +18,7 @@ from rewound.loops.course import Course
 from rewound.loops.hooks import StepHooks, recorded, replayed
 from rewound.loops.level import GradualPruning, Keeper, begin_level, nothing_to_rewind_to
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import check_all_given, check_new, members, resting, set_last_rates, trained_weights
+from rewound.loops.optimizers import check_all_given, check_new, members, set_last_rates
 from rewound.loops.progress import Progress
 from rewound.loops.recording import Recording, check_final_ahead
 from rewound.loops.snapshot import Damaged
@@ -46,7 +46,7 @@ class _Iteration:
 
     def __init__(self, run: LoopRun, folder: Folder) -> None:
         self.run, self.course, self.subjects, self._folder = run, run.course, run.subjects, folder
-        self._untrained = run.course.untrained(run.subjects.model, run.subjects.optimizer)
+        self._untrained = run.course.untrained(run.subjects)
         self._saved_at = time.monotonic()
         self._next_look = 0
         """The number of the epoch, or step, at which the clock is looked at to decide whether to save."""
@@ -81,35 +81,40 @@ class _Iteration:
             attachment = None
             if (mask := run.attached_mask) is not None:
                 attachment = level.enter_context(attached(mask.pairs(subjects.model), members(subjects.optimizer)))
-                level.enter_context(resting(subjects.schedulers, subjects.optimizer))
             gradual = GradualPruning(run, attachment)
             gradual.prune_if_due()  # where a trainer has saved the run just before an update of the mask
             while progress.done < run.present.length:
-                number, end = run.part
-                if not progress.steps:  # otherwise the part is resumed in its middle
-                    self._begin_part()
-                with self._followed(recording, number, end) as hooks:
-                    if self.course.unit == "epoch":
-                        hooks.on_step = gradual.prune_if_due
-                    while True:
-                        yield progress.epoch
-                        can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
-                        hooks.end_unit()
-                        if run.structure is not None:
-                            run.structure.learn(self._folder, progress.run, 1 if self.course.unit == "epoch" else 100)
-                        if progress.done + 1 == end:
-                            break
-                        progress.end_epoch(part_ended=False)
-                        gradual.prune_if_due()
-                        if can_save and progress.epoch >= self._next_look:
-                            self._save_if_due()
-                self._end_part()
-                gradual.prune_if_due()
-                if can_save and progress.epoch >= self._next_look:
-                    self._save_if_due()
+                yield from self._train_part(recording, gradual)
             gradual.check_done()
         if len(progress.reached) == run.level:
             self._end_level()
+
+    def _train_part(self, recording: Recording, gradual: GradualPruning) -> Iterator[int]:
+        """The epochs, or steps, that are left of the present part of the recording."""
+        run, progress, by_epoch = self.run, self.run.progress, self.course.unit == "epoch"
+        number, end = run.part
+        if not progress.steps:  # otherwise the part is resumed in its middle
+            self._begin_part()
+        with self._followed(recording, number, end) as hooks:
+            if by_epoch:
+                hooks.on_step = gradual.prune_if_due
+            while True:
+                yield progress.epoch
+                can_save = progress.has_stepped  # otherwise accumulated gradients would be lost
+                hooks.end_unit()
+                if run.structure is not None:
+                    run.structure.learn(self._folder, progress.run, 1 if by_epoch else 100)
+                if progress.done + 1 == end:
+                    break
+                progress.end_epoch(part_ended=False)
+                self._prune_and_save_if_due(gradual, can_save)
+        self._end_part()
+        self._prune_and_save_if_due(gradual, can_save)
+
+    def _prune_and_save_if_due(self, gradual: GradualPruning, can_save: bool) -> None:
+        gradual.prune_if_due()
+        if can_save and self.run.progress.epoch >= self._next_look:
+            self._save_if_due()
 
     def _prune(self) -> None:
         if not self.run.level:
@@ -128,7 +133,7 @@ class _Iteration:
         self._last_look = (run.progress.epoch, time.monotonic())
         run.progress.check_reports(course.max_drop, run.path)
         mask = run.progress.mask
-        counts = course.counts(subjects.model, subjects.optimizer) if mask is None else run.counts(mask)
+        counts = course.counts(subjects) if mask is None else run.counts(mask)
         run.say(course.described(run.progress.epoch, counts.at(course.levels[-1].density)))
         if run.progress.mask is None and self._untrained:
             why = "not trained by this optimizer, and so not pruned unless that changes before the first pruning"
@@ -157,7 +162,7 @@ class _Iteration:
 
     def _say_frozen(self) -> None:
         """Name what was trained at the start and is frozen now, as by a GAN's loop that freezes its critic."""
-        now = self.course.untrained(self.subjects.model, self.subjects.optimizer)
+        now = self.course.untrained(self.subjects)
         if frozen := [name for name in now if name not in self._untrained]:
             why = "frozen when the dense run ended, and so not pruned; unfreeze at the end of an epoch what is to be"
             self.run.say(f"{why}: {few(frozen)}")
@@ -166,8 +171,7 @@ class _Iteration:
         """Name what no gradient has reached in the dense run; it is neither pruned nor counted (law 11)."""
         if self.course.adopt or not (missed := self.run.without_gradient):
             return
-        model, optimizer = self.subjects.model, self.subjects.optimizer
-        if set(missed) >= set(self.course.the_pruner.selected(trained_weights(model, optimizer), model)):
+        if set(missed) >= set(self.course.the_pruner.selected(self.subjects.trained_weights, self.subjects.model)):
             raise InputError(
                 f"no gradient has reached any of the weights to prune in the dense run ({few(missed)}); give the model "
                 "that the loop trains, or select the weights that it trains"
@@ -179,8 +183,8 @@ class _Iteration:
         """Name what no gradient has reached in the first level of an adopted network: it has been pruned already."""
         if missed := [name for name in self.run.without_gradient if name in (self.run.progress.mask or {})]:
             warn(
-                f"no gradient has reached {few(missed)} in level 1: what is pruned there is no compression of what is "
-                f"trained; begin anew with Pruner(skip=({missed[0]!r}, ...))"
+                f"no gradient has reached {few(missed)} in level 1: pruning them does not compress what is trained; "
+                f"begin anew with Pruner(skip=({missed[0]!r}, ...))"
             )
 
     def _begin_part(self) -> None:
@@ -192,15 +196,14 @@ class _Iteration:
 
     def _followed(self, recording: Recording, number: int, end: int) -> AbstractContextManager[StepHooks]:
         """The hooks on the optimizer for a part of the run."""
-        optimizer, schedulers, progress = self.subjects.optimizer, self.subjects.schedulers, self.run.progress
-        unseen, course = self.run.unseen, self.course
-        if self.run.level:
-            return replayed(optimizer, progress, unseen, course.unit, recording, number, schedulers, course.adopt)
+        run, course = self.run, self.course
+        if run.level:
+            return replayed(run, recording, number)
         # A scheduler that is never stepped is an error after the first epoch; a loop that counts steps may have many
         # before a scheduler's turn, so there the error comes at the end of the dense run.
-        checks = not progress.epoch if course.unit == "epoch" else end == course.training_time
-        checks = checks and self.run.resumes  # a trainer steps its schedulers at times of its own
-        return recorded(optimizer, progress, unseen, course.unit, schedulers if checks else ())
+        checks = not run.progress.epoch if course.unit == "epoch" else end == course.training_time
+        checks = checks and run.resumes  # a trainer steps its schedulers at times of its own
+        return recorded(run, self.subjects.schedulers if checks else ())
 
     def _end_part(self) -> None:
         progress = self.run.progress
@@ -238,10 +241,7 @@ class _Iteration:
         course, subjects, first = self.course, self.subjects, self.run.progress.recording
         subjects.check()
         self.run.updates_of(course.levels[0])  # an error if gradual pruning has too few steps
-        if course.final is None:
-            check_final_ahead(
-                course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time, first
-            )
+        check_final_ahead(course, subjects, first)
 
     def _end_level(self) -> None:
         run, progress, max_drop = self.run, self.run.progress, self.course.max_drop
@@ -308,15 +308,15 @@ def resume_or_begin(run: LoopRun, folder: Folder) -> None:
         newest, damaged = None, []
     elif newest is None and not course.adopt:
         check_new(subjects.schedulers)
-        if run.resumes and course.final is None:
-            check_final_ahead(course.the_technique, subjects.optimizer, subjects.schedulers, course.training_time)
+        if run.resumes:
+            check_final_ahead(course, subjects)
     progress = run.progress if newest is None else newest.progress
     if not progress.run:
         goes_on = newest is not None or run.was_loaded  # then it was begun by a version that gave runs no names
         progress.run = ranks.from_first(folder.run if goes_on else "") or ranks.from_first(secrets.token_hex(8))
     if run.is_resumable and progress.epoch < course.dense.length:
         check_all_given(subjects.schedulers, subjects.optimizer)
-    arguments = course.arguments(subjects.model, subjects.optimizer)
+    arguments = course.arguments(subjects)
     may_differ = ["compression"] if newest is not None and progress.densities else ["compression", "final"]
     if course.one_shot:
         may_differ.append("rate")  # it has no meaning in one shot, but an earlier version accepted it
@@ -340,7 +340,7 @@ def _check_rewound_to(course: Course, progress: Progress, folder: Folder) -> Non
         if not progress.level and progress.epoch <= at:
             continue  # it is still to be written
         try:
-            if not folder.check(rewind_name(at)):
+            if not folder.has(rewind_name(at)):
                 raise nothing_to_rewind_to(at, course, folder)
         except Damaged as error:
             raise InputError(f"{error}, and the next level goes back to it; train anew in another folder") from error

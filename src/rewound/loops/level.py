@@ -23,9 +23,8 @@ from rewound.loops.averages import averages, prune_along
 from rewound.loops.checkpoints import Folder, level_name, rewind_name
 from rewound.loops.course import Course
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import members, trained_parameters, trained_weights, with_inner
+from rewound.loops.optimizers import members, with_inner
 from rewound.loops.progress import Operations, Progress
-from rewound.loops.snapshot import Subjects
 from rewound.method.flops import FirstPass, Profile
 from rewound.method.pruning.attachment import Attachment
 from rewound.method.pruning.counts import facts_of
@@ -43,9 +42,9 @@ def begin_level(run: LoopRun, folder: Folder) -> None:
         run.structure.fit(None)  # pruning and rewinding happen in the shapes of the large network
     mask, facts = _pruned(run, level.before if level.gradual else level.density)
     if isinstance(level.weights_from, int):
-        _rewind(level.weights_from, run.course, subjects, folder)
+        _rewind(run, level.weights_from, folder)
     elif level.weights_from == "fresh":
-        _draw_anew(run.course, subjects, folder)
+        _draw_anew(run, folder)
     mask.apply(subjects.model)
     prune_along(averages(subjects), mask, subjects.model)
     run.progress.begin_level(level.density, mask, facts)
@@ -110,8 +109,8 @@ def _among(weights: Mapping[str, Tensor], mask: Mask) -> Mask:
 
 
 def _trained(run: LoopRun) -> dict[str, nn.Parameter]:
-    found = trained_weights if run.structure is None else trained_parameters  # of a unit, all that belongs to it
-    trained = found(run.subjects.model, run.subjects.optimizer)
+    # What belongs to a unit is not only weights.
+    trained = run.subjects.trained_weights if run.structure is None else run.subjects.trained_parameters
     if not run.course.adopt:  # the dense run of an adopted network was not observed
         for name in run.without_gradient:
             del trained[name]
@@ -141,11 +140,11 @@ def _full_mask(run: LoopRun) -> Mask:
     return Mask.full({name: candidates[name] for name in selected})
 
 
-def _rewind(at: int, course: Course, subjects: Subjects, folder: Folder) -> None:
+def _rewind(run: LoopRun, at: int, folder: Folder) -> None:
     found = folder.read(rewind_name(at))
     if found is None:
-        raise nothing_to_rewind_to(at, course, folder)
-    subjects.rewind(found.states)
+        raise nothing_to_rewind_to(at, run.course, folder)
+    run.subjects.rewind(found.states)
 
 
 def nothing_to_rewind_to(at: int, course: Course, folder: Folder) -> InputError:
@@ -154,14 +153,15 @@ def nothing_to_rewind_to(at: int, course: Course, folder: Folder) -> InputError:
     return InputError(f"{folder.path} holds no weights of {where} to rewind to; train anew in another folder")
 
 
-def _draw_anew(course: Course, subjects: Subjects, folder: Folder) -> None:
+def _draw_anew(run: LoopRun, folder: Folder) -> None:
     """Draw fresh weights, and put everything else back as it was before the first epoch."""
+    course, subjects = run.course, run.subjects
     assert course.init is not None  # `Course` checks it
     if course.adopt:
         for optimizer in with_inner(subjects.optimizer):
             optimizer.state.clear()
     else:
-        _rewind(0, course, subjects, folder)
+        _rewind(run, 0, folder)
     weights = prunable_weights(subjects.model)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     course.init(subjects.model)

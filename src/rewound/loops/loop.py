@@ -23,9 +23,7 @@ from rewound.loops.course import Course, Init
 from rewound.loops.example import Example, given_example
 from rewound.loops.iteration import iterated
 from rewound.loops.looprun import LoopRun
-from rewound.loops.optimizers import (
-    Scheduler,
-)
+from rewound.loops.optimizers import Scheduler
 from rewound.loops.progress import Progress, Reached
 from rewound.loops.recording import Recording, adopted, scheduled
 from rewound.loops.snapshot import Stateful, Subjects

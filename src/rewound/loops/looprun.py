@@ -12,7 +12,7 @@ from torch import nn
 from rewound.foundations.errors import Diverged, InputError, check_kind, few
 from rewound.loops.checkpoints import Folder
 from rewound.loops.course import Course
-from rewound.loops.optimizers import members, stepped_parameters, trained_parameters, trained_weights
+from rewound.loops.optimizers import members
 from rewound.loops.progress import Progress, check_unit, progress_of
 from rewound.loops.recording import Recording, with_rule
 from rewound.loops.snapshot import Subjects
@@ -98,8 +98,8 @@ class LoopRun:
         epochs = [recording.steps(epoch) // taken for epoch in range(recording.trained_epochs)]
         if self.course.adopt and max(epochs) == 1:
             raise InputError(
-                f"{self.course.technique} prunes after so many steps, but the schedule of this adopted network has one "
-                "step per epoch, which does not show how many the loop takes; give a rewound.Schedule or "
+                f"{self.course.technique} prunes after a number of steps, but the schedule of this adopted network has "
+                "one step per epoch, which does not show how many the loop takes; give a rewound.Schedule or "
                 "steps_per_epoch= with as many as it does (under Lightning 'interval': 'step'), or use rewound.steps"
             )
         average, start = round(sum(epochs) / len(epochs)), level.schedule_from or 0
@@ -202,7 +202,7 @@ class LoopRun:
         """
         if self.progress.gradients is None or self.level > (1 if self.course.adopt else 0):
             return {}
-        stepped = stepped_parameters(self.subjects.model, self.subjects.optimizer)
+        stepped = self.subjects.stepped_parameters
         return {name: p for name, p in stepped.items() if name not in self.progress.gradients}
 
     @property
@@ -211,11 +211,13 @@ class LoopRun:
 
         Empty where no parameter at all had a gradient: the optimizer then works without.
         """
-        model, optimizer, seen = self.subjects.model, self.subjects.optimizer, self.progress.gradients
+        subjects, seen = self.subjects, self.progress.gradients
+        if not seen:
+            return []
         if self.structure is not None:
-            return [name for name in trained_parameters(model, optimizer) if name not in seen] if seen else []
-        selected = self.course.the_pruner.selected(trained_weights(model, optimizer), model)
-        return [name for name in selected if name not in seen] if seen else []
+            return [name for name in subjects.trained_parameters if name not in seen]
+        selected = self.course.the_pruner.selected(subjects.trained_weights, subjects.model)
+        return [name for name in selected if name not in seen]
 
     def begin(self) -> None:
         """Begin the loop; a run is iterated over once."""

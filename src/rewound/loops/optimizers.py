@@ -15,13 +15,11 @@ from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, Protocol, SupportsIndex, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError
-from rewound.method.pruning.mask import plain_parameters
-from rewound.method.pruning.prunable import prunable_weights
 
 StateDict = dict[str, Any]
 Thing = TypeVar("Thing")
@@ -155,26 +153,6 @@ def optimizer_kind(optimizer: Optimizer) -> str:
     return " + ".join(type(member).__name__ for member in members(optimizer))
 
 
-# What an optimizer trains of a model
-
-
-def trained_weights(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
-    trained = trained_parameters(model, optimizer)
-    return {name: weight for name, weight in prunable_weights(model).items() if name in trained}
-
-
-def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer trains, by plain name."""
-    return {name: p for name, p in stepped_parameters(model, optimizer).items() if p.requires_grad}
-
-
-def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters of the model that the optimizer has, by plain name."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {name: p for name, p in plain_parameters(model, tied=False).items() if id(p) in held}
-
-
 # The numbers in parameter groups
 
 Value = float | tuple[float, ...]
@@ -298,20 +276,21 @@ def check_new(schedulers: Sequence[Scheduler]) -> None:
 
 
 @contextmanager
-def resting(schedulers: Sequence[Scheduler], optimizer: Optimizer) -> Iterator[None]:
-    """Inside, `scheduler.step()` does nothing, and `get_last_lr()` returns the rates that the optimizer has.
+def resting(
+    schedulers: Sequence[Scheduler], optimizer: Optimizer, on_step: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Inside, `scheduler.step()` only calls `on_step`, and `get_last_lr()` returns the rates that the optimizer has.
 
     Schedulers cannot go on past their end: OneCycleLR raises, and a list behind a LambdaLR runs out.
     """
 
     def step(scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        type(scheduler).on_step()  # type: ignore[attr-defined]  # of the class below
+        on_step()
 
     def get_last_lr(scheduler: Scheduler) -> list[object]:
         return _rates_moved_by(scheduler, optimizer)
 
-    methods = {"step": step, "get_last_lr": get_last_lr, "on_step": staticmethod(lambda: None)}
-    with _with_methods(schedulers, lambda kind: methods):
+    with _with_methods(schedulers, lambda kind: {"step": step, "get_last_lr": get_last_lr}):
         yield
 
 
@@ -371,16 +350,3 @@ def _with_methods(
     finally:
         for scheduler, kind in zip(schedulers, kinds, strict=True):
             scheduler.__class__ = kind
-
-
-@contextmanager
-def calling_on_step(schedulers: Sequence[Scheduler], on_step: Callable[[], None]) -> Iterator[None]:
-    """Inside, `on_step` is called whenever the loop steps one of the resting schedulers."""
-    kinds = {type(scheduler): vars(type(scheduler))["on_step"] for scheduler in schedulers}
-    for kind in kinds:
-        kind.on_step = staticmethod(on_step)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for kind, before in kinds.items():
-            kind.on_step = before  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from rewound.foundations.errors import InputError
+from rewound.loops.course import Course
 from rewound.loops.optimizers import (
     Scheduler,
     Value,
@@ -35,9 +36,10 @@ from rewound.loops.optimizers import (
     scheduler_kind,
     steps_counted,
 )
+from rewound.loops.snapshot import Subjects
 from rewound.method.algorithm import check_final
 from rewound.method.schedule import Piece, Schedule, Segment, merged, sliced
-from rewound.method.technique import Facts, Rule, Technique, drawn_by
+from rewound.method.technique import Facts, Rule, drawn_by
 
 Runs = list[tuple[Value, int]]  # (value, for so many steps)
 
@@ -240,21 +242,17 @@ def rehearsed(optimizer: Optimizer, schedulers: Sequence[Scheduler], steps: Sequ
     return recording
 
 
-def check_final_ahead(
-    technique: Technique,
-    optimizer: Optimizer,
-    wrapped: Sequence[Scheduler],
-    epochs: int,
-    first: Recording | None = None,
-) -> None:
+def check_final_ahead(course: Course, subjects: Subjects, first: Recording | None = None) -> None:
     """An error for a schedule that will end too low for the technique, where that can be known before the dense run.
 
     Without the recording of the `first` epoch, schedulers are assumed to be stepped once an epoch; with it, as often as
     in that one. A schedule that was made for another number of steps may end anywhere, so it is not checked.
     """
-    schedulers = [bare_scheduler(each) for each in wrapped]
+    technique, optimizer, epochs = course.the_technique, subjects.optimizer, course.training_time
+    schedulers = [bare_scheduler(each) for each in subjects.schedulers]
     swa_may_end_it = any("swa_lr" in group for group in optimizer.param_groups)
-    if technique.lr != "final" or swa_may_end_it or len(schedulers) != len(members(optimizer)):
+    is_known = course.final is None and technique.lr == "final" and not swa_may_end_it
+    if not is_known or len(schedulers) != len(members(optimizer)):
         return
     steps = 1 if first is None else min(map(steps_counted, schedulers))
     lengths = [_length(each) for each in schedulers]

@@ -6,7 +6,7 @@ What is small becomes large by zeros where units are gone, which is what a mask 
 snapshot holds gets back what it had there, as the level that is returned in the end may still have those units.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,10 +33,11 @@ from rewound.method.structure.slimming import Slim, has_several, slot_dimensions
 
 T = TypeVar("T")
 Counts = list[tuple[nn.Module, Mapping[str, int | Sequence[int]]]]
+Resized = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]  # named tensors -> the same in other sizes
 
 
 class Shrunk:
-    """The subjects of a run, small while `begin` was called and `end` was not."""
+    """The subjects of a run, which become small, and large again."""
 
     def __init__(self, subjects: Subjects, slim: Slim) -> None:
         self.subjects, self.slim = subjects, slim
@@ -60,42 +61,25 @@ class Shrunk:
         self._learn_summed()
         for _, key, name, value in self._slots():
             self._large_slot(name, key, self._small_slot(name, key, value))
-        for thing, state in self._cut_states():
+        for thing, state in self._new_states(small=True):
             _load(copied(thing), state)
 
-    def begin(self) -> None:
-        """Make everything small."""
-        slim = self.slim
+    def make(self, *, small: bool) -> None:
+        """Make everything small, or large again."""
         self._learn_summed()
-        slots = [(slots, key, self._small_slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = self._cut_states()
-        for module, part in self._copies:
-            kept = _within(part, slim.kept)
-            self._unsaved.append(_unsaved(module, kept))
-            _replace_all(module, kept, partial(contracted, kept=kept))
-        self._finish(slots, states, self._counts)
-
-    def end(self) -> None:
-        """Make everything large again."""
-        slim = self.slim
-        self._learn_summed()
-        slots = [(slots, key, self._large_slot(name, key, value)) for slots, key, name, value in self._slots()]
-        states = self._large_states()
+        new_slot = self._small_slot if small else self._large_slot
+        slots = [(held, key, new_slot(name, key, value)) for held, key, name, value in self._slots()]
+        states = self._new_states(small=small)
+        if small:
+            self._unsaved = [_unsaved(module, _within(part, self.slim.kept)) for module, part in self._copies]
         for (module, part), unsaved in zip(self._copies, self._unsaved, strict=True):
-            kept, shapes = _within(part, slim.kept), _within(part, slim.shapes)
-            _replace_all(module, kept, partial(expanded, kept=kept, shapes=shapes))
-            _put_back(module, unsaved, kept)
-        self._finish(slots, states, self._large_counts)
-
-    def _finish(
-        self,
-        slots: Iterable[tuple[dict[str, Any], str, Any]],
-        states: Iterable[tuple[Stateful, dict[str, object]]],
-        counts: Counts,
-    ) -> None:
+            kept, shapes = _within(part, self.slim.kept), _within(part, self.slim.shapes)
+            _replace_all(module, kept, _resizing(kept, shapes, small=small))
+            if not small:
+                _put_back(module, unsaved, kept)
         for held, key, value in slots:
             held[key] = value
-        for module, numbers in counts:
+        for module, numbers in self._counts if small else self._large_counts:
             vars(module).update(numbers)
         for module, _ in self._copies:
             flatten_recurrent(module)
@@ -180,19 +164,18 @@ class Shrunk:
 
     # Averages that are no modules
 
-    def _cut_states(self) -> list[tuple[Stateful, dict[str, object]]]:
+    def _new_states(self, *, small: bool) -> list[tuple[Stateful, dict[str, object]]]:
+        """The averages with their states in other sizes; whatever else is in `also` is left alone."""
         kept, shapes = self.slim.kept, self.slim.shapes
-        return self._resized(lambda name, tensor: contracted({name: tensor}, kept)[name], shapes)
-
-    def _large_states(self) -> list[tuple[Stateful, dict[str, object]]]:
-        kept, shapes = self.slim.kept, self.slim.shapes
-        return self._resized(lambda name, tensor: expanded({name: tensor}, kept, shapes)[name], self._small)
-
-    def _resized(self, resized: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Stateful, dict[str, object]]]:
-        """The averages with their new states; whatever else is in `also` is left alone."""
+        resized, present = _resizing(kept, shapes, small=small), shapes if small else self._small
         states = [(thing, thing.state_dict()) for thing in self._states]
-        changed = [(thing, state, _mapped(state, resized, self.slim.kept, shapes)) for thing, state in states]
+        changed = [(thing, state, _mapped(state, resized, kept, present)) for thing, state in states]
         return [(thing, new) for thing, old, new in changed if _shapes_in(old) != _shapes_in(new)]
+
+
+def _resizing(kept: KeptIndices, shapes: Mapping[str, Sequence[int]], *, small: bool) -> Resized:
+    """What cuts tensors to what is kept of them, or puts them back into the shapes of the large network."""
+    return partial(contracted, kept=kept) if small else partial(expanded, kept=kept, shapes=shapes)
 
 
 def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:
@@ -203,7 +186,7 @@ def _summed_over(slot: tuple[int, ...], shape: tuple[int, ...]) -> set[int]:
 
 
 def _mapped(
-    state: Mapping[str, object], resized: Any, kept: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
+    state: Mapping[str, object], resized: Resized, kept: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, object]:
     """A state with other tensors for those that have the name and the shape of a tensor that shrinks."""
     found: dict[str, object] = {}
@@ -212,7 +195,7 @@ def _mapped(
         if isinstance(value, Mapping):
             found[name] = _mapped(value, resized, kept, shapes)
         elif isinstance(value, Tensor) and plain in kept and tuple(value.shape) == shapes[plain]:
-            found[name] = resized(plain, value)
+            found[name] = resized({plain: value})[plain]
         else:
             found[name] = value
     return found
@@ -240,9 +223,7 @@ def _shapes_in(state: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _replace_all(
-    module: nn.Module, names: Collection[str], resized: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-) -> None:
+def _replace_all(module: nn.Module, names: Collection[str], resized: Resized) -> None:
     """Give tensors of a module another size, and their gradients, which may still wait for a step."""
     tensors = {id(tensor): (name, tensor) for name, tensor in tensors_of(module).items() if name in names}  # tied: once
     held = dict(tensors.values())

@@ -37,7 +37,8 @@ from torch.optim.optimizer import Optimizer
 from rewound.foundations.errors import InputError, few, shown
 from rewound.foundations.wholefiles import replacing
 from rewound.loops.optimizers import Scheduler, members, unsaved_inner, with_inner
-from rewound.method.pruning.mask import plain_name
+from rewound.method.pruning.mask import plain_name, plain_parameters
+from rewound.method.pruning.prunable import prunable_weights
 from rewound.tasks import ranks
 
 StateDict = dict[str, object]
@@ -83,6 +84,23 @@ class Subjects:
     also: Sequence[Stateful] = ()
     generators: Sequence[torch.Generator] = ()
     is_compiled: bool = False
+
+    @property
+    def stepped_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model that the optimizer has, by plain name."""
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        return {name: p for name, p in plain_parameters(self.model, tied=False).items() if id(p) in held}
+
+    @property
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Those that the optimizer trains, since they are not frozen."""
+        return {name: p for name, p in self.stepped_parameters.items() if p.requires_grad}
+
+    @property
+    def trained_weights(self) -> dict[str, nn.Parameter]:
+        """The prunable weights that the optimizer trains: others would be pruned and never retrained."""
+        trained = self.trained_parameters
+        return {name: weight for name, weight in prunable_weights(self.model).items() if name in trained}
 
     def states(self) -> SavedStates:
         """The present states; the tensors are the live ones, to be written before training goes on."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rewound.foundations.errors import InputError, as_path
 from rewound.loops.checkpoints import Folder
 from rewound.loops.example import Example, FirstCall, read_example
-from rewound.loops.optimizers import trained_parameters, with_inner
+from rewound.loops.optimizers import with_inner
 from rewound.loops.progress import progress_of
 from rewound.loops.slimming import Shrunk
 from rewound.loops.snapshot import Stateful, Subjects
@@ -67,16 +67,15 @@ class Structure:
     @cached_property
     def units(self) -> Units:
         """What lives or dies together in the network; an error where that is not known."""
+        with _own_forward(self.subjects.model):
+            return units(self.subjects.model, *self._here)
+
+    @property
+    def _here(self) -> Example:
+        """The example on the device of the model."""
         if self.example is None:
             raise InputError("the units of this network are not known before its first pass; give example_inputs=")
-        return self._traced(self.example)
-
-    def _traced(self, example: Example) -> Units:
-        with _own_forward(self.subjects.model):
-            return units(self.subjects.model, *self._here(example))
-
-    def _here(self, example: Example) -> Example:
-        return example.on(next(self.subjects.model.parameters()).device)
+        return self.example.on(next(self.subjects.model.parameters()).device)
 
     # The example
 
@@ -114,7 +113,7 @@ class Structure:
         call.close()
         self._call, self.example = None, found.short
         try:
-            self.__dict__["units"] = self._traced(self.example)
+            _ = self.units
         except InputError:
             if found.rows == self.example.rows:
                 raise
@@ -126,7 +125,7 @@ class Structure:
     def check(self) -> None:
         """An error if the network cannot become as small as asked for, by what is known before the dense run."""
         model = self.subjects.model
-        shapes = {name: tuple(p.shape) for name, p in trained_parameters(model, self.subjects.optimizer).items()}
+        shapes = {name: tuple(p.shape) for name, p in self.subjects.trained_parameters.items()}
         self.pruner.kept(shapes, self.target, model=model, groups=self.units, profile=self._profile)
         self._check_small(even_without_slots=True)
 
@@ -135,8 +134,8 @@ class Structure:
         stepped."""
         has_slots = any(each.state for each in with_inner(self.subjects.optimizer))
         if self.slims and (has_slots or even_without_slots):
-            trained = trained_parameters(self.subjects.model, self.subjects.optimizer)
-            Shrunk(self.subjects, self._slim(self.pruned(trained, self.target, None))).check()
+            mask = self.pruned(self.subjects.trained_parameters, self.target, None)
+            Shrunk(self.subjects, self._slim(mask)).check()
             self._checked_slots = has_slots
 
     # Small networks
@@ -144,19 +143,18 @@ class Structure:
     def fit(self, mask: Mask | None) -> None:
         """Give the subjects the shapes that a mask leaves, if the run is slim; None: those of the large network."""
         if self._shrunk is not None:
-            self._shrunk.end()
+            self._shrunk.make(small=False)
             self._shrunk = None
         if self.slims and mask is not None:
             _ = self._profile  # that of the large network, also where a run is resumed in a level
             shrunk = Shrunk(self.subjects, self._slim(mask))
-            shrunk.begin()
+            shrunk.make(small=True)
             self._shrunk = shrunk
 
     def _slim(self, mask: Mask) -> Slim:
         kept = kept_indices(self.units, mask, self.shapes)
-        assert self.example is not None  # as its units are known
         with _own_forward(self.subjects.model):
-            slim = slim_to(self.subjects.model, kept, *self._here(self.example))
+            slim = slim_to(self.subjects.model, kept, *self._here)
         return replace(slim, mask=mask_of_dead_layers(mask, kept))
 
     def large_state(self, state: Mapping[str, Tensor], mask: Mask) -> dict[str, Tensor]:
@@ -199,7 +197,7 @@ class Structure:
         """What a pass of the large network costs, where the pruner counts that."""
         if self.pruner.of != "flops" or self.example is None:
             return None
-        inputs, keywords = self._here(self.example)
+        inputs, keywords = self._here
         with _own_forward(self.subjects.model):
             return profile(self.subjects.model, inputs, keywords=keywords)
 

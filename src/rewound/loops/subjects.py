@@ -20,7 +20,6 @@ from rewound.loops.optimizers import (
     check_rates,
     joined,
     scheduler_kind,
-    trained_weights,
 )
 from rewound.loops.snapshot import Stateful, Subjects
 from rewound.method.pruning.mask import bare_model
@@ -43,8 +42,8 @@ def given_subjects(
     _check_types(model, optimizers, course.order)
     if course.slim and (ranks.world() > 1 or isinstance(model, DistributedDataParallel | DataParallel)):
         raise InputError(
-            "slim networks are trained by one process: what copies a model to several holds its shapes; leave out "
-            "slim, and call rewound.slim after the run"
+            "slim networks are trained by one process, since DistributedDataParallel and DataParallel rely on the "
+            "shapes that a model has at the start; leave out slim, and call rewound.slim after the run"
         )
     return Subjects(
         model=bare_model(model),
@@ -62,11 +61,11 @@ def check_subjects(course: Course, subjects: Subjects) -> None:
     check_rates(subjects.optimizer)
     if not course.adopt:
         check_onecycle_given(subjects.schedulers, subjects.optimizer)
-    course.check(subjects.model, subjects.optimizer)
-    course.counts(subjects.model, subjects.optimizer).warn_of_small_part()
+    course.check(subjects)
+    course.counts(subjects).warn_of_small_part()
     subjects.check()
     check_also(subjects)
-    trained = trained_weights(subjects.model, subjects.optimizer)
+    trained = subjects.trained_weights
     weights = {name: trained[name] for name in course.the_pruner.selected(trained, subjects.model)}
     check_averages(averages(subjects), weights, subjects.model, slim=course.slim)
 

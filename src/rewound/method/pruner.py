@@ -92,7 +92,7 @@ class Pruner(PrunerFields):
         weights = plain_parameters(model, tied=False) if self.by_units else prunable_weights(model)
         before = _within(mask, weights, all_names(model))
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        self._tell_of_frozen(model, weights, trained)
+        self._warn_of_frozen(model, weights, trained)
         if not self.by_units:
             self.check_zeros_stay(model, trained)
         elif groups is None:
@@ -152,8 +152,8 @@ class Pruner(PrunerFields):
             raise InputError(f"loss must be a function of the model and a batch, not {shown(loss)}")
         return observations(model, batches, loss, count=self.batches, with_effects=self.score == "taylor")
 
-    def _tell_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
-        """What does not train is not pruned (law 11)."""
+    def _warn_of_frozen(self, model: nn.Module, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """Warn of weights that are frozen, since what does not train is not pruned (law 11); an error if all are."""
         selected = self.selected(weights, model)
         if not (frozen := [name for name in selected if name not in trained]):
             return
@@ -218,7 +218,7 @@ class Pruner(PrunerFields):
                 profile=profile,
             )
         else:
-            chosen = self._chosen(_shapes(weights), model, tell=True)
+            chosen = self._chosen(_shapes(weights), model, warns=True)
             if isinstance(pattern := self.the_pattern, NofM):
                 inputs = self.inputs(model)
                 kept = {name: pattern.kept(score(name), inputs.get(name, 1), before.get(name)) for name in chosen}
@@ -241,20 +241,11 @@ class Pruner(PrunerFields):
         pattern = self.the_pattern
         assert isinstance(pattern, Pieces | Blocks)
         divided = divided_by_norm(model, chosen) if model is not None else {}
-        shapes = self._pieces({name: tuple(w.shape) for name, w in chosen.items()})
+        shapes = self._pieces(_shapes(chosen))
         left = Mask({name: pattern.left(m, shapes[name]) for name, m in before.items() if name in chosen})
         kept: dict[str, Tensor] = {}
-        for together, part in self._ranked(chosen, density, model):
-            sizes = {name: shapes[name].numel() for name in together}
-            kept |= cut(
-                sizes,
-                lambda name: pattern.pieces(score(name)),
-                part,
-                left,
-                self.floor,
-                divided,
-                _parts(shapes, divided),
-            )
+        for together, part in self._ranked(shapes, density, model):
+            kept |= cut(together, lambda name: pattern.pieces(score(name)), part, left, self.floor, divided)
         return {
             name: _within_left(pattern.spread(kept[name], tuple(w.shape)), before.get(name))
             for name, w in chosen.items()
@@ -307,17 +298,13 @@ class Pruner(PrunerFields):
             return _total(chosen) * pattern.n // pattern.m
         pieces = self._pieces(chosen)
         divided = divided_by_norm(model, pieces) if model is not None else {}
-        parts = _parts(pieces, divided)
-        sizes = {name: piece.numel() for name, piece in pieces.items()}
-        if density is not None and density * (total := sum(sizes.values())) < 1 - 1e-9:
+        if density is not None and density * (total := _total(pieces)) < 1 - 1e-9:
             raise InputError(
                 f"density {density:g} (compression {1 / density:,.10g}) leaves less than one of {total:,} weights; "
                 f"the largest compression is {total:,}"
             )
-        kept = sum(
-            kept_of({name: sizes[name] for name in together}, part, self.floor, parts)
-            for together, part in self._ranked(pieces, density, model)
-        )
+        ranked = self._ranked(pieces, density, model)
+        kept = sum(kept_of(together, part, self.floor, divided) for together, part in ranked)
         return kept * pattern.size if isinstance(pattern, Blocks) else kept
 
     def own_density(self, shapes: Shapes, *, model: nn.Module | None = None, groups: Units | None = None) -> float:
@@ -335,14 +322,14 @@ class Pruner(PrunerFields):
         return self.kept(shapes, None, model=model, groups=groups) / total
 
     def _ranked(
-        self, names: Collection[str], density: float | None, model: nn.Module | None
-    ) -> list[tuple[list[str], float]]:
-        """The names that are ranked together, and the density that they are pruned to."""
+        self, shapes: Mapping[str, torch.Size], density: float | None, model: nn.Module | None
+    ) -> list[tuple[dict[str, torch.Size], float]]:
+        """What is ranked together, and the density that it is pruned to."""
         if self.rates:
             every = all_names(model) if model is not None else {}
-            return [([name], 1 - self.rate_of(every.get(name, (name,)))) for name in names]
+            return [({name: each}, 1 - self.rate_of(every.get(name, (name,)))) for name, each in shapes.items()]
         assert density is not None  # as checked in `check_density`
-        return [(together, density) for together in self._groups(names)]
+        return [({name: shapes[name] for name in together}, density) for together in self._groups(shapes)]
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """The names that are ranked together, each in one group."""
@@ -364,8 +351,8 @@ class Pruner(PrunerFields):
         assert isinstance(pattern, Pieces | Blocks)
         return {name: pattern.pieces(torch.empty(shape, device="meta")).shape for name, shape in shapes.items()}
 
-    def _chosen(self, shapes: Shapes, model: nn.Module | None, *, tell: bool = False) -> list[str]:
-        """The weights to prune, an error if there are none; with `tell` a warning of those that do not divide."""
+    def _chosen(self, shapes: Shapes, model: nn.Module | None, *, warns: bool = False) -> list[str]:
+        """The weights to prune, an error if there are none; `warns` of those that the pattern does not divide."""
         given = [name for name in shapes if self._selects((all_names(model) if model else {}).get(name, (name,)))]
         chosen = self.fitting({name: shapes[name] for name in given}, model)
         if given and not chosen:
@@ -375,7 +362,7 @@ class Pruner(PrunerFields):
                 "no prunable weights: pruning needs a floating-point parameter with two dimensions larger than 1 "
                 "outside normalisation layers" + (", selected by only and skip" if shapes else "")
             )
-        if tell and (others := [name for name in given if name not in chosen]):
+        if warns and (others := [name for name in given if name not in chosen]):
             are = "is" if len(others) == 1 else "are"
             warn(f"pattern {self.pattern!r} does not divide {few(others)}, which {are} neither pruned nor counted")
         return chosen
@@ -387,11 +374,6 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _total(shapes: Shapes) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-def _parts(units: Mapping[str, torch.Size], divided: Mapping[str, int | None]) -> dict[str, int]:
-    """How many parts each divided weight has, of units."""
-    return {name: 1 if dimension is None else units[name][dimension] for name, dimension in divided.items()}
 
 
 def _within(mask: Mask | None, weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Mask:

@@ -1,11 +1,11 @@
-"""The values of a recipe's fields: read from a file or from words such as `epochs=8`, and written as such words.
+"""The values of a recipe's fields: read from a file or from words such as `epochs=8`, written as such words, checked.
 
 A value has the type of the field's default.
 """
 
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rewound.foundations.errors import InputError
 
@@ -67,6 +67,19 @@ def _value(text: str) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def check_fields(recipe: object, names: Iterable[str], is_right: Callable[[float], bool], what: str) -> None:
+    """An error for a field whose number is not `what`, as "above 0"."""
+    for name in names:
+        if not is_right(value := getattr(recipe, name)):
+            raise InputError(f"{name.replace('_', '-')} must be {what}, not {value:g}")
+
+
+def check_precision(precision: str) -> None:
+    """An error for what is no precision of activations; weights and outputs have float32 in any case."""
+    if precision not in ("float32", "bfloat16"):
+        raise InputError(f"precision is float32 or bfloat16, not {precision!r}")
 
 
 def _text(value: object) -> str:

@@ -68,7 +68,7 @@ class Together:
 
     @property
     def salt(self) -> list[int]:
-        """What the random numbers of a step depend on, beside seed and position: slices draw their own dropout."""
+        """What a step's random numbers depend on in addition to seed and position: slices draw their own dropout."""
         return [self.share.number] if self.share.number else []
 
     def check(

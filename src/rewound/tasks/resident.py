@@ -74,7 +74,7 @@ class ResidentRecipe(Recipe):
         """Where the training data is decoded from, if it does not stay on the device; None: it does.
 
         Only data of one part can be streamed. `assembled` is then given the examples of a batch alone, as (bytes of one
-        example after another, *what is beside them).
+        example after another, *their other tensors).
         """
         return None
 
@@ -129,7 +129,7 @@ class ResidentRecipe(Recipe):
     def chosen(
         self, seed: int, position: Position, device: torch.device | str = "cpu", at_once: int = 1
     ) -> Iterator[Tensor]:
-        """From a position on: the examples of the next batches, of so many of one part at once."""
+        """The examples of the next batches from a position on; `at_once` batches of one part are taken together."""
         orders: list[dict[int, Tensor]] = [{} for _ in self.parts]  # of the latest epochs, by part
         device = torch.device(device)
         for part, number in islice(self.turns(seed, position), 0, None, at_once):

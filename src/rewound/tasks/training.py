@@ -23,7 +23,7 @@ from rewound.method.pruning.mask import Mask
 from rewound.method.schedule import Segment, total
 from rewound.tasks.feed import seconds_waited
 from rewound.tasks.parallel import Together
-from rewound.tasks.recipe import Position, Recipe, Scores, changed_fields, check_recipe
+from rewound.tasks.recipe import Batch, Position, Recipe, Scores, changed_fields, check_recipe
 
 _COUNTS = ("step", "mu_product")
 _CPU = torch.device("cpu")
@@ -128,9 +128,8 @@ def train(
     together.check(recipe, _named(state, mask), seed, state.position, device)
     model, optimizer = restored(recipe, state, device)
     model.train()
-    first_batch = recipe.first_batch(state.position)
     together.wrap(recipe, model)
-    batches = together.batches(recipe, seed, first_batch, device)
+    batches = together.batches(recipe, seed, recipe.first_batch(state.position), device)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     marks = {*stops, total(lr)}
     done, since, losses = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
@@ -143,23 +142,8 @@ def train(
                 # Dropout and its like draw the same, whatever came before.
                 with own_draws(device, fold(seed, prunings, start + done, *together.salt)):
                     optimizer.zero_grad()
-                    clipped = _Clipped(trained, recipe.clip_norm / recipe.accumulation)
-                    for number in range(1, recipe.accumulation + 1):
-                        if (batch := next(batches, None)) is None:
-                            raise InputError(
-                                f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are "
-                                "endless: begin another pass over the data"
-                            )
-                        with together.averaging(now=recipe.clip_each or number == recipe.accumulation):
-                            loss = one_number(together.loss(recipe, model, batch), recipe) / recipe.accumulation
-                            loss.backward()  # type: ignore[no-untyped-call]
-                        losses += loss.detach()
-                        if recipe.clip_each:
-                            clipped.add()
-                    if recipe.clip_each:
-                        clipped.restore()
-                    elif math.isfinite(recipe.clip_norm):
-                        nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
+                    for loss in _differentiate(recipe, model, trained, batches, together, done):
+                        losses += loss
                     _take_step(optimizer, recipe)
                 done += 1
                 if together.decided(done in marks or due()):
@@ -180,6 +164,35 @@ def _named(state: State, mask: Mask | None) -> dict[str, Tensor]:
     """All tensors by name."""
     kept = {f"mask of {name}": tensor for name, tensor in (mask or {}).items()}
     return {**state.model, **state.slots, **kept}
+
+
+def _differentiate(
+    recipe: Recipe,
+    model: nn.Module,
+    trained: Sequence[Tensor],
+    batches: Iterator[Batch],
+    together: Together,
+    done: int,
+) -> list[Tensor]:
+    """Compute the gradient of the next step, clipped; returns what each of its batches adds to the loss."""
+    losses, clipped = list[Tensor](), _Clipped(trained, recipe.clip_norm / recipe.accumulation)
+    for number in range(1, recipe.accumulation + 1):
+        if (batch := next(batches, None)) is None:
+            raise InputError(
+                f"the batches of {recipe.label()} ended after {done:,} steps; a recipe's batches are endless: begin "
+                "another pass over the data"
+            )
+        with together.averaging(now=recipe.clip_each or number == recipe.accumulation):
+            loss = one_number(together.loss(recipe, model, batch), recipe) / recipe.accumulation
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+        if recipe.clip_each:
+            clipped.add()
+    if recipe.clip_each:
+        clipped.restore()
+    elif math.isfinite(recipe.clip_norm):
+        nn.utils.clip_grad_norm_(trained, recipe.clip_norm)
+    return losses
 
 
 class _Clipped:

@@ -1,4 +1,4 @@
-"""What a driver does while workers on other machines do a plan: it looks at the store, and tells how far the plan is.
+"""What a driver does while workers on other machines do a plan: it looks at the store, and says how far the plan is.
 
 Workers find their work in the store, and need no driver. On Slurm they finish it if the driver dies; Ray ends the
 workers of a dead driver.
@@ -31,26 +31,26 @@ def drive(
     plan: Plan, store: Store, workers: Workers, *, keep_all: bool, say: Say, tick: Callable[[Headway], None]
 ) -> None:
     """Wait until every node has ended, or until no worker is left; whatever interrupts the driver stops the workers."""
-    told: set[str] = set()
+    reported: set[str] = set()
     try:
         watch = Watch(plan, store)
-        told.update(key for key, succeeded in watch.status.items() if not succeeded)
+        reported.update(key for key, succeeded in watch.status.items() if not succeeded)
         while len(watch.status) < len(plan.nodes):
             tick(watch.headway())
-            _tell_failures(watch, store, told, say)
+            _say_failures(watch, store, reported, say)
             if not workers.living():
                 break
             time.sleep(_LOOK)
     finally:
         workers.stop()
     tick(watch.headway(exact=True))
-    _tell_failures(watch, store, told, say)
+    _say_failures(watch, store, reported, say)
     tidy(plan, store, keep_all=keep_all)
 
 
-def _tell_failures(watch: Watch, store: Store, told: set[str], say: Say) -> None:
-    """Say of each node that has failed by itself, once, how it did."""
-    for key in [key for key, succeeded in watch.status.items() if not succeeded and key not in told]:
-        told.add(key)
+def _say_failures(watch: Watch, store: Store, reported: set[str], say: Say) -> None:
+    """Say why each node has failed, once; nothing of those that were skipped because another failed."""
+    for key in [key for key, succeeded in watch.status.items() if not succeeded and key not in reported]:
+        reported.add(key)
         if (result := store.result(key)) is not None and "failed" in result:
             say(failed_line(key, result["failed"]))

@@ -122,7 +122,7 @@ def leading(options: Options) -> Iterator[Training]:
 
 @contextmanager
 def leading_launched(options: Options) -> Iterator[None]:
-    """Inside, this process leads those that torchrun has started; at the end they are told to end, met or not."""
+    """Inside, this process leads those that torchrun has started; at the end they end, even if it never met them."""
     if options.gpus_per_run == 1 or (share := launched()) is None:
         yield
         return
@@ -230,13 +230,13 @@ class Leader:
         """Free the leader from waiting on its GPU for a follower that has died."""
         wait([follower.sentinel for follower in self._followers])
         if not self._is_closing:
-            with suppress(Exception):  # the leader's own error tells the rest
+            with suppress(Exception):  # the leader's own error says the rest
                 dist.distributed_c10d._abort_process_group()
 
     def close(self, patience: float) -> None:
         """Let the followers end, in so many seconds, and leave the group."""
         self._is_closing = True
-        with suppress(Exception):  # an error on the way here is the one to tell
+        with suppress(Exception):  # an error on the way here is the one to raise
             self._states.close()  # type: ignore[attr-defined]  # lets followers go that wait in its middle
             self._store.set("end", "")
         until = time.monotonic() + patience

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from rewound.experiments.executors.leading import check_processes
 from rewound.experiments.executors.walking import POLL, Headway
-from rewound.experiments.executors.working import check, first_of_each, looked_at, telling, walked, work
+from rewound.experiments.executors.working import check_runnable, do_nodes, first_of_each, looked_at, telling, work
 from rewound.experiments.plans.execution import Worker
 from rewound.experiments.plans.options import Options, Stop
 from rewound.experiments.plans.planning import Plan
@@ -56,7 +56,7 @@ def opened(root: Location, recipes: Iterable[Recipe], options: Options, say: Say
     check_processes(options)
     if not is_store(root):
         for recipe in recipes:
-            check(recipe, options)
+            check_runnable(recipe, options)
     return Store(root, say)
 
 
@@ -71,7 +71,7 @@ def _be_worker(
 ) -> None:
     """Be one of several workers, in a process of its own."""
     store = Store(place, say, known)
-    walked(plan, Worker(store=store, options=options, say=say, alive=alive, stop=Stop(options.minutes)), warn)
+    do_nodes(plan, Worker(store=store, options=options, say=say, alive=alive, stop=Stop(options.minutes)), warn)
 
 
 # Processes that do the same work: started together, listened to, and ended together

@@ -238,7 +238,7 @@ class _Tasks:
             self._tasks = []
 
     def _looked(self, seconds: float = 0.0) -> list[Any]:
-        """The tasks that have ended since the last look; what workers have said until then is said."""
+        """The tasks that have ended since the last look; passes on what workers have said until then."""
         ended: list[Any] = []
         if self._tasks:
             ended, self._tasks = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=seconds)
@@ -247,7 +247,7 @@ class _Tasks:
         except self._ray.exceptions.RayError:  # its machine is lost; Ray starts it again on another
             lines = []
         for line in lines:
-            if line.startswith("failed: ") or line in self._said:  # a driver tells failures; many say the same
+            if line.startswith("failed: ") or line in self._said:  # the driver says failures itself; many say the same
                 continue
             self._said.add(line)
             (self._warn if line.startswith("warning: ") else self._say)(line)

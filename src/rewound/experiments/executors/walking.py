@@ -195,9 +195,9 @@ def _is_last_chance(node: Node, worker: Worker) -> bool:
 
 
 def _take(watch: Watch, worker: Worker, recipe: Recipe | None) -> Node | None:
-    """Claim the first node that is ready and nobody's; one of the first where several workers are after the same.
+    """Claim the first node that is ready and that nobody holds; one of the first, where other workers are faster.
 
-    With a recipe, it is a node to do beside others.
+    With a recipe, it is a node of that recipe, which is done together with others.
     """
     store = worker.store
     taken, is_crowded = {*store.claims()}, False

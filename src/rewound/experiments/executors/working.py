@@ -66,7 +66,7 @@ def work(
     own = Store(store.backend, say, store.known)
     stop = stop or Stop(options.minutes)
     worker = Worker(store=own, options=options, say=say, alive=alive, stop=stop, most_deaths=most_deaths)
-    if watch.open and not walked(plan, worker, first_of_each(say)):
+    if watch.open and not do_nodes(plan, worker, first_of_each(say)):
         return False  # at once: who asked it to stop may kill it soon
     tick(watch.headway(exact=True))
     tidy(plan, store, keep_all=options.keep_all)
@@ -82,12 +82,12 @@ def looked_at(plan: Plan, store: Store, options: Options) -> Watch:
     store.known.clear()  # since the last run another command may have forgotten some, or a disk have damaged them
     watch = Watch(plan, store)
     for recipe in {node.recipe for node in watch.open}:
-        check(recipe, options)
+        check_runnable(recipe, options)
     _check_importable(watch.open, options)
     return watch
 
 
-def check(recipe: Recipe, options: Options) -> None:
+def check_runnable(recipe: Recipe, options: Options) -> None:
     """An error for what would fail later: no data, a model that does not take its example, indivisible batches."""
     given_limit()
     recipe.check_data()
@@ -111,7 +111,7 @@ def _check_importable(nodes: Iterable[Node], options: Options) -> None:
 
 
 def telling(watch: Watch, tick: Callable[[Headway], None]) -> Callable[[], None]:
-    """A function that tells how far the plan is, now and at most every half second."""
+    """A function to call often: it passes how far the plan is to `tick`, now and then at most every half second."""
     last = 0.0
 
     def tell() -> None:
@@ -124,7 +124,7 @@ def telling(watch: Watch, tick: Callable[[Headway], None]) -> Callable[[], None]
     return tell
 
 
-def walked(plan: Plan, worker: Worker, warn: Say) -> bool:
+def do_nodes(plan: Plan, worker: Worker, warn: Say) -> bool:
     """Do nodes until all have ended; False: the worker had to stop before."""
     with one_thread(), _warnings_said(warn), worker.store.alive():
         try:

@@ -73,7 +73,7 @@ def collected(targets: tuple[Target, ...], store: Results, plan: planning.Plan |
 
 
 def is_no_number(result: Summary) -> bool:
-    """Whether the metric was evaluated and is no number; that of what continues the run may be one."""
+    """Whether the metric was evaluated and is not finite; later in the run it may be finite again."""
     return not all(map(math.isfinite, (result.get("val", 0.0), result.get("test", 0.0))))
 
 

@@ -50,12 +50,12 @@ SNAPSHOT = 60.0
 LOOK = 5.0
 """Seconds after which a run is looked at in the middle of an epoch; at the end of an epoch it always is."""
 _NEGLIGIBLE = 0.02  # the share of its time that a run may wait for data before a line says so
-_FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which it is said that a run waits
+_FIRST_LINE, _NEXT_LINE = 30.0, 600.0  # seconds after which a line may say that a run waits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What executing nodes needs to know beside the nodes."""
+    """Where and how nodes are done, and by whom."""
 
     store: Store
     options: Options
@@ -136,29 +136,37 @@ class Job:
         recipe = node.recipe
         # From here on every weight that trains has done so; pruned networks come from dense ones that were checked.
         self.trains_by = math.inf if node.state.prunings else min(recipe.steps_per_epoch, recipe.schedule.steps)
-        source = (worker.store, worker.device, worker.say)
         check_same_data(node.state, worker.store, f"compute {node.key[:12]} again")
         for later in plan.continued(node):  # published by another plan, which did not stop here
             check_same_data(later.state, worker.store, f"compute {node.key[:12]} on the way to {later.key[:12]}")
         if self.is_again:  # said here, not when a run begins: another may drop the tensors meanwhile
             worker.say(recomputing(node.key))
-        draft = stored_state(node.state, worker.store, draft=True)
-        others = other_data(recipe, draft.notes.get("made", {})) if draft is not None else []
-        # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
-        if draft is not None and not others and draft.state.position.steps > self.begin:
-            state, self.mask, facts = draft.state, draft.mask, None
-            self._take_over(draft.notes)
-        else:
-            if node.after:
-                check_same_data(node.after, worker.store, f"go on from {node.after.key[:12]}")
-            if others:
-                made = ", ".join(map(another, others))
-                worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with {made}")
-            state, self.mask, facts = realised(node.after or node.state.root, *source)
-        self.rates = rates(node.state, facts, *source)
+        state, self.mask, facts = self._start()
+        self.rates = rates(node.state, facts, *self._source)
         run = self.next_run(state)
         assert run is not None  # a node has at least one step to do
         self.run = run
+
+    @property
+    def _source(self) -> tuple[Store, torch.device, Say]:
+        """What functions of `realisation` need: where tensors are kept and computed, and what takes lines."""
+        return self.worker.store, self.worker.device, self.worker.say
+
+    def _start(self) -> Realised:
+        """Where training goes on: at the draft, or at what the node reads."""
+        node, worker = self.node, self.worker
+        draft = stored_state(node.state, worker.store, draft=True)
+        others = other_data(node.recipe, draft.notes.get("made", {})) if draft is not None else []
+        # A sweep that has grown may have cut the run anew: what is published is then further than the draft.
+        if draft is not None and not others and draft.state.position.steps > self.begin:
+            self._take_over(draft.notes)
+            return Realised(draft.state, draft.mask)
+        if node.after:
+            check_same_data(node.after, worker.store, f"go on from {node.after.key[:12]}")
+        if others:
+            made = ", ".join(map(another, others))
+            worker.say(f"note: {node.key[:12]} begins anew, as its draft was made with {made}")
+        return realised(node.after or node.state.root, *self._source)
 
     def next_run(self, state: State) -> Run | None:
         """What to train next, from where training is; None: nothing, the node has ended.
@@ -170,8 +178,7 @@ class Job:
         if stage is None:
             return None
         if isinstance(update := stage.parent, Pruned) and update.runs_on and update.steps == done:
-            source = (self.worker.store, self.worker.device, self.worker.say)
-            state, self.mask, _ = pruned(update, Realised(state.clone(), self.mask), *source)
+            state, self.mask, _ = pruned(update, Realised(state.clone(), self.mask), *self._source)
         ends, self.network = _epoch_ends(self.node.recipe, done, stage.steps), network_of(self.node.state, self.mask)
         recipe, mask = self.network
         return Run(state, mask, sliced(self.rates, done, stage.steps), ends, self.is_due, recipe)
@@ -306,7 +313,7 @@ class _Waits:
         self.next, self.seconds, self.waited = _FIRST_LINE, 0.0, 0.0
 
     def line(self, seconds: float, waited: float) -> str:
-        """What to say after so many seconds, of which it waited so many; mostly nothing."""
+        """A line after so many seconds of training, of which it waited so many; mostly none."""
         took = seconds - self.seconds
         if took < self.next:
             return ""

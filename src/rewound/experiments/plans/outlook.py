@@ -175,7 +175,7 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def outdated(plan: Plan, store: Store, options: Options | None) -> list[str]:
-    """What a run that goes on with stored results and states should say of them before it does.
+    """The lines that a run says before it goes on with stored results and states.
 
     Without options it is not known which libraries and device the work is done with, as when another machine does it.
     """
@@ -189,7 +189,7 @@ def _unbound(plan: Plan, store: Store) -> list[str]:
 
 
 def unbound_note(count: int) -> str:
-    """What is said of tensors that only the names of their files bind to their keys."""
+    """The line about tensors whose files do not hold their keys: only the names of the files say what they are."""
     return (
         f"note: {counted(count, 'state')} (or drafts) were kept by a version that did not write keys into them; "
         "they are used if seed, position and shapes are right"

@@ -1,4 +1,4 @@
-"""What a result was made with beside its history: code, libraries, device; kept with it, not hashed."""
+"""What a result was made with, apart from its history: code, libraries, device; kept with it, not hashed."""
 
 import platform
 
@@ -14,7 +14,7 @@ from rewound.tasks.recipe import Recipe
 
 
 def made_by(node: Node, options: Options) -> dict[str, str]:
-    """What a result depends on beside its history; a run says where a stored result has other values than today's."""
+    """What a result depends on, apart from its history; a run says where stored results have other values."""
     device = device_named(options.device)
     on_cpu = device.type == "cpu"
     return {
@@ -46,6 +46,6 @@ def sources_of(node: Node) -> dict[str, str]:
 
 
 def _kind_of_step(recipe: Recipe, device: torch.device, options: Options) -> str:
-    """Captured and compiled steps round otherwise than plain ones, and draw other dropout."""
+    """Captured and compiled steps round differently from plain ones, and draw other dropout."""
     is_plain = options.plain or options.gpus_per_run > 1
     return "plain" if is_plain or not capturable(recipe, device) else "captured"

@@ -110,7 +110,7 @@ def _seed(past: Trained) -> int:
 
 
 def other_data(recipe: Recipe, made: Mapping[str, str]) -> list[str]:
-    """The names of what gives other batches here than those that something was made with; mostly none."""
+    """What decides the content of batches and is not the same here as where something was made; mostly nothing."""
     today = recipe.made_with() if recipe.data_identity else {}
     return [name for name in recipe.data_identity if made.get(name) != today.get(name)]
 
@@ -195,7 +195,7 @@ def _of_whole_units(recipe: Recipe, mask: Mask) -> Mask:
 
 
 def _among(weights: Mapping[str, Tensor], mask: Mask) -> Mask:
-    """What a mask says of prunable weights; one of units says it also of biases and normalisation."""
+    """The part of a mask that is for prunable weights; one of units is also for biases and normalisation."""
     return Mask({name: kept for name, kept in mask.items() if name in weights})
 
 

@@ -18,7 +18,7 @@ def sufficient_outcome(node: Node, store: Store) -> Outcome | None:
 
 
 def is_sufficient(node: Node, outcome: Outcome | None) -> bool:
-    """Whether an outcome says all that is asked of a node: one that another sweep only passed is not measured yet."""
+    """Whether nothing more is asked of a node: one that another sweep only trained through may have to be measured."""
     return outcome is not None and (outcome != "passed" or not node.asked)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rewound.foundations.errors import InputError, as_number, as_path, shown
 from rewound.foundations.names import unknown
 
 Table = Mapping[str, object]
+Kind = TypeVar("Kind")
 
 
 class Declaration(NamedTuple):
@@ -113,24 +114,11 @@ def depth(value: object) -> int:
     return 1 + max(map(depth, value), default=0) if isinstance(value, list | tuple) else 0
 
 
-def texts_in(table: Table, key: str) -> list[str]:
-    """The values of an axis that are texts."""
-    return [text_in({key: value}, key) for value in axis_in(table, key)]
-
-
-def text_in(table: Table, key: str) -> str:
-    """A text, which has to be there."""
-    if not isinstance(value := table.get(key), str):
-        raise InputError(_missing(key) if value is None else f"{key} must be a text, not {value!r}")
-    return value
-
-
-def flags_in(table: Table, key: str) -> list[bool]:
-    """The values of an axis that are true or false."""
-    flags = [value for value in axis_in(table, key) if isinstance(value, bool)]
-    if wrong := [value for value in axis_in(table, key) if not isinstance(value, bool)]:
-        raise InputError(f"{key} must be true or false, not {wrong[0]!r}")
-    return flags
+def axis_of(table: Table, key: str, kind: type[Kind], what: str) -> list[Kind]:
+    """The values of an axis, all of one type, which is `what` in a message."""
+    if wrong := [value for value in axis_in(table, key) if not isinstance(value, kind)]:
+        raise InputError(f"{key} must be {what}, not {wrong[0]!r}")
+    return [value for value in axis_in(table, key) if isinstance(value, kind)]
 
 
 def table_in(table: Table, key: str) -> Table:

@@ -28,13 +28,12 @@ from rewound.experiments.sweeps.declaration import (
     Table,
     as_finite,
     axis_in,
+    axis_of,
     check_keys,
     combinations,
     declared,
     depth,
-    flags_in,
     table_in,
-    texts_in,
 )
 from rewound.experiments.sweeps.targets import Target, dense, run_of
 from rewound.foundations.collector import collector_paused
@@ -248,12 +247,12 @@ def _experiment(table: Table, trials: tuple[int, ...]) -> Experiment:
     pruners = [pruner for value in axis_in(table, "pruner") for pruner in _pruners(value)] if "pruner" in table else []
     chains = _densities_of_runs(table, pruners)
     return Experiment(
-        tuple(texts_in(table, "technique")),
+        tuple(axis_of(table, "technique", str, "a text")),
         tuple(as_finite("retrain-epochs", value) for value in axis_in(table, "retrain-epochs")),
         tuple(chains),
         iterative="levels" in table,
         pruners=tuple(pruners or [Pruner()]),
-        slim=tuple(dict.fromkeys(flags_in(table, "slim"))) if "slim" in table else (False,),
+        slim=tuple(dict.fromkeys(axis_of(table, "slim", bool, "true or false"))) if "slim" in table else (False,),
         trials=chosen,
         final=as_finite("final", table["final"]) if "final" in table else None,
     )

@@ -31,35 +31,35 @@ def kept_count(total: int, density: float) -> int:
     return total - math.ceil(round((total - 1) * (1 - density), 6))
 
 
-def kept_of(sizes: Mapping[str, int], density: float, floor: float, parts: Mapping[str, int]) -> int:
-    """How many units of a group stay, if those are enough for the floor of each tensor and for one in each part."""
+def kept_of(shapes: Mapping[str, torch.Size], density: float, floor: float, divided: Mapping[str, int | None]) -> int:
+    """How many units of a group stay, if those are enough for the floor of each tensor and for one in each part.
+
+    `divided` gives the dimension along which a tensor has parts (None: it is one part).
+    """
+    sizes = {name: shape.numel() for name, shape in shapes.items()}
     kept, least = kept_count(sum(sizes.values()), density), sum(_least(size, floor) for size in sizes.values())
     if kept < least:
         raise InputError(f"floor {floor:g} keeps {least:,} weights, but density {density:g} only {kept:,}; lower floor")
-    divided = [name for name in sizes if name in parts]
-    if kept < (needed := least + sum(parts[name] for name in divided)):
+    dimensions = {name: divided[name] for name in shapes if name in divided}
+    parts = sum(1 if dim is None else shapes[name][dim] for name, dim in dimensions.items())
+    if kept < (needed := least + parts):
         raise InputError(
-            f"density {density:g} keeps {kept:,} weights, but {needed:,} must stay, as {few(divided)} would else be "
-            "divided by a norm of zero; prune to a larger density, or call remove_parametrizations "
+            f"density {density:g} keeps {kept:,} weights, but {needed:,} must stay, as {few(list(dimensions))} would "
+            "else be divided by a norm of zero; prune to a larger density, or call remove_parametrizations "
             "(remove_weight_norm, remove_spectral_norm) first"
         )
     return kept
 
 
 def cut(
-    sizes: Mapping[str, int],
+    shapes: Mapping[str, torch.Size],
     units: Callable[[str], Tensor],
     density: float,
     masks: Mask,
     floor: float,
     divided: Mapping[str, int | None],
-    parts: Mapping[str, int],
 ) -> dict[str, Tensor]:
-    """Keep the `kept_count` units with the largest scores of the group; among equals the later index stays.
-
-    `divided` gives the dimension along which a tensor has parts, in each of which a unit stays (None: it is one part),
-    and `parts` how many there are.
-    """
+    """Keep the `kept_of` units with the largest scores of the group; among equals the later index stays."""
 
     def scores(name: str) -> Tensor:
         s = _comparable(units(name).cpu())
@@ -70,13 +70,13 @@ def cut(
         s = _protect(s, floor) if floor else s
         return _protect_parts(name, s, divided[name]) if name in divided else s
 
-    kept = kept_of(sizes, density, floor, parts)
-    alive = sum(masks.counts.get(name, size) for name, size in sizes.items())
+    kept = kept_of(shapes, density, floor, divided)
+    alive = sum(masks.counts.get(name, shape.numel()) for name, shape in shapes.items())
     if kept > alive:
         raise InputError(
             f"density {density:g} keeps {kept:,} weights, but only {alive:,} are left: a mask only shrinks"
         )
-    return largest(list(sizes), scores, kept, masks)
+    return largest(list(shapes), scores, kept, masks)
 
 
 def _comparable(scores: Tensor) -> Tensor:

@@ -53,11 +53,7 @@ def normalisation_scales(model: nn.Module) -> list[str]:
     >>> normalisation_scales(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
     ['1.weight']
     """
-    return [
-        plain_name(f"{path}.weight".lstrip("."))
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, _NORMALISATION) and isinstance(getattr(module, "weight", None), nn.Parameter)
-    ]
+    return _weights_of(model, _NORMALISATION)
 
 
 def embeddings(model: nn.Module) -> list[str]:
@@ -66,10 +62,15 @@ def embeddings(model: nn.Module) -> list[str]:
     >>> embeddings(nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2)))
     ['0.weight']
     """
+    return _weights_of(model, (nn.Embedding, nn.EmbeddingBag))
+
+
+def _weights_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
+    """The plain names of the weights of layers of these kinds."""
     return [
         plain_name(f"{path}.weight".lstrip("."))
         for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if isinstance(module, kinds) and isinstance(getattr(module, "weight", None), nn.Parameter)
     ]
 
 

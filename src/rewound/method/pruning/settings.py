@@ -60,7 +60,7 @@ class PrunerFields:
         if not 0 <= self.floor < 1:
             raise InputError(f"floor must be at least 0 and below 1, not {self.floor:g}")
         object.__setattr__(self, "rates", _as_rates(self.rates))
-        self._check_preset()  # first: what others say about a field is no help beside a preset
+        self._check_preset()  # first: next to a preset, what others say about a field is no help
         self._check_units()
         self._check_batches()
         self._check_amount()

@@ -26,8 +26,9 @@ from rewound.foundations.randomness import integers
 from rewound.method.costs import PAPER
 from rewound.method.schedule import Schedule
 from rewound.tasks.datasets import cifar10
+from rewound.tasks.hyperparameters import check_precision
 from rewound.tasks.recipe import Batch
-from rewound.tasks.recipes.images import ImageClassification, Images, check_precision, logits, shifted, split
+from rewound.tasks.recipes.images import ImageClassification, Images, logits, shifted, split
 from rewound.tasks.recipes.resnet import ResNet
 
 

@@ -42,9 +42,10 @@ from rewound.method.schedule import Piece, Schedule
 from rewound.tasks.datasets import jpegs, packed_images
 from rewound.tasks.datasets.packed_images import Encoded, PackedImages, Pictures, decoded
 from rewound.tasks.feed import nearly_in_sequence, stays_on, streamed, threads_to_decode
+from rewound.tasks.hyperparameters import check_fields, check_precision
 from rewound.tasks.recipe import Batch, Scores
 from rewound.tasks.recipes.crops import central_boxes, random_boxes, random_flips, resized
-from rewound.tasks.recipes.images import Classifier, check_precision, logits, split_order
+from rewound.tasks.recipes.images import Classifier, logits, split_order
 from rewound.tasks.recipes.resnet import resnet34, resnet50
 
 _MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours, from 0 to 1
@@ -83,11 +84,10 @@ class PackedClassifier(Classifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(above_0=("batch_norm_group", "image_size"), at_least_0=("warmup_epochs",))
+        check_fields(self, ("batch_norm_group", "image_size"), lambda value: value > 0, "above 0")
+        check_fields(self, ("warmup_epochs",), lambda value: value >= 0, "at least 0")
+        check_fields(self, ("smallest_area", "central_share"), lambda value: 0 < value <= 1, "above 0 and at most 1")
         check_precision(self.precision)
-        for name in ("smallest_area", "central_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"{name.replace('_', '-')} must be above 0 and at most 1, not {getattr(self, name):g}")
         if self.batch_size > self.batch_norm_group and self.batch_size % self.batch_norm_group:
             raise InputError(
                 f"batch-size {self.batch_size} is not a whole number of groups of {self.batch_norm_group} images, over "

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from rewound.foundations.errors import InputError
 from rewound.foundations.randomness import fold, integers, permutation
 from rewound.method.schedule import Schedule
+from rewound.tasks.hyperparameters import check_fields
 from rewound.tasks.recipe import Batch, Scores
 from rewound.tasks.resident import Part, ResidentRecipe
 
@@ -66,21 +67,14 @@ class Classifier(ResidentRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(above_0=("epochs", "batch_size", "learning_rate"), at_least_0=("momentum", "weight_decay"))
+        check_fields(self, ("epochs", "batch_size", "learning_rate"), lambda value: value > 0, "above 0")
+        check_fields(self, ("momentum", "weight_decay"), lambda value: value >= 0, "at least 0")
         if self.learning_rate > (largest := torch.finfo(torch.float32).max):
             raise InputError(f"learning-rate must be at most {largest:.4g}, not {self.learning_rate:g}")
         if self.nesterov and not self.momentum:
             raise InputError("nesterov needs a momentum above 0, not 0; set nesterov = false for plain SGD")
         if not math.isfinite(self.epochs * self.steps_per_epoch):
             raise InputError(f"epochs = {self.epochs:g} is more than can be counted in steps; give fewer")
-
-    def _check(self, above_0: Sequence[str] = (), at_least_0: Sequence[str] = ()) -> None:
-        for name in above_0:
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
-        for name in at_least_0:
-            if not getattr(self, name) >= 0:
-                raise InputError(f"{name.replace('_', '-')} must be at least 0, not {getattr(self, name):g}")
 
     @property
     @abstractmethod
@@ -109,15 +103,6 @@ class Classifier(ResidentRecipe):
         return F.cross_entropy(model(images), labels)
 
 
-PRECISIONS: Final = ("float32", "bfloat16")
-
-
-def check_precision(precision: str) -> None:
-    """An error for what is no precision of activations; weights and logits have float32 in any case."""
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is {' or '.join(PRECISIONS)}, not {precision!r}")
-
-
 def logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
     """What the model puts out, with activations of a precision."""
     with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
@@ -134,7 +119,7 @@ class ImageClassification(Classifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(at_least_0=("shift",))
+        check_fields(self, ("shift",), lambda value: value >= 0, "at least 0")
 
     @abstractmethod
     def images(self, device: torch.device) -> Images:

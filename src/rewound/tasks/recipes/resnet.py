@@ -15,6 +15,7 @@ at 0, batches may be normalised in groups (`normalisation`), and ResNet-50 has b
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -207,38 +208,18 @@ class ResNet(nn.Sequential):
                 nn.init.zeros_((module.conv3 if isinstance(module, Bottleneck) else module.conv2).bn.weight)
 
 
-def resnet34(
+def _for_imagenet(
     generator: torch.Generator,
     *,
+    bottleneck: bool,
     classes: int = 1000,
     small_images: bool = False,
     batch_norm_group: int | None = None,
 ) -> ResNet:
-    """ResNet-34 as the authors trained it on ImageNet: 21,783,744 prunable weights.
+    """A network as the authors trained it on ImageNet.
 
     Small images, of 64 pixels, have a 3x3 stem with stride 2 and no pool, which leaves 32x32 to the first stage.
     """
-    return _imagenet(False, generator, classes, small_images, batch_norm_group)
-
-
-def resnet50(
-    generator: torch.Generator,
-    *,
-    classes: int = 1000,
-    small_images: bool = False,
-    batch_norm_group: int | None = None,
-) -> ResNet:
-    """ResNet-50 as the authors trained it on ImageNet: 25,502,912 prunable weights; `small_images` as above."""
-    return _imagenet(True, generator, classes, small_images, batch_norm_group)
-
-
-def _imagenet(
-    bottleneck: bool,
-    generator: torch.Generator,
-    classes: int,
-    small_images: bool,
-    batch_norm_group: int | None,
-) -> ResNet:
     return ResNet(
         (3, 4, 6, 3),
         (64, 128, 256, 512),
@@ -252,6 +233,12 @@ def _imagenet(
         batch_norm_momentum=0.1,
         batch_norm_group=batch_norm_group,
     )
+
+
+resnet34 = partial(_for_imagenet, bottleneck=False)
+"""21,783,744 prunable weights."""
+resnet50 = partial(_for_imagenet, bottleneck=True)
+"""25,502,912 prunable weights."""
 
 
 def _layers(

@@ -36,6 +36,7 @@ from rewound.method.costs import Cost, Costs
 from rewound.method.schedule import Schedule
 from rewound.tasks.datasets import parallel_text, subwords
 from rewound.tasks.datasets.parallel_text import END, START, Corpus, HeldOut
+from rewound.tasks.hyperparameters import check_fields, check_precision
 from rewound.tasks.recipe import Batch, Scores
 from rewound.tasks.recipes import attended, beam, gnmt
 from rewound.tasks.recipes.gnmt import GNMT, NO_WORD, Decoding, smoothed_loss
@@ -88,20 +89,16 @@ class Translation(ResidentRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("width", "epochs", "steps_per_epoch", "batch_size", "learning_rate", "beam_width", "most_words"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name.replace('_', '-')} must be above 0 and finite, not {getattr(self, name):g}")
-        for name in ("dropout", "smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
+        positive = ("width", "epochs", "steps_per_epoch", "batch_size", "learning_rate", "beam_width", "most_words")
+        check_fields(self, positive, lambda value: 0 < value < math.inf, "above 0 and finite")
+        check_fields(self, ("dropout", "smoothing"), lambda value: 0 <= value < 1, "at least 0 and below 1")
         if not 0 <= self.warmup < (steps := round(self.epochs * self.steps_per_epoch)):
             raise InputError(f"warmup must be shorter than the {steps:,} steps of the training, not {self.warmup:,}")
         if self.beam_width > self.vocabulary:
             raise InputError(
                 f"beam-width must be at most the vocabulary's {self.vocabulary:,}, not {self.beam_width:,}"
             )
-        if self.precision not in ("float32", "bfloat16"):
-            raise InputError(f"precision is float32 or bfloat16, not {self.precision!r}")
+        check_precision(self.precision)
 
     @property
     def training_epochs(self) -> float:
@@ -193,7 +190,7 @@ class Translation(ResidentRecipe):
         return source, lengths, torch.cat([begin, target], 1), following
 
     def source_digest(self) -> str:
-        """A digest of all that decides what a translation is, beside the text."""
+        """A digest of all code that decides what a translation is."""
         return "-".join([super().source_digest(), *(source_digest(module.__name__)[:4] for module in _MODULES)])
 
     # Training and evaluation
