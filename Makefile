@@ -48,10 +48,11 @@ test-slurm: $(VENV)/.ready-dev
 	  { echo "This needs Slurm and MUNGE: apt-get install --no-install-recommends slurm-wlm munge"; exit 1; }
 	REWOUND_LONG=1 $(BIN)/pytest tests/experiments/test_slurm.py --durations=0
 
-# Law 8 for the networks of torchvision, timm and transformers. The first two lie in a folder of their own: a torchvision
-# that does not fit torch would be found, and imported, by transformers in all other tests.
+# Law 8 for the networks of five libraries. All but transformers lie in a folder of their own: a torchvision that does
+# not fit torch would be found, and imported, by transformers in all other tests.
 test-long: $(VENV)/.ready-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo --constraint constraints.txt timm torchvision
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo --constraint constraints.txt \
+	  torchvision timm diffusers segmentation_models_pytorch
 	REWOUND_LONG=1 PYTHONPATH=.zoo $(BIN)/pytest tests/method/test_zoo.py
 
 lint: $(VENV)/.ready-dev

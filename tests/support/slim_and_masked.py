@@ -73,6 +73,28 @@ def compared(case: Case) -> Compared:
     return Compared(len(found), total, len(gone), len(found.pinned), time.perf_counter() - start, max(differences))
 
 
+def own_movement(case: Case) -> float:
+    """How far gradients of the masked network move over ten steps if the last digits of its weights change.
+
+    Where training magnifies rounding, a slim network can be no closer.
+    """
+    model, args, kwargs = case
+    model = drawn(model)
+    args = tuple(map(in_float64, args))
+    kwargs = {key: in_float64(each) for key, each in kwargs.items()}
+    mask = (found := units(model, args, kwargs)).mask_without(uneven(found))
+    mask.apply(model)
+    other, generator = copied(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1 + 1e-15 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    both = [(each.train(), torch.optim.SGD(each.parameters(), lr=1e-4, momentum=0.9)) for each in (model, other)]
+    with mask.attached(*both[0]), mask.attached(*both[1]):
+        trained(both, 12, args, kwargs)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(difference(one.grad, same.grad) for one, same in pairs if one.grad is not None and same.grad is not None)
+
+
 def drawn(model: nn.Module) -> nn.Module:
     """The model in float64, with other weights and statistics than those that it was made with; dropout is off.
 
