@@ -443,6 +443,10 @@ def test_a_batch_of_an_example() -> None:
         ({"network": 5}, "network must be of type Module, not 5; give a module, the path of a ticket, a key or a"),
         ({"network": {"a": 5}}, "several networks are given as modules by name"),
         ({"network": {"a": nn.Identity()}, "mask": rewound.Mask({})}, "a mask goes with one network"),
+        (
+            {"recipe": "digits", "fields": {"epochs": 1}},
+            "as a module, so that recipe, fields would build another; leave",
+        ),
         ({"network": "digits"}, "'digits' has inputs and a mask of its own; leave out example_inputs and mask"),
     ],
 )
@@ -473,6 +477,8 @@ def test_a_ticket_of_another_recipe(tmp_path: Path) -> None:
     rewound.save(model, rewound.Pruner()(model, density=1.0), tmp_path / "own.safetensors")
     with pytest.raises(rewound.InputError, match=r"own.safetensors does not name its recipe; give the recipe that bui"):
         named_network(tmp_path / "own.safetensors")
+    with pytest.raises(rewound.InputError, match=r"without its recipe; leave out model, or recipe and fields"):
+        named_network(tmp_path / "own.safetensors", recipe="digits", model="networks:made")
     with pytest.raises(rewound.InputError, match=r"is no network of recipe digits \(this ticket is for another model"):
         named_network(tmp_path / "own.safetensors", recipe="digits")
     rewound.save(model, rewound.Mask({}), tmp_path / "named.safetensors", about={"recipe": "os:remove"})

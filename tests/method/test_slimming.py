@@ -646,11 +646,20 @@ def test_optimizers_that_cannot_be_cut_or_made_again_say_so() -> None:
         small.into_optimizer(optimizer, model)
 
 
-def test_hooks_on_gradients_that_a_copy_does_not_have_are_warned_of() -> None:
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_copy_without_the_hooks_on_gradients_is_warned_of(register: str) -> None:
+    model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
+    found = units(model, example)
+    getattr(model[2].weight, register)(lambda _: None)
+    with pytest.warns(UserWarning, match=r"^2\.weight of this model has hooks on gradients"):
+        slim(model, found.mask_without(found.groups[0].units[:2]), example)
+
+
+def test_a_model_that_becomes_small_in_place_keeps_its_hooks_on_gradients() -> None:
     model, example = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(5, 3),)
     found = units(model, example)
     model[2].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
-    with pytest.warns(UserWarning, match=r"^2\.weight of this model has hooks on gradients, .* small by into"):
+    with pytest.warns(UserWarning, match="make the model itself small by into"):
         small = slim(model, found.mask_without(found.groups[0].units[:2]), example)
     small.into(model)
     model(*example).square().sum().backward()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from rewound.commands.named import batched, named_network, slim_network
+from rewound.commands.named import batched, check_is_all, named_network, slim_network
 from rewound.commands.runtimes import (
     Inputs,
     check_installed,
@@ -109,6 +109,7 @@ def export(
         exported, mask, example, trained = found.model, found.mask, found.inputs(1), found.trained
     else:
         check_kind("network", network, nn.Module, "give a module, the path of a ticket, a key or a recipe's name")
+        check_is_all(recipe, fields, model)
         exported, example, trained = network, inputs_in(example_inputs), True
     exported = copied(exported).eval().cpu()
     if mask is not None:

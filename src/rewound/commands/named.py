@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rewound.commands.runtimes import in_words
 from rewound.foundations.copying import copied
-from rewound.foundations.errors import InputError, as_path
+from rewound.foundations.errors import InputError, as_path, few
 from rewound.method.costs import MULTIPLY_ADDS, Costs
 from rewound.method.pruning.mask import Mask
 from rewound.method.structure.kept import expanded, shapes_of
@@ -83,6 +83,13 @@ def named_network(
     )
 
 
+def check_is_all(recipe: str | None, fields: Mapping[str, object], model: str | None) -> None:
+    """An error if a network was given as a module, and these say how to build another."""
+    builders = {"recipe": recipe, "fields": fields, "model": model}
+    if given := few([name for name, value in builders.items() if value]):
+        raise InputError(f"the network is given as a module, so that {given} would build another; leave out {given}")
+
+
 def _of_recipe(name: str, task: Recipe, model: nn.Module | None = None, mask: Mask | None = None) -> NamedNetwork:
     dense = task.model(0)
     own, trained = (dense, False) if model is None else (model, True)
@@ -96,6 +103,10 @@ def ticket_file(path: Path) -> Path:
 
 def _of_ticket(file: Path, recipe: str | None, fields: Mapping[str, object], model: str | None) -> NamedNetwork:
     ticket = load(ticket_file(file))
+    if model is not None and (recipe is not None or fields):
+        raise InputError(
+            f"model {model!r} builds the network of {file} without its recipe; leave out model, or recipe and fields"
+        )
     if model is not None:
         return _of_model(str(file), ticket, large_network(model, ticket.about))
     task = recipe_of_ticket(ticket, recipe, fields)

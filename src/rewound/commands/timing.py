@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rewound.commands.named import batched, named_network, slim_network
+from rewound.commands.named import batched, check_is_all, named_network, slim_network
 from rewound.commands.runtimes import (
     BACKENDS,
     Machine,
@@ -208,6 +208,7 @@ def bench(
         if not found.takes_batches:
             remarks.append(_ONE_EXAMPLE)
     else:
+        check_is_all(recipe, fields, model)
         name, example, costs = "networks", _inputs(example_inputs, batch), MULTIPLY_ADDS
         if isinstance(network, Mapping):
             variants, remarks = [Variant(word, model) for word, model in network.items()], []

@@ -1,6 +1,6 @@
 """What a report is about: subjects, each one recipe under one way of pruning, with all that is concluded of it.
 
-Units are those of a recipe, so nothing in two units is ever side by side.
+A subject has one recipe, and so one unit: no figure or table has values in two units.
 """
 
 import math

@@ -262,12 +262,17 @@ def slim(
             f"a smaller copy of this network cannot be run ({in_a_line(error)}): its code needs units that are gone; "
             "keep those with skip=, or keep the network as it is"
         ) from error
-    if hooked := [name for name, parameter in model.named_parameters() if parameter._backward_hooks]:
+    if hooked := [name for name, parameter in model.named_parameters() if _has_hooks(parameter)]:
         warn(
             f"{few(hooked)} of this model {'has hooks' if len(hooked) == 1 else 'have hooks'} on gradients, which the "
             "smaller copy does not have; register them on its parameters, too, or make the model itself small by into"
         )
     return replace(made, mask=mask_of_dead_layers(mask, kept), names=WeakIdKeyDictionary(_parameters_of(model)))
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether code of somebody's own looks at the gradients of a parameter."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def slim_to(
