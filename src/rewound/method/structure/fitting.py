@@ -23,8 +23,8 @@ from rewound.method.structure.kept import KeptIndices, tensors_of
 from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, trials
 
-_TRIES = 64  # runs of the example, to find which numbers of a module count what has shrunk
-_CHOICES = 1000  # that are looked at
+_TRIES = 128  # runs of the example, to find which numbers of a module count what has shrunk
+_CHOICES = 2000  # that are looked at
 _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
 
 _COUNTED = (_InstanceNorm, nn.GroupNorm)
@@ -302,7 +302,7 @@ def fit(numbers: Numbers, compare: Callable[[], str]) -> Fit:
     """
     first, tries = "", 0
     failed: list[dict[int, int]] = []
-    for choice in itertools.islice(_choices(numbers), _CHOICES):
+    for choice in _choices(numbers):
         if any(all(choice[place] == option for place, option in each.items()) for each in failed):
             continue
         _write(numbers, choice)
@@ -349,16 +349,23 @@ def _choices(found: Numbers) -> Iterator[tuple[int, ...]]:
     """Which option each number takes: the likely ones, or what they were; then with one of them changed, then two."""
     likely = [0 if _is_size_of_head(name) else 1 for _, name, _ in found]
     ranges = [range(max(len(number.options) for number in numbers)) for numbers in found.values()]
-    seen = set[tuple[int, ...]]()
-    for changes, start in itertools.product(range(3), (likely, [0] * len(likely))):
+
+    def changed(start: list[int], changes: int) -> Iterator[tuple[int, ...]]:
         for places in itertools.combinations(range(len(start)), changes):
             for others in itertools.product(*(ranges[place] for place in places)):
                 choice = list(start)
                 for place, other in zip(places, others, strict=True):
                     choice[place] = other
-                if tuple(choice) not in seen:
-                    seen.add(tuple(choice))
-                    yield tuple(choice)
+                yield tuple(choice)
+
+    by_turns = (
+        choice
+        for changes in range(3)
+        for pair in itertools.zip_longest(changed(likely, changes), changed([0] * len(likely), changes))
+        for choice in pair
+        if choice is not None
+    )
+    return iter(dict.fromkeys(itertools.islice(by_turns, _CHOICES)))
 
 
 def _write(found: Numbers, choice: Sequence[int]) -> None:
