@@ -42,9 +42,6 @@ class Family(NamedTuple):
     share: int
 
 
-"""Groups that are tried together."""
-
-
 def without_needed(model: nn.Module, found: Units, example: Call) -> Units:
     """The units without those groups that the code needs whole; these are pinned, with the reason."""
     families = _families(model, found)
