@@ -443,10 +443,18 @@ def test_slopes_of_prelu_go_with_their_channels(width: int) -> None:
     ],
 )
 def test_normalisation_without_weights_counts_the_channels_that_are_left(large: nn.Module, small: nn.Module) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), large, nn.Conv2d(8, 4, 3))
-    made = halved(model, torch.randn(2, 3, 9, 9)).model
-    assert made[0].out_channels == 4
-    assert repr(made[1]) == repr(small)
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.one, self.other, self.last = nn.Conv2d(3, 8, 3), large, copied(large), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(self.other(input=self.one(self.first(x)).relu()))
+            return found
+
+    made = halved(Named(), torch.randn(2, 3, 9, 9)).model
+    assert made.first.out_channels == 4
+    assert repr(made.one) == repr(made.other) == repr(small)
 
 
 def test_graphs_inside_the_graph_are_pinned() -> None:

@@ -64,15 +64,16 @@ def _count_channels(small: nn.Module, example: Call) -> None:
     made = to_run(small)
     copied = dict(zip(made.modules(), small.modules(), strict=True))
 
-    def count(module: Any, given: tuple[Any, ...]) -> None:
+    def count(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        x = args[0] if args else keywords["input"]
         if isinstance(module, _InstanceNorm):
-            copied[module].num_features = given[0].shape[-module._get_no_batch_dim()]  # type: ignore[no-untyped-call]
+            copied[module].num_features = x.shape[-module._get_no_batch_dim()]  # type: ignore[no-untyped-call]
         else:
-            copied[module].num_channels = given[0].shape[1]
+            copied[module].num_channels = x.shape[1]
 
     without_weights = [each for each in made.modules() if isinstance(each, _COUNTED) and each.weight is None]
     for module in without_weights:
-        module.register_forward_pre_hook(count)
+        module.register_forward_pre_hook(count, with_kwargs=True)
     if without_weights:
         example.run(made)
 
