@@ -271,8 +271,10 @@ def slim(
 
 
 def _has_hooks(parameter: nn.Parameter) -> bool:
-    """Whether code of somebody's own looks at the gradients of a parameter."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    """Whether somebody's own code looks at the gradients of a parameter; ours does while a mask is attached."""
+    after = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    modules = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in after]
+    return bool(parameter._backward_hooks) or not all(name.startswith("rewound.") for name in modules)
 
 
 def slim_to(
