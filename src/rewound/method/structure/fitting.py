@@ -1,8 +1,8 @@
-"""Counts that modules keep beside their weights (`out_channels`, `num_heads`, `split_size`, ...), in a smaller network.
+"""Counts in the modules of a smaller network (`out_channels`, `num_heads`, `split_size`, ...), so that it can be run.
 
-Those of torch's own layers follow from their weights. A whole number of a user's own class may count anything: the
-likely ones are written anew, the network is run on an example, and other choices are tried until it equals the masked
-one (`trials`). If none does, it is refused. A number that may be any stays as it was.
+Those of torch's own layers follow from their weights (`layer_counts`). A whole number of a user's own class may count
+anything: the likely ones are written anew, the network is run on an example, and other choices are tried until it
+equals the masked one (`trials`). If none does, it is refused. A number that may be any stays as it was.
 """
 
 import itertools
@@ -14,20 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from rewound.foundations.errors import InputError
-from rewound.method.copies import to_run
 from rewound.method.structure.examples import Call
 from rewound.method.structure.kept import KeptIndices, tensors_of
+from rewound.method.structure.layer_counts import count_channels, is_counted, rewrite_counts
 from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, trials
 
 _TRIES = 128  # runs of the example, to find which numbers of a module count what has shrunk
 _CHOICES = 2000  # that are looked at
 _SIZES = 8  # in a tuple or list that may be of sizes; longer ones are of other things, such as words
-
-_COUNTED = (_InstanceNorm, nn.GroupNorm)
 
 
 @torch.no_grad()
@@ -37,7 +34,7 @@ def correct_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, examp
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "input's size at dim=")  # by InstanceNorm, until its channels are counted
         _fit_counts(masked, small, kept, example)
-        _count_channels(small, example)
+        count_channels(small, example)
 
 
 def _fit_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example: Call) -> None:
@@ -59,126 +56,8 @@ def _fit_counts(masked: nn.Module, small: nn.Module, kept: KeptIndices, example:
     _fit_training(tried, numbers, found, left, kept)
 
 
-def _count_channels(small: nn.Module, example: Call) -> None:
-    """Count the channels of normalisation without weights, which does not need their number, as a copy is run."""
-    made = to_run(small)
-    copied = dict(zip(made.modules(), small.modules(), strict=True))
-
-    def count(module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        x = args[0] if args else keywords["input"]
-        if isinstance(module, _InstanceNorm):
-            copied[module].num_features = x.shape[-module._get_no_batch_dim()]  # type: ignore[no-untyped-call]
-        else:
-            copied[module].num_channels = x.shape[1]
-
-    without_weights = [each for each in made.modules() if isinstance(each, _COUNTED) and each.weight is None]
-    for module in without_weights:
-        module.register_forward_pre_hook(count, with_kwargs=True)
-    if without_weights:
-        example.run(made)
-
-
 def _difference(tried: Sequence[Trial]) -> str:
     return next((difference for trial in tried if (difference := trial.difference())), "")
-
-
-def _convolution(old: Any, new: Any) -> None:
-    transposed = isinstance(new, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-    first, second = new.weight.shape[:2]
-    if not transposed and old.groups > 1 and old.weight.shape[1] == 1:
-        new.groups = new.groups * first // old.weight.shape[0]
-    new.in_channels = first if transposed else second * new.groups
-    new.out_channels = second * new.groups if transposed else first
-
-
-def _linear(old: Any, new: Any) -> None:
-    new.out_features, new.in_features = new.weight.shape
-
-
-def _normalisation(old: Any, new: Any) -> None:
-    if new.weight is not None:
-        new.num_features = new.weight.shape[0]
-    elif new.running_mean is not None:
-        new.num_features = new.running_mean.shape[0]
-
-
-def _group_norm(old: Any, new: Any) -> None:
-    if new.weight is not None:
-        new.num_groups = old.num_groups * new.weight.shape[0] // old.num_channels
-        new.num_channels = new.weight.shape[0]
-
-
-def _prelu(old: Any, new: Any) -> None:
-    new.num_parameters = new.weight.numel()
-
-
-def _embedding(old: Any, new: Any) -> None:
-    new.num_embeddings, new.embedding_dim = new.weight.shape
-
-
-def _recurrent(old: Any, new: Any) -> None:
-    gates = old.weight_hh_l0.shape[0] // old.hidden_size
-    new.input_size, new.hidden_size = new.weight_ih_l0.shape[1], new.weight_hh_l0.shape[0] // gates
-    if old.proj_size:
-        new.proj_size = new.weight_hr_l0.shape[0]
-    new.flatten_parameters()
-
-
-def _recurrent_cell(old: Any, new: Any) -> None:
-    new.input_size, new.hidden_size = new.weight_ih.shape[1], new.weight_hh.shape[1]
-
-
-def _attention(old: Any, new: Any) -> None:
-    together = new.in_proj_weight is not None
-    query, keys, values = (
-        new.in_proj_weight.chunk(3) if together else (new.q_proj_weight, new.k_proj_weight, new.v_proj_weight)
-    )
-    new.embed_dim, new.kdim, new.vdim = query.shape[0], keys.shape[1], values.shape[1]
-    new.num_heads = new.embed_dim // old.head_dim
-
-
-COUNTS: Mapping[type[nn.Module], Callable[[Any, Any], None]] = {
-    nn.modules.conv._ConvNd: _convolution,
-    nn.Linear: _linear,
-    nn.modules.batchnorm._NormBase: _normalisation,
-    nn.GroupNorm: _group_norm,
-    nn.Embedding: _embedding,
-    nn.PReLU: _prelu,
-    nn.RNNBase: _recurrent,
-    nn.RNNCellBase: _recurrent_cell,
-    nn.MultiheadAttention: _attention,
-}
-"""How the counts that a module of torch keeps follow from its weights."""
-
-
-def rewrite_counts(large: nn.Module, small: nn.Module) -> None:
-    """Write anew what modules of torch count beside their weights, where these have shrunk.
-
-    In evaluation mode: in training mode, spectral_norm changes whenever its weight is read.
-    """
-    training = [module for model in (large, small) for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    pairs: Iterator[tuple[Any, Any]] = zip(large.modules(), small.modules(), strict=True)
-    for old, new in pairs:
-        if _shapes(old) == _shapes(new):
-            continue
-        if _is_conv1d(new):
-            new.nx, new.nf = new.weight.shape
-        for kind, rule in COUNTS.items():
-            if isinstance(new, kind):
-                rule(old, new)
-    for module in training:
-        module.training = True
-
-
-def _shapes(module: nn.Module) -> list[torch.Size]:
-    return [tensor.shape for tensor in (*module.parameters(), *module.buffers())]
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the transposed linear layer of transformers, which need not be installed."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @dataclass(frozen=True)
@@ -222,11 +101,10 @@ def own_numbers(large: nn.Module, smaller: Sequence[nn.Module], kept: KeptIndice
     found: dict[tuple[type, str, int | None], list[_Number]] = {}
     tensors = tensors_of(large)
     for (prefix, old), *new in zip(large.named_modules(), *(each.modules() for each in smaller), strict=True):
-        counts_others = isinstance(old, nn.Unflatten) or (isinstance(old, nn.GroupNorm) and old.weight is None)
-        if counts_others:  # what the layers beside it have
-            prefix = prefix.rpartition(".")[0]
-        elif any(isinstance(old, kind) for kind in COUNTS) or _is_conv1d(old):
+        if is_counted(old):
             continue
+        if isinstance(old, nn.Unflatten | nn.GroupNorm):  # it counts what the layers beside it have
+            prefix = prefix.rpartition(".")[0]
         sizes = _sizes_near(prefix, tensors, kept)
         for name, place, value in _whole_numbers(old):
             if len(options := _options(value, sizes, is_part=place is not None)) > 1:

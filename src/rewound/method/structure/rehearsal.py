@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from rewound.foundations.errors import InputError, in_a_line
 from rewound.method.copies import evaluating, flatten_recurrent, runnable_copy
 from rewound.method.structure.examples import Call, telling
-from rewound.method.structure.fitting import fit, own_numbers, rewrite_counts
+from rewound.method.structure.fitting import fit, own_numbers
 from rewound.method.structure.groups import UnitGroup, Units
 from rewound.method.structure.kept import KeptIndices, cut_copy, kept_without, shapes_of, zero_gone
+from rewound.method.structure.layer_counts import rewrite_counts
 from rewound.method.structure.passes import training_difference
 from rewound.method.structure.trials import Trial, draw_weights, trial_of
 
